@@ -32,6 +32,7 @@ from harness.batch import TokenBatch, TokenStats
 from harness.composition import Method as ComposedMethod
 from harness.composition import Signal, overrides
 from harness.dist import ranks
+from harness.doors import lr_refusal
 from harness.method import NEEDS
 from harness.tokens import metrics
 
@@ -176,6 +177,9 @@ class PortableMethod:
 
     def __init__(self, spec: str, plugins: Iterable[str] = ()) -> None:
         self.composed = ComposedMethod.of(spec, baselines.table(plugins))
+        refusal = lr_refusal(self.composed)
+        if refusal is not None:
+            raise UserError(f"method {spec} {refusal}")
 
     def __repr__(self) -> str:
         return f"Method({self.spec!r})"

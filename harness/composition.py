@@ -158,9 +158,20 @@ class Method:
         """True if a component marks tokens of each whole mini-batch before its update."""
         return any(overrides(component, "step_marks") for component in self.components)
 
-    def identity(self) -> list[dict[str, Any]]:
-        """Return everything that defines the method, for the hash of a cell."""
-        return [identities.component_identity(component) for component in self.components]
+    def learning_rate(self, default: float) -> float:
+        """Return the learning rate of the policy; `default`: the one of the configuration."""
+        return default if self.objective.lr is None else self.objective.lr
+
+    def identity(self, default_lr: float | None = None) -> list[dict[str, Any]]:
+        """Return everything that defines the method, for the hash of a cell.
+
+        `default_lr`: the learning rate of the configuration. A method that sets the same one is the same method, and
+        methods of versions without this option keep their identities; so `lr` is left out wherever it changes nothing.
+        """
+        of_objective, *of_controls = [identities.component_identity(component) for component in self.components]
+        if self.objective.lr in (None, default_lr):
+            del of_objective["lr"]
+        return [of_objective, *of_controls]
 
     # Before the update, on the whole rollout batch of all ranks
 

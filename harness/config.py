@@ -15,7 +15,13 @@ from omegaconf import DictConfig, OmegaConf
 from harness.base import safe_yaml
 from harness.base.errors import UserError, nearest, short, shown
 from harness.base.schema import section, typed
-from harness.config_checks import check_misplaced_keys, check_names, check_number, validate
+from harness.config_checks import (
+    check_candidate_counts,
+    check_misplaced_keys,
+    check_names,
+    check_number,
+    validate,
+)
 from harness.config_sections import (
     MOST_CANDIDATES,
     PUBLISHED,
@@ -47,6 +53,7 @@ __all__ = [  # with the sections, so that other modules need only this one
     "MOST_CANDIDATES",
     "PUBLISHED",
     "TUNED",
+    "TUNED_SUFFIX",
     "TUNE_SUFFIX",
     "Bounds",
     "Checkpoint",
@@ -79,6 +86,9 @@ __all__ = [  # with the sections, so that other modules need only this one
 CONFIGS = Path(__file__).parent.parent / "configs"
 KEY = re.compile(r"[^\W\d][\w-]*(\.[^\W\d][\w-]*)*")  # the part of an override before the =
 TUNE_SUFFIX = "-tune"  # of the matrix of the candidates
+# Of the matrix of the chosen methods. It has a folder of its own, since a chosen method may be the published one: its
+# cell would be shared, and belong to two rulesets.
+TUNED_SUFFIX = "-tuned"
 CHOICE = "choice.yaml"
 # Keys that are never axes: results do not depend on them, or (ruleset, tune) only by way of the methods.
 NO_AXES = (
@@ -169,7 +179,7 @@ def tuning_rules(config: Config) -> dict[str, Any]:
 
 
 def include_choice(config: Config) -> None:
-    """Replace the methods of a configuration by the choice of `entrobench tune`."""
+    """Replace the methods of a configuration by the choice of `entrobench tune`, as a matrix of their own."""
     path = choice_path(config)
     if not path.is_file():
         raise UserError(
@@ -183,11 +193,20 @@ def include_choice(config: Config) -> None:
     for key, value in tuning_rules(config).items():
         if record.get(key) != value:
             raise UserError(f"{short(str(path))} was chosen by other tune.{key}; `entrobench tune` chooses again")
+    check_candidate_counts(config)
     for method in (*config.methods, config.baseline):
         if method not in chosen:
             raise UserError(f"{short(str(path))} has no choice for {shown(method)}; {nearest(method, chosen)}")
+        candidates = config.tune.candidates.get(method, [])
+        if chosen[method] not in candidates:
+            raise UserError(
+                f"{short(str(path))} names {shown(chosen[method])} for {shown(method)}, which is none of its "
+                f"candidates; {nearest(chosen[method], candidates)}"
+            )
     config.methods = [chosen[method] for method in config.methods]
     config.baseline = chosen[config.baseline]
+    config.name += TUNED_SUFFIX
+    check_names(config)
 
 
 def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

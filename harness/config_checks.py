@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 from harness.base.addresses import may_be_written
 from harness.base.errors import UserError, short, shown
 from harness.base.schema import section
-from harness.config_sections import Config, Eval, Filter, Resample
+from harness.config_sections import MOST_CANDIDATES, Config, Eval, Filter, Resample
 
 MOST_CELLS = 5_000  # of a matrix
 LONGEST_SPEC = 2_000  # characters of a method or a task with its options
@@ -107,6 +107,26 @@ def check_number(config: Config) -> None:
     for spec in (*config.methods, *config.tasks, *config.eval.tasks, config.baseline):
         if len(spec) > LONGEST_SPEC:
             raise UserError(f"{shown(spec)} has {len(spec)} characters; allowed: {LONGEST_SPEC}")
+
+
+def check_candidate_counts(config: Config) -> None:
+    """Refuse candidates that are missing, too many or not equally many, or whose seeds results use."""
+    candidates = config.tune.candidates
+    for method in config.methods:
+        specs = candidates.get(method, [])
+        if not specs:
+            raise UserError(
+                f"tune.candidates has none of {shown(method)}; each method needs as many as the others, from 1 to "
+                f"{MOST_CANDIDATES} (its published constants may be one)"
+            )
+        if len(specs) > MOST_CANDIDATES:
+            raise UserError(f"tune.candidates.{method} has {len(specs)}; allowed: up to {MOST_CANDIDATES}")
+    if len(set(map(len, candidates.values()))) > 1:
+        counts = [f"{len(specs)} of {method}" for method, specs in candidates.items()]
+        raise UserError(f"tune.candidates has {', '.join(counts)}; each method needs as many as the others")
+    shared = sorted({*config.seeds} & {*config.tune.seeds})
+    if shared:
+        raise UserError(f"tune.seeds and seeds both have {shared[0]}; candidates need seeds that no result uses")
 
 
 def validate(config: Config) -> None:

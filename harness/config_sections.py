@@ -75,7 +75,8 @@ class Train:
     epochs: int = number(1, least=1)
     """Passes over a rollout batch."""
     lr: float = number(1e-6, above=0)
-    """Learning rate of the policy; a critic has its own, the option `critic_lr` of its objective."""
+    """Learning rate of the policy, unless its objective sets one, as in `grpo(lr=3e-4)`; a critic has its own, the
+    option `critic_lr` of its objective."""
     warmup_steps: int = number(0, least=0)
     """Steps over which the learning rate rises linearly to its value."""
     betas: list[float] = numbers([0.9, 0.999], length=2, least=0, below=1)
@@ -326,7 +327,8 @@ class Config:
     baseline: str = "grpo"
     """Method that the others are compared with."""
     ruleset: str = choice(PUBLISHED, (PUBLISHED, TUNED))
-    """tuned: `method_options` are completed by the choice of `entrobench tune`; tables never mix the two."""
+    """tuned: the choice of `entrobench tune` replaces the methods, in the matrix `NAME-tuned`; tables never mix the
+    two."""
     tune: Tune = field(default_factory=Tune)
     train: Train = field(default_factory=Train)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)

@@ -34,6 +34,7 @@ from tasks import check_split, evaluation_name
 
 MARKER = "matrix.json"
 HALF_MARKER = re.compile(rf"\.{re.escape(MARKER)}\.\d+")  # while a process writes it, or after it was killed
+LR_AXIS = "train.lr"
 LONGEST_NAME = 180  # characters of a cell's folder before its key; options may hold whole sentences
 
 
@@ -47,7 +48,7 @@ class Shared:
         self.methods, self.tasks = baselines.table(config.plugins), tasks.task_table(config.plugins)
         self.method = cache(lambda spec: Method.of(spec, self.methods, config.method_options))
         self.task = cache(lambda spec: registry.build("task", self.tasks, spec))
-        self.method_identity = cache(lambda spec: self.method(spec).identity())
+        self.method_identity = cache(lambda spec, default_lr: self.method(spec).identity(default_lr))
         self.task_identity = cache(lambda spec: identities.component_identity(self.task(spec)))
         self.evaluation_name = cache(lambda spec: evaluation_name(self.task(spec)))
         self.evaluation_identity = cache(self.evaluated_as)
@@ -169,7 +170,7 @@ class Cell:
         """Everything that defines the result; no paths, launchers, trackers or file names."""
         shared = self.shared
         return {
-            "method": shared.method_identity(self.method),
+            "method": shared.method_identity(self.method, self.config.train.lr),
             "task": shared.task_identity(self.task),
             "evaluation_tasks": [shared.evaluation_identity(spec) for spec in self.evaluation_tasks],
             "model": shared.model_identity(self.model),
@@ -252,6 +253,10 @@ def check_methods_fit(config: Config, settings: list[Config], shared: Shared) ->
     """Refuse methods that a setting contradicts, and options of unknown methods."""
     for spec in [*config.methods, config.baseline]:
         method = shared.method(spec)
+        if LR_AXIS in config.axes and method.objective.lr is not None:
+            raise UserError(
+                f"axes varies {LR_AXIS}, but method {spec!r} has a learning rate of its own; allowed: one of the two"
+            )
         for setting in settings:
             if setting.train.group < method.min_group:
                 raise UserError(

@@ -154,6 +154,8 @@ class Objective(Component):
     kl_estimator: str = choice("k2", ("k2", "k3"))
     """k2 = 0.5 (log p - log p_ref)^2, with the gradient of the KL; k3 = p_ref/p - log(p_ref/p) - 1, with an unbiased
     value."""
+    lr: float | None = number(None, above=0)
+    """Learning rate of the policy with this method, warmed up like that of the configuration; null: `train.lr`."""
 
     # Before the update, on the whole rollout batch
 
@@ -278,6 +280,11 @@ class Control(Component):
     """An entropy control. A verb that it does not override changes nothing."""
 
     silent_without_signal: ClassVar[bool] = True  # withdrawn from a class that overrides `term`
+
+    # Options that users expect here, each with the reason why there is none.
+    refused: ClassVar[Mapping[str, str]] = {
+        "lr": "the learning rate is an option of the objective, also below a control, as in grpo(lr=3e-4)+clip_b"
+    }
 
     reference_denominator: bool = dataclasses.field(default=False, kw_only=True)
     """Leave tokens that this control drops out of the denominator of the loss too, as the code of some authors does. An

@@ -141,7 +141,7 @@ def check_keys(values: Mapping[Any, Any], schema: Any, where: str) -> None:
     refused: Mapping[str, str] = getattr(schema, "refused", {})
     for name, value in values.items():
         key = short(f"{where}{name}")
-        if name in refused:
+        if name in refused and name not in known:  # a subclass may have an option of that name
             raise UserError(f"{key} is {shown(value)}, but {refused[name]}")
         if name not in known:
             raise UserError(f"unknown key {key}; {nearest(str(name), known)}")

@@ -32,8 +32,7 @@ def call(arguments: argparse.Namespace) -> int:
     cells(config)  # checks the configuration
     table = baselines.table(config.plugins)
     specs = list(table) if arguments.method == "all" else arguments.method.split()
-    for spec in specs:
-        Method.of(spec, table, config.method_options)
+    methods = [Method.of(spec, table, config.method_options) for spec in specs]
     from harness.study import explain  # imports torch, so only after the names have been checked
 
     explanations = explain.explain(config, specs, arguments.batches)
@@ -41,4 +40,7 @@ def call(arguments: argparse.Namespace) -> int:
         print(json.dumps(explanations, indent=1))
     else:
         explain.print_explanations(console, explanations)
+        if any(method.objective.lr is not None for method in methods):
+            note = "a learning rate of its own changes nothing here: all methods are shown on the updates of plain GRPO"
+            console.print(note, style="dim")
     return 0

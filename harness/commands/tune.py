@@ -41,5 +41,5 @@ def tune(config: Config, jobs: int | None = None, launcher: str = "local") -> in
     lines, choice = choose(config, matrix_rows(matrix, cells(matrix)))
     path = write_choice(config, lines, choice)
     print(visible(boxed(f"candidates of {config.name}", lines, width_of(console), [], "--format csv")))
-    console.print(f"wrote {path}; `entrobench run {config.name} ruleset=tuned` includes it")
+    console.print(f"wrote {path}; `entrobench run` with ruleset=tuned runs these methods")
     return code

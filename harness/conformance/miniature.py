@@ -196,7 +196,7 @@ def miniature_trainer(method: Method, model: Path, folder: Path, size: Size, ste
         prompts=size.prompts,
         group=max(size.group, method.min_group),
         updates=size.updates,
-        lr=size.lr,
+        lr=method.learning_rate(size.lr),
         dtype="float32",
     )
     config = Config(

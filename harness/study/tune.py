@@ -19,10 +19,11 @@ import yaml
 import baselines
 import tasks
 from harness import config as configs
-from harness.base import files, registry
+from harness.base import files
 from harness.base.errors import UserError, nearest, shown
-from harness.composition import Table, expanded
-from harness.config import MOST_CANDIDATES, PUBLISHED, Config, Tune
+from harness.composition import Method
+from harness.config import PUBLISHED, Config, Tune
+from harness.config_checks import check_candidate_counts
 from harness.table.leaderboard import LeaderboardRow
 from harness.table.render import as_markdown
 
@@ -63,39 +64,25 @@ def tuning_matrix(config: Config) -> Config:
 
 def check_candidates(config: Config) -> None:
     """Refuse candidates that are missing, too many, not equally many, or of another method."""
-    candidates, table = config.tune.candidates, baselines.table(config.plugins)
-    for method in candidates:
+    for method in config.tune.candidates:
         if method not in config.methods:
             raise UserError(
                 f"tune.candidates names {shown(method)}, which is not run; {nearest(method, config.methods)}"
             )
-    for method in config.methods:
-        specs = candidates.get(method, [])
-        if not specs:
-            raise UserError(
-                f"tune.candidates has none of {shown(method)}; each method needs as many as the others, from 1 to "
-                f"{MOST_CANDIDATES} (its published constants may be one)"
-            )
-        if len(specs) > MOST_CANDIDATES:
-            raise UserError(f"tune.candidates.{method} has {len(specs)}; allowed: up to {MOST_CANDIDATES}")
-        check_parts(method, specs, table)
-    counts = [f"{len(specs)} of {method}" for method, specs in candidates.items()]
-    if len(set(map(len, candidates.values()))) > 1:
-        raise UserError(f"tune.candidates has {', '.join(counts)}; each method needs as many as the others")
-    shared = sorted({*config.seeds} & {*config.tune.seeds})
-    if shared:
-        raise UserError(f"tune.seeds and seeds both have {shared[0]}; candidates need seeds that no result uses")
+    check_candidate_counts(config)
+    for method, specs in config.tune.candidates.items():
+        check_parts(method, specs, config)
     for spec in config.eval.tasks or config.tasks:
         task = tasks.build_task(spec, config.plugins)
         tasks.check_split(task, "validation", "the split to tune on")
 
 
-def check_parts(method: str, specs: Sequence[str], table: Table) -> None:
+def check_parts(method: str, specs: Sequence[str], config: Config) -> None:
     """Refuse a candidate that is not its method with other options."""
-    parts = part_names(method, table)
+    parts = part_names(method, config)
     with_options = "+".join(f"{name}(...)" for name in parts)
     for number, spec in enumerate(specs):
-        if part_names(spec, table) != parts:
+        if part_names(spec, config) != parts:
             raise UserError(
                 f"tune.candidates.{method} has {shown(spec)}; allowed: {method} with options, as {with_options}"
             )
@@ -103,9 +90,10 @@ def check_parts(method: str, specs: Sequence[str], table: Table) -> None:
             raise UserError(f"tune.candidates.{method} names {shown(spec)} twice")
 
 
-def part_names(spec: str, table: Table) -> list[str]:
-    """Return the names of the objective and the controls of a spec."""
-    return [registry.parse(part)[0] for part in expanded(spec, table)]
+def part_names(spec: str, config: Config) -> list[str]:
+    """Return the names of the objective of a spec, named or not, and of its controls."""
+    method = Method.of(spec, baselines.table(config.plugins), config.method_options)
+    return list(method.named)
 
 
 # The choice

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -84,12 +85,13 @@ def build_parts(
     model = models.resolve(spec.key.model)
     base = model.folder()
     templates.warm_up(base)
-    common = (config.train, config.rollout.temperature, device, dtype, config.hardware, heartbeat.forward)
+    train = dataclasses.replace(config.train, lr=method.learning_rate(config.train.lr))
+    common = (train, config.rollout.temperature, device, dtype, config.hardware, heartbeat.forward)
     policy = Policy(base, *common)
     critic = None
     if "values" in method.needs:
         critic_lr = vars(method.objective)["critic_lr"]  # an option of every objective that needs values
-        critic = Critic(base, config.train, critic_lr, device, dtype, config.hardware, heartbeat.forward)
+        critic = Critic(base, train, critic_lr, device, dtype, config.hardware, heartbeat.forward)
     tokenizer = opened(AutoTokenizer, base)
     check_vocabulary(tokenizer, policy.module, base)
     engine = engines.build_engine(

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import json
 from pathlib import Path
 
 import pytest
+import yaml
 from boards import Made
 
+import baselines
 from harness import config as configs
 from harness.base.errors import UserError
 from harness.commands import run
 from harness.commands import tune as command
+from harness.composition import Method
 from harness.config import Config
 from harness.matrix import cells
 from harness.study.tune import Candidate, check_candidates, choose, chosen_candidates, tuning_matrix
@@ -74,9 +78,14 @@ def test_the_rule_by_brute_force() -> None:
         ),
         (
             "tune.candidates={grpo: [grpo], clip_b: [clip_v]}",
-            r"tune.candidates.clip_b has 'clip_v'; allowed: clip_b with options, as clip_b(...)",
+            "tune.candidates.clip_b has 'clip_v'; allowed: clip_b with options, as grpo(...)+clip_b(...)",
         ),
-        ("tune.candidates={grpo: [grpo], clip_b: [clip_b, clip_b]}", "names 'clip_b' twice"),
+        (
+            "tune.candidates={grpo: [grpo], clip_b: [ppo(lr=1e-4)+clip_b]}",
+            "clip_b has 'ppo(lr=1e-4)+clip_b'; allowed: clip_b with options, as grpo(...)+clip_b(...)",
+        ),
+        ("tune.candidates={grpo: [grpo], clip_b: [clip_b(lr=1e-4)]}", "clip_b.lr is 0.0001, but the learning rate is"),
+        ("tune.candidates={grpo: [grpo, grpo(lr=1)], clip_b: [clip_b, clip_b]}", "names 'clip_b' twice"),
         ("tune.candidates={grpo: [grpo], clip_b: [a, b, c, d, e, f, g]}", "has 7; allowed: up to 6"),
         ("tune.seeds=[1,5]", "tune.seeds and seeds both have 1"),
         ("eval.tasks=[aime24]", "validation"),
@@ -93,11 +102,67 @@ def test_a_tuned_matrix_needs_its_choice(tmp_path: Path) -> None:
         loaded(tmp_path, "ruleset=tuned", with_choice=True)
 
 
+def write_choice_by_hand(tmp_path: Path, methods: dict[str, str], *overrides: str) -> None:
+    """Write a file of a choice that fits the candidates of a configuration, whoever chose these methods."""
+    config = loaded(tmp_path, *overrides)
+    record = {"methods": methods, **configs.tuning_rules(config)}
+    path = configs.choice_path(config)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(record))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "override", "sentence"),
+    [
+        ("clip_b(share=0.09)", "", "names 'clip_b(share=0.09)' for 'clip_b', which is none of its candidates"),
+        (
+            "clip_b(share=0.01)",
+            "tune.candidates={grpo: [grpo], clip_b: [clip_b(share=0.01), clip_b(share=0.05)]}",
+            "tune.candidates has 1 of grpo, 2 of clip_b; each method needs as many as the others",
+        ),
+        ("clip_b(share=0.01)", "tune.seeds=[1,5]", "tune.seeds and seeds both have 1"),
+    ],
+)
+def test_a_choice_that_is_not_of_a_fair_search_is_refused(
+    tmp_path: Path, chosen: str, override: str, sentence: str
+) -> None:
+    overrides = [override] if override else []
+    write_choice_by_hand(tmp_path, {"grpo": "grpo", "clip_b": chosen}, *overrides)
+    with pytest.raises(UserError) as raised:
+        loaded(tmp_path, "ruleset=tuned", *overrides, with_choice=True)
+    assert sentence in str(raised.value)
+
+
+def test_a_tuned_matrix_may_run_some_of_the_chosen_methods(tmp_path: Path) -> None:
+    write_choice_by_hand(tmp_path, {"grpo": "grpo(clip_high=0.28)", "clip_b": "clip_b(share=0.05)"})
+    assert loaded(tmp_path, "ruleset=tuned", "methods=[grpo]", with_choice=True).methods == ["grpo(clip_high=0.28)"]
+
+
 # The matrix of the candidates
 
 
-def test_the_candidates_of_the_demo_are_the_cells_of_its_reference(tmp_path: Path) -> None:
-    matrix = tuning_matrix(configs.load_config("demo", [f"results={tmp_path}"]))
+def test_a_learning_rate_may_be_tuned_like_any_option(tmp_path: Path) -> None:
+    candidates = "{grpo: [grpo, grpo(lr=3e-4)], clip_b: [clip_b, grpo(lr=3e-4)+clip_b(share=0.01)]}"
+    matrix = tuning_matrix(loaded(tmp_path, f"tune.candidates={candidates}"))
+    assert matrix.methods == ["grpo", "grpo(lr=3e-4)", "clip_b", "grpo(lr=3e-4)+clip_b(share=0.01)"]
+    assert len({cell.id for cell in cells(matrix)}) == 4 * 2
+    with pytest.raises(UserError, match=r"methods 'grpo' and 'grpo\(lr=1e-3\)' are the same"):
+        cells(tuning_matrix(loaded(tmp_path, "tune.candidates={grpo: [grpo(lr=1e-3)], clip_b: [clip_b]}")))
+
+
+def test_an_interrupted_tune_chooses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(matrix: Config, *_: object) -> int:
+        end_cells(matrix, broken=("clip_b(share=0.05)",))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "run_matrix", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        command.tune(loaded(tmp_path))
+    assert not (tmp_path / "smoke-tune" / "choice.yaml").exists()
+
+
+def test_the_matrix_of_the_candidates_of_the_demo(tmp_path: Path) -> None:
+    matrix = tuning_matrix(configs.load_config("demo", [f"results={tmp_path}", "tune.seeds=[102,103]"]))
     assert matrix.name == "demo-tune"
     assert matrix.eval.split == "validation"
     by_hand = configs.load_config(
@@ -109,8 +174,24 @@ def test_the_candidates_of_the_demo_are_the_cells_of_its_reference(tmp_path: Pat
     )
     assert [cell.id for cell in cells(matrix)] == [cell.id for cell in cells(by_hand)]
     ids = {cell.id for cell in cells(matrix)}
-    # As they were run: grpo, and clip_b(share=0.02), each with seed 102.
+    # As they were run in the round of results/reference/demo-tune: grpo, and clip_b(share=0.02), each with seed 102.
     assert {"9eee552761fb", "9c784858fd64"} <= ids
+
+
+def test_the_demo_searches_the_same_grid_of_each_method() -> None:
+    """Three learning rates times two strengths, with seeds of which no result was seen."""
+    demo = configs.load_config("demo")
+    matrix = tuning_matrix(demo)
+    assert not {*demo.tune.seeds} & {*demo.seeds, 100, 101, 102, 103}
+    assert demo.baseline in demo.tune.candidates[demo.baseline]
+    assert len(cells(matrix)) == 7 * 6 * len(demo.tune.seeds)
+    for method, specs in demo.tune.candidates.items():
+        rates_by_strength: dict[str, list[float]] = {}
+        for spec in specs:
+            composed = Method.of(spec, baselines.table(), demo.method_options)
+            strength = json.dumps(composed.identity(composed.objective.lr))
+            rates_by_strength.setdefault(strength, []).append(composed.learning_rate(demo.train.lr))
+        assert [sorted(rates) for rates in rates_by_strength.values()] == [[3.5e-4, 7e-4, 1.4e-3]] * 2, method
 
 
 # The command
@@ -139,6 +220,7 @@ def test_tune_writes_a_choice_that_the_tuned_matrix_runs(tmp_path: Path, monkeyp
     assert tuned.baseline == tuned.methods[0]
     assert all(spec in text for spec in tuned.methods)
     assert {cell.spec.settings["ruleset"] for cell in cells(tuned)} == {"tuned"}
+    assert tuned.name == "smoke-tuned", "cells of two rulesets are never in one folder"
     with pytest.raises(UserError, match=r"was chosen by other tune\.slack"):
         loaded(tmp_path, "ruleset=tuned", "tune.slack=0.5", with_choice=True)
 

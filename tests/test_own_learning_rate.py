@@ -1,0 +1,183 @@
+"""A learning rate that a method sets itself: the option `lr` of every objective."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+
+import pytest
+from boards import Made, listed, told
+from trainers import build, records, same, weights
+
+import baselines
+import entrobench
+from harness import cli, config, doors
+from harness.base.errors import UserError
+from harness.base.schema import number, typed
+from harness.commands import explain as explain_command
+from harness.commands import plan as plan_command
+from harness.composition import Method
+from harness.conformance import miniature
+from harness.matrix import cells
+from harness.method import Control
+from harness.study import explain
+from harness.tracking.sync import params_of
+
+OTHER = "3e-3"  # a rate that no configuration here has
+
+
+def rate_of(spec: str, default: float = 1e-6) -> float:
+    return Method.of(spec, baselines.table()).learning_rate(default)
+
+
+@pytest.mark.parametrize("name", baselines.METHODS)
+def test_every_objective_has_the_option_and_none_sets_it(name: str) -> None:
+    method = Method.of(name, baselines.table())
+    assert method.objective.lr is None
+    assert method.learning_rate(0.5) == 0.5
+    assert "lr" not in method.identity()[0]
+
+
+def test_it_is_the_objective_that_sets_it() -> None:
+    assert rate_of("grpo(lr=3e-4)") == 3e-4
+    assert rate_of("grpo(lr=3.0e-4)+clip_b(share=0.02)") == 3e-4
+    assert rate_of("clip_b+ppo(lr=2)") == 2
+    assert rate_of("grpo(lr=null)") == 1e-6
+
+
+@pytest.mark.parametrize(
+    ("spec", "sentence"),
+    [
+        ("grpo(lr=0)", "grpo.lr is 0.0; allowed: more than 0"),
+        ("grpo(lr=-1e-4)", "grpo.lr is -0.0001; allowed: more than 0"),
+        ("grpo(lr=.nan)", "grpo.lr is nan; allowed: more than 0"),
+        ("grpo(lr=.inf)", "grpo.lr is inf; allowed: more than 0, and finite"),
+        ("grpo(lr=fast)", "grpo.lr is 'fast'; it must be a number"),
+        ("clip_b(lr=3e-4)", "clip_b.lr is 0.0003, but the learning rate is an option of the objective"),
+        ("dapo(lr=3e-4)", "method dapo is short for .* and has no options; write that out with yours"),
+    ],
+)
+def test_mistakes(spec: str, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        rate_of(spec)
+
+
+@dataclasses.dataclass(frozen=True)
+class Paced(Control):
+    """A control of a plugin with an option of that name."""
+
+    lr: float = number(0.1, above=0)
+
+
+def test_a_plugins_control_may_have_an_option_of_that_name() -> None:
+    assert typed(Paced(), {"lr": 0.2}, "paced.").lr == 0.2
+
+
+# The identity of a cell
+
+
+def planned(*overrides: str) -> list[str]:
+    return [cell.id for cell in cells(config.load_config("smoke", overrides))]
+
+
+def test_another_rate_is_another_cell_and_the_same_one_is_not() -> None:
+    plain, other = planned("methods=[grpo,grpo(lr=3e-3)]")
+    [same_rate] = planned("methods=[grpo(lr=1.0e-3)]", "baseline=grpo(lr=1.0e-3)")
+    assert plain == same_rate != other
+    below_a_control = planned("methods=[grpo,clip_b,grpo(lr=3e-3)+clip_b]")
+    assert len({*below_a_control, other}) == 4
+
+
+def test_the_same_run_is_not_two_methods() -> None:
+    with pytest.raises(UserError, match=r"methods 'grpo' and 'grpo\(lr=1e-3\)' are the same; name one of them"):
+        planned("methods=[grpo,grpo(lr=1e-3)]")
+
+
+def test_an_axis_of_rates_needs_methods_without_one() -> None:
+    with pytest.raises(UserError, match=r"axes varies train.lr, but method 'grpo\(lr=3e-3\)' has a learning rate"):
+        planned("methods=[grpo,grpo(lr=3e-3)]", "axes={train.lr: [1e-3, 2e-3]}")
+
+
+# Training
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["grpo", "grpo+clip_b(share=0.05)", "ppo"])
+def test_it_trains_as_if_the_configuration_had_the_rate(method: str, tmp_path: Path) -> None:
+    """With its warm-up, bit for bit; a critic keeps its own."""
+    shared = ["train.warmup_steps=3", "train.steps=2"]
+    base, plus, rest = method.partition("+")
+    alone = build(tmp_path / "alone", f"{base}(lr={OTHER}){plus}{rest}", *shared)
+    by_config = build(tmp_path / "config", method, *shared, f"train.lr={OTHER}")
+    unset = build(tmp_path / "unset", method, *shared)
+    for trainer in (alone, by_config, unset):
+        trainer.run(lambda step: None)
+    assert records(tmp_path / "alone") == records(tmp_path / "config")
+    assert same(weights(alone), weights(by_config))
+    assert not same(weights(alone), weights(unset))
+
+
+def test_the_conformance_checks_train_with_it(tmp_path: Path) -> None:
+    size = miniature.Size()
+    miniature.write_model(tmp_path / "model", size)
+    for spec, rate in (("grpo", size.lr), ("grpo(lr=2e-3)", 2e-3)):
+        method = Method.of(spec, baselines.table())
+        trainer = miniature.miniature_trainer(method, tmp_path / "model", tmp_path, size, steps=1)
+        assert trainer.policy.lr == rate
+
+
+# Other trainers
+
+
+def test_a_loop_of_ones_own_must_set_it_itself() -> None:
+    with pytest.raises(UserError) as raised:
+        entrobench.Method("grpo(lr=3e-4)+clip_b(share=0.02)")
+    assert "sets the learning rate 0.0003, which the trainer's own optimizer would ignore" in str(raised.value)
+    assert "GRPOConfig.learning_rate" in str(raised.value)
+    assert "actor_rollout_ref.actor.optim.lr" in str(raised.value)
+
+
+@pytest.mark.parametrize("trainer", doors.REFUSALS)
+def test_other_trainers_refuse_it(trainer: str) -> None:
+    refusal = doors.REFUSALS[trainer]
+    assert refusal(Method.of("grpo", baselines.table())) is None
+    assert "sets the learning rate 0.0003" in (refusal(Method.of("grpo(lr=3e-4)", baselines.table())) or "")
+
+
+# Output
+
+
+def test_the_table_the_plan_and_mlflow_show_it(
+    tmp_path: Path, mlflow_uri: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    methods = ["grpo", "grpo(lr=3e-3)", "grpo(lr=3e-3)+clip_b(share=0.02)"]
+    made = Made(tmp_path, mlflow_uri, f"methods=[{','.join(methods)}]").end_all()
+    rows = listed(capsys, "--experiment", "made", "--uri", mlflow_uri)
+    assert [row["method"] for row in rows if row["method"] != "base model"] == methods
+    assert "grpo(lr=3e-3)+clip_b" in told(capsys, "--experiment", "made", "--uri", mlflow_uri)
+    plain, with_rate, _ = (params_of(cell.spec) for cell in made.cells[:3])
+    assert "method.grpo.lr" not in plain
+    assert with_rate["method.grpo.lr"] == "0.003"
+    # That of the configuration, which is the same in all cells of a matrix: by it, tables know which runs belong
+    # together.
+    assert plain["train.lr"] == with_rate["train.lr"] == "0.001"
+
+    overrides = [f"methods=[{','.join(methods)}]", f"results={tmp_path}"]
+    assert plan_command.call(cli.parse_command(["plan", "smoke", *overrides])) == 0
+    assert all(spec in capsys.readouterr().out.replace("\n", " ") for spec in methods[1:2])
+
+
+def test_explain_says_that_it_changes_nothing_there(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(explain, "explain", lambda *_: [])
+    monkeypatch.setattr(explain, "print_explanations", lambda *_: None)
+
+    def printed(methods: str) -> str:
+        arguments: argparse.Namespace = cli.parse_command(["explain", methods, "demo"])
+        assert explain_command.call(arguments) == 0
+        return capsys.readouterr().out
+
+    assert "a learning rate of its own changes nothing here" in printed("grpo(lr=3e-4)+clip_b")
+    assert not printed("grpo clip_b")
