@@ -5,7 +5,7 @@
     python -m benchmarks.startup demo results=FOLDER --against TREE   # and by the code of another checkout
 
 Each command runs three times in processes of its own, with `--against` by turns. CPU seconds are those of the command
-and its children; a server is no child of `sync`, and each of its runs feeds a new one.
+and its children; a server is not a child of `sync`, and each `sync` feeds a new one.
 """
 
 from __future__ import annotations

@@ -11,6 +11,8 @@ import pytest
 from boards import Made
 from places import REPOSITORY
 
+from harness.matrix import claim
+
 pytestmark = pytest.mark.processes
 
 HEAVY = {"torch", "transformers", "mlflow", "sqlalchemy", "lm_eval", "datasets", "matplotlib", "plotly", "pyarrow"}
@@ -40,7 +42,9 @@ def loaded_by(folder: Path, *arguments: str) -> tuple[set[str], str]:
 def test_a_run_with_nothing_to_do_loads_neither_torch_nor_mlflow(tmp_path: Path, mlflow_uri: str) -> None:
     overrides = ["name=made", f"results={tmp_path}", f"tracking.uri={mlflow_uri}"]
     overrides += ["methods=[grpo,clip_b,ppo]", "seeds=[0,1]"]
-    Made(tmp_path, mlflow_uri).end_all()
+    made = Made(tmp_path, mlflow_uri)
+    claim(made.config)
+    made.end_all()
     for command in ("run", "sync"):
         loaded, output = loaded_by(tmp_path, command, "smoke", *overrides)
         assert loaded & TABLE == TABLE, "the table is computed each time, so that it is never stale"

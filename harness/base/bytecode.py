@@ -6,8 +6,8 @@ import importlib.util
 import sys
 from pathlib import Path
 
-# The packages with most modules among those that a cell or MLflow's store loads. pip compiles what it installs; uv does
-# so only with --compile-bytecode.
+# Packages of hundreds of modules, which cells or MLflow's store load. pip compiles all that it installs, uv only with
+# --compile-bytecode.
 LARGE = ("torch", "transformers", "mlflow", "pandas", "scipy")
 
 

@@ -114,7 +114,7 @@ class MatrixSummary:
         return identities.hash_of([self.texts, described, scores])
 
     def run_in(self, experiment: Experiment) -> Run | None:
-        """Return the run of an experiment that holds the matrix's table, in whatever state."""
+        """Return the run of an experiment that holds the matrix's table; None if there is none."""
         for run in experiment.summaries:
             if run.tags.get(board.KEY) == self.key:
                 return run
@@ -205,9 +205,7 @@ def in_html(text: str) -> str:
     return html.escape(visible(text))
 
 
-def changed_finals(
-    experiment: Experiment, finals: Mapping[str, Mapping[str, float]]
-) -> dict[str, dict[str, float]]:
+def changed_finals(experiment: Experiment, finals: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
     """Return the final metrics, given by cell, that MLflow lacks or has with another value, by the id of the run.
 
     Only these are sent, since MLflow keeps the history of each metric.

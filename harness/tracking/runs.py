@@ -107,7 +107,9 @@ class DatabaseReader:
 
     def metric_steps(self, run_id: str) -> dict[str, int]:
         """Return at how many steps a run has each metric, without metrics that MLflow's own pages would not show."""
-        shown = {key for (key,) in self.connection.execute("SELECT key FROM latest_metrics WHERE run_uuid = ?", (run_id,))}
+        shown = {
+            key for (key,) in self.connection.execute("SELECT key FROM latest_metrics WHERE run_uuid = ?", (run_id,))
+        }
         query = "SELECT key, COUNT(DISTINCT step) FROM metrics WHERE run_uuid = ? GROUP BY key"
         return {key: number for key, number in self.connection.execute(query, (run_id,)) if key in shown}
 

@@ -53,7 +53,7 @@ class CellRecords:
     spec: CellSpec
     state: State
     made: Made | None
-    lines: Lines  # those that MLflow may hold by now
+    lines: Lines  # of the steps that MLflow may hold
 
     @classmethod
     def read(cls, folder: Path) -> CellRecords:
@@ -86,7 +86,7 @@ class CellRecords:
         return None if self.outcome is None else json.dumps(self.outcome)
 
     def tags(self, present: Mapping[str, str]) -> dict[str, str]:
-        """Return the tags that vouch for the content of the cell's run, given those that it has."""
+        """Return the tags that vouch for the content of the cell's run, given its present ones."""
         tags = status_tags(self.spec, self.state)
         tags[LINES] = str(max(confirmed_lines(present), len(self.lines)))
         if self.outcome is not None:

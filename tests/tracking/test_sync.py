@@ -614,7 +614,7 @@ def one_sentence(error: pytest.ExceptionInfo[UserError]) -> str:
 def test_a_locked_store_is_one_sentence(tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make_cell(tmp_path / "cell")
     connect = sqlite3.connect
-    monkeypatch.setattr(sqlite3, "connect", lambda path: connect(path, timeout=0.05))
+    monkeypatch.setattr(sqlite3, "connect", lambda path, **given: connect(path, **{"timeout": 0.05, **given}))
     with connect(tmp_path / "mlflow.db") as holder:
         holder.execute("BEGIN EXCLUSIVE")
         with pytest.raises(UserError, match=r"mlflow\.db cannot be used: database is locked") as error:
