@@ -370,6 +370,9 @@ def send_metrics(client: MlflowClient, run_id: str, lines: Lines, repeated: Cont
         for key, value in line["metrics"].items():
             if (metric_name(key), line["step"]) not in repeated:
                 points.append(Metric(metric_name(key), value, milliseconds, line["step"]))
+    # Metric by metric, the last step first: MLflow keeps the latest point of each metric in a table of its own, which
+    # then has to change only once for each metric, and in few rows for each call.
+    points.sort(key=lambda point: (point.key, -point.step))
     for start in range(0, len(points), METRICS_PER_CALL):
         client.log_batch(run_id, points[start : start + METRICS_PER_CALL])
 
