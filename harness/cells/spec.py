@@ -72,7 +72,8 @@ class CellSpec:
         return copy.deepcopy(typed_settings(json.dumps(self.settings)))
 
 
-# Cells of one matrix mostly have the same settings, and building the typed form takes 30 ms, a copy of it 1 ms.
+# Cells of one matrix mostly have the same settings. Building the typed form for each of 21 finished cells took 1.0 of
+# the 3.1 CPU seconds of a `run`.
 @lru_cache(maxsize=16)
 def typed_settings(settings: str) -> Config:
     """Return the typed form of a configuration as JSON, which no caller may change."""
