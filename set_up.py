@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -87,11 +88,12 @@ class Progress:
     def __init__(self):
         self.begun = self.last = time.monotonic()
         self.packages, self.megabytes = 0, 0.0
+        self.text = None  # of the line that was shown last
 
     def read(self, line):
         text = line.strip()
         if text.startswith("Installing collected packages"):
-            self.show(f"unpacking {len(text.split(','))} packages", always=True)
+            self.show(f"unpacking and compiling {len(text.split(','))} packages", always=True)
             return
         size = re.match(r"Downloading (\S+).*\(([\d.]+) (kB|MB|GB)\)", text)
         if size:
@@ -104,7 +106,13 @@ class Progress:
             self.packages += 1
             self.show(f"looking at package {self.packages}")
 
+    def repeat(self):
+        """Show the last line with the present time: pip is silent while it unpacks and compiles, for a minute."""
+        if self.text is not None:
+            self.show(self.text)
+
     def show(self, text, always=False):
+        self.text = text
         now = time.monotonic()
         line = f"  {now - self.begun:3.0f} s, {self.megabytes:.0f} MB: {text}"
         if sys.stdout.isatty():
@@ -114,15 +122,26 @@ class Progress:
             self.last = now
 
     def end(self):
+        self.text = None
         if sys.stdout.isatty():
             print("\r" + " " * 78 + "\r", end="", flush=True)
 
 
 def pip(python, progress, *arguments):
     command = [python, "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off", *arguments]
+    ended = threading.Event()
+
+    def keep_showing():
+        while not ended.wait(1):
+            progress.repeat()
+
+    clock = threading.Thread(target=keep_showing, daemon=True)
+    clock.start()
     with subprocess.Popen(command, cwd=str(ROOT), stdout=subprocess.PIPE, bufsize=0) as process:
         for line in process.stdout:
             progress.read(line.decode(errors="replace"))
+    ended.set()
+    clock.join()
     progress.end()
     if process.returncode:
         raise Refusal(
@@ -142,9 +161,11 @@ def install_torch(python, backend, requirement, progress):
     the indexes of the other builds, and chooses by the GPU's driver.
     """
     pip(python, progress, "uv")
-    print("Choosing a build of torch for this machine ...", flush=True)
+    print("Choosing a build of torch for this machine, downloading and compiling it ...", flush=True)
     environment = dict(os.environ, UV_HTTP_TIMEOUT="60", UV_HTTP_RETRIES="1")
-    command = [python, "-m", "uv", "pip", "install", "--python", python, "--torch-backend", backend, requirement]
+    command = [python, "-m", "uv", "pip", "install", "--python", python, "--torch-backend", backend]
+    # pip compiles what it installs, uv only if asked; otherwise the first run would compile for a silent minute.
+    command += ["--compile-bytecode", requirement]
     if subprocess.call(command, cwd=str(ROOT), env=environment):
         print(
             "PyTorch's own index could not be used (see above), so torch comes from pip's index: on Linux with CUDA,\n"

@@ -118,8 +118,16 @@ def test_progress_adds_up_what_pip_downloads(capsys: pytest.CaptureFixture[str])
     assert [line.partition(": ")[2] for line in lines] == [
         "downloading numpy (16 MB)",
         "downloading torch (500 MB)",
-        "unpacking 3 packages",
+        "unpacking and compiling 3 packages",
     ]
+    progress.last -= set_up.QUIET_S + 1  # as if pip had been silent since
+    for _ in range(2):
+        progress.repeat()
+    assert capsys.readouterr().out.count("unpacking and compiling 3 packages\n") == 1
+    progress.end()
+    progress.last -= set_up.QUIET_S + 1
+    progress.repeat()
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.processes

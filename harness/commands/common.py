@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Sequence
 
 from harness import config as configs
+from harness.base.bytecode import uncompiled_packages
 from harness.base.errors import UserError
 from harness.cells.state import OUTDATED, Progress
 from harness.config import Config
@@ -69,6 +70,16 @@ def outdated_sentences(cells: Iterable[tuple[Cell, Progress]]) -> list[str]:
         verb = "was" if len(labels) == 1 else "were"
         sentences.append(f"{plural(len(labels), 'cell')} {verb} {reason} ({', '.join(labels)})")
     return sentences
+
+
+def announce_compilation() -> None:
+    """Say that imports take long this once, if Python has yet to compile large packages."""
+    names = uncompiled_packages()
+    if not names:
+        return
+    whose = "its" if len(names) == 1 else "their"
+    text = f"first use of {', '.join(names)}: Python compiles {whose} files, once, which takes about a minute"
+    print(text, file=sys.stderr, flush=True)  # not among the output, which may be for another program
 
 
 def confirm(question: str, without_terminal: str) -> bool:

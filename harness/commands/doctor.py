@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from harness.commands.common import Commands, command, config_of_arguments, console
+from harness.commands.common import Commands, announce_compilation, command, config_of_arguments, console
 
 EXAMPLES = ("entrobench doctor", "entrobench doctor paper tracking.uri=http://server:5000 --thorough --format json")
 
@@ -31,6 +31,7 @@ def call(arguments: argparse.Namespace) -> int:
 
     if "=" in arguments.config:  # only overrides were given, without CONFIG
         arguments.config, arguments.overrides = "demo", [arguments.config, *arguments.overrides]
+    announce_compilation()
     findings = doctor.findings(config_of_arguments(arguments), thorough=arguments.thorough)
     if arguments.format == "json":
         all_findings = list(findings)

@@ -17,6 +17,7 @@ from harness.cells.state import OUTDATED, State
 from harness.commands import leaderboard, sync
 from harness.commands.common import (
     Commands,
+    announce_compilation,
     command,
     config_of_arguments,
     confirm,
@@ -130,6 +131,7 @@ def run_matrix(
     chosen = [cell for cell in matrix if is_chosen(cell, only, retry_failed=retry_failed)]
     todo = unfinished(chosen, keep_stale)
     if todo:
+        announce_compilation()
         check_problems(config)
         check_engines(todo)
     # Before anything is written or downloaded: the answer may be no.

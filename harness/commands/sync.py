@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 from harness.base.addresses import visible_address
-from harness.base.deadline import finished_within
+from harness.base.deadline import finished_within, results_as_ready
 from harness.base.errors import Damaged, UserError
 from harness.cells.attempts import earlier_attempts
 from harness.commands.common import Commands, command, config_of_arguments, console, with_config
@@ -16,6 +16,8 @@ from harness.config import Config
 from harness.matrix import Cell, cells
 from harness.terminal.units import plural
 
+# Cells that are sent to a server at once; it has four processes by default. A file has one writer at a time.
+AT_ONCE = 4
 EXAMPLES = (
     "entrobench sync demo",
     "entrobench sync my.yaml train.steps=20 --plugin my_methods --tensorboard curves --wandb runs",
@@ -60,23 +62,49 @@ def sync_matrix(config: Config, matrix: list[Cell]) -> tuple[int, int]:
 
     Earlier attempts at a cell are fed too; they count only if they are damaged.
     """
+    from harness.launch.progress import show_count
+
+    folders = folders_with_records(matrix)
+    fed, damaged = set[Path](), 0
+    with show_count(console, "feeding MLflow with cells", len(folders)) as show_next:
+        for folder, damage in fed_folders(config, folders):
+            show_next(folder.name)
+            if damage is None:
+                fed.add(folder)
+            else:
+                damaged += 1
+                console.print(f"MLflow is not fed: {damage}; `entrobench run` repairs the cell", style="yellow")
+    present = {cell.folder for cell in matrix}
+    return len(fed & present), damaged
+
+
+def folders_with_records(matrix: Sequence[Cell]) -> list[Path]:
+    """Return the folders of all cells that have begun, each after those of its earlier attempts."""
+    folders = []
+    for cell in matrix:
+        for folder in (*earlier_attempts(cell.folder), cell.folder):
+            if (folder / "state.json").exists() or (folder / "metrics.jsonl").exists():
+                folders.append(folder)
+    return folders
+
+
+def fed_folders(config: Config, folders: Sequence[Path]) -> Iterator[tuple[Path, Damaged | None]]:
+    """Feed MLflow with cells, and yield each folder with the damage for which it was not fed."""
+    from harness.tracking.store import is_server
     from harness.tracking.sync import sync
 
-    fed, damaged = set[Path](), 0
-    present = {cell.folder for cell in matrix}
-    folders: list[Path] = []
-    for cell in matrix:
-        folders += [*earlier_attempts(cell.folder), cell.folder]
-    for folder in folders:
-        if not ((folder / "state.json").exists() or (folder / "metrics.jsonl").exists()):
-            continue
+    uri = config.tracking_uri
+
+    def feed(folder: Path) -> Damaged | None:
         try:
-            in_time(config, partial(sync, folder, config.tracking_uri), folder.name)
-            fed.add(folder)
+            in_time(config, partial(sync, folder, uri), folder.name)
         except Damaged as damage:
-            damaged += 1
-            console.print(f"MLflow is not fed: {damage}; `entrobench run` repairs the cell", style="yellow")
-    return len(fed & present), damaged
+            return damage
+        return None
+
+    # One cell alone makes the experiment and the entry of the data set, which cells at the same time would collide on.
+    yield from results_as_ready(feed, folders[:1], 1)
+    yield from results_as_ready(feed, folders[1:], AT_ONCE if is_server(uri) else 1)
 
 
 def in_time(config: Config, work: Callable[[], object], what: str) -> None:

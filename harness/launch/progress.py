@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from math import isfinite
@@ -22,6 +22,7 @@ from harness.tracking.feeder import Feeder
 
 # Between two progress lines if the output is not a terminal: often enough to see progress, rare enough for a log.
 QUIET_SECONDS = 30
+QUIET_COUNT_SECONDS = 3  # the same for work that takes seconds instead of minutes
 BARS = "▁▂▃▄▅▆▇█"
 NUMBERS = {"entropy": "entropy/mean", "reward": "reward/mean"}  # the metrics that are shown, by column
 
@@ -40,21 +41,53 @@ def sparkline(values: Sequence[float]) -> str:
     return "".join(map(bar, values))
 
 
+class ElapsedLine:
+    """A line of text with the time since it was first shown."""
+
+    def __init__(self, text: str) -> None:
+        self.text, self.began = text, time.monotonic()
+
+    def __rich__(self) -> Text:
+        line = f"{self.text}: {duration(time.monotonic() - self.began)}"
+        return Text(line, style="dim", no_wrap=True, overflow="ellipsis")
+
+
 @contextmanager
 def show_elapsed(console: Console, message: str) -> Iterator[None]:
     """Show a message with the elapsed time on a terminal."""
-    began = time.monotonic()
-
-    class Waiting:
-        def __rich__(self) -> Text:
-            text = f"{message}: {duration(time.monotonic() - began)}"
-            return Text(text, style="dim", no_wrap=True, overflow="ellipsis")
-
     if not console.is_terminal:
         yield
         return
-    with Live(Waiting(), console=console, refresh_per_second=2, transient=True):
+    with Live(ElapsedLine(message), console=console, refresh_per_second=2, transient=True):
         yield
+
+
+@contextmanager
+def show_count(console: Console, message: str, total: int) -> Iterator[Callable[[str], None]]:
+    """Yield a function that shows that one more of some items is done, and takes the item's name.
+
+    A terminal shows one line that is redrawn; elsewhere a line is printed every few seconds.
+    """
+    done, last_line = 0, time.monotonic()
+    line = ElapsedLine(f"{message}: 0 of {total}")
+
+    def show_terminal(item: str) -> None:
+        nonlocal done
+        done += 1
+        line.text = f"{message}: {done} of {total}, last {item}"
+
+    def show_log(item: str) -> None:
+        nonlocal done, last_line
+        done += 1
+        if time.monotonic() - last_line > QUIET_COUNT_SECONDS:
+            last_line = time.monotonic()
+            console.print(f"{message}: {done} of {total}, last {item}")
+
+    if not console.is_terminal:
+        yield show_log
+        return
+    with Live(line, console=console, refresh_per_second=2, transient=True):
+        yield show_terminal
 
 
 class LiveView:

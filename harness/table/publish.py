@@ -5,27 +5,30 @@ from __future__ import annotations
 import html
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from harness.base import identities
+from harness.base.errors import UserError
 from harness.config import Config
 from harness.matrix import Cell
 from harness.statistics import Estimate
 from harness.table import board
 from harness.table.board import Board
 from harness.table.columns import COLUMNS, DEFAULT, header_names, table_lines
-from harness.table.description import write_description, write_scores
+from harness.table.description import describe, score_metrics, write_description, write_scores
 from harness.table.experiment import Experiment
 from harness.table.frames import Frames, done_cells, read_frames
 from harness.table.leaderboard import LeaderboardRow, leaderboard_rows
 from harness.table.render import render_rows, row_notes
 from harness.terminal.layout import escaped, visible
-from harness.tracking.artifacts import Artifacts
+from harness.tracking.artifacts import Artifacts, settled_files
 from harness.tracking.origin import origin
-from harness.tracking.reader import reader
-from harness.tracking.runs import FINAL
-from harness.tracking.store import store
+from harness.tracking.reader import database_reader, reader
+from harness.tracking.runs import FINAL, Run
+from harness.tracking.store import database, store
 from harness.tracking.sync import experiment_of, metric_name
 
 if TYPE_CHECKING:
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 TABLE = "leaderboard.json"
+WRITTEN = "entrobench.written"  # a tag: the digest of what the run was last written from, set when it was complete
 NOTE = (
     "How to read it: `leaderboard.json` is the table with its numbers, `leaderboard.html` and `leaderboard.md` are the "
     "same for people, `matrix.json` says which cells were expected and what they are compared with. "
@@ -49,41 +53,97 @@ STYLE = (
 def publish(config: Config, matrix: Sequence[Cell]) -> list[LeaderboardRow]:
     """Write, or replace, the table that MLflow holds of the matrix, and return its rows.
 
-    Nothing is written before the first cell is done.
+    Nothing is written before the first cell is done. The table is computed each time, and an SQLite store that holds
+    the same one is only read: loading MLflow takes longer than all the rest.
     """
-    plan = Board.of_config(config, matrix)
-    uri = config.tracking_uri
-    with store(uri, write=True) as client, reader(uri) as source:
-        number = experiment_of(client, plan.experiment, uri)
+    plan, uri = Board.of_config(config, matrix), config.tracking_uri
+    if not has_experiment(uri, plan.experiment):
+        with store(uri, write=True) as client:
+            experiment_of(client, plan.experiment, uri)
+    with reader(uri) as source:
         experiment = Experiment(source, plan.experiment, uri)
         frames = read_frames(experiment, plan.expected, plan.baseline)
         rows = leaderboard_rows(frames, plan.baseline, plan.ks)
-        if frames.any_done():
-            write_finals(client, experiment, plan, frames)
-            write_summary(client, number, plan, experiment, rows)
+        if not frames.any_done():
+            return rows
+        finals = changed_finals(experiment, final_metrics(plan, frames))
+        summary = MatrixSummary.of(plan, experiment, rows)
+        if finals or not summary.is_written(experiment):
+            with store(uri, write=True) as client:
+                write_finals(client, finals)
+                summary.write(client, experiment)
     return rows
 
 
-def write_summary(
-    client: MlflowClient, number: str, plan: Board, experiment: Experiment, rows: Sequence[LeaderboardRow]
-) -> None:
-    """Write the run that holds the table; `number`: of the experiment."""
-    runs = [run.id for run in experiment.summaries if run.tags.get(board.KEY) == plan.key]
-    tags = origin(None) | {board.KIND: board.SUMMARY, board.KEY: plan.key, "mlflow.note.content": NOTE}
-    run = runs[0] if runs else client.create_run(number, tags=tags, run_name="leaderboard").info.run_id
-    artifacts = Artifacts(client, client.get_run(run), experiment.uri)
-    artifacts.bring_home()
-    artifacts.write(board.FILE, plan.as_json())
-    outcomes = experiment.outcomes_of([cell.cell for cell in plan.expected]).values()
-    by_digest = dict(zip(map(identities.hash_of, outcomes), outcomes, strict=True))
-    artifacts.write(board.OUTCOMES, json.dumps(by_digest))
-    artifacts.write("leaderboard.md", render_rows(rows, "md"))
-    artifacts.write("leaderboard.html", as_html(plan.experiment, rows))
-    artifacts.write(TABLE, as_mlflow_table(rows))
-    write_description(client, run, number, rows)
-    write_scores(client, run, rows, int(time.time() * 1000))
-    client.set_tag(run, "mlflow.loggedArtifacts", json.dumps([{"path": TABLE, "type": "table"}]))
-    client.set_terminated(run)
+def has_experiment(uri: str, name: str) -> bool:
+    """Return whether an SQLite store has an active experiment; False for other stores, and for an unusable one."""
+    if database(uri) is None:
+        return False
+    try:
+        with database_reader(uri) as source:
+            return name in source.experiments()
+    except UserError:  # opening the store for writing creates or upgrades it, or reports the error
+        return False
+
+
+@dataclass(frozen=True)
+class MatrixSummary:
+    """The run that holds the table of a matrix, as it is to be written."""
+
+    key: str  # of the matrix
+    rows: Sequence[LeaderboardRow]
+    texts: Mapping[str, str]  # its files, by name
+
+    @classmethod
+    def of(cls, plan: Board, experiment: Experiment, rows: Sequence[LeaderboardRow]) -> MatrixSummary:
+        outcomes = experiment.outcomes_of([cell.cell for cell in plan.expected]).values()
+        by_digest = dict(zip(map(identities.hash_of, outcomes), outcomes, strict=True))
+        texts = {
+            board.FILE: plan.as_json(),
+            board.OUTCOMES: json.dumps(by_digest),
+            "leaderboard.md": render_rows(rows, "md"),
+            "leaderboard.html": as_html(plan.experiment, rows),
+            TABLE: as_mlflow_table(rows),
+        }
+        return cls(plan.key, rows, texts)
+
+    @cached_property
+    def digest(self) -> str:
+        """The hash of everything that is written: files, description and scores."""
+        described, scores = describe(self.rows, NOTE), score_metrics(self.rows)
+        return identities.hash_of([self.texts, described, scores])
+
+    def run_in(self, experiment: Experiment) -> Run | None:
+        """Return the run of an experiment that holds the matrix's table; None if there is none."""
+        for run in experiment.summaries:
+            if run.tags.get(board.KEY) == self.key:
+                return run
+        return None
+
+    def is_written(self, experiment: Experiment) -> bool:
+        """Return whether an SQLite store holds exactly this; False for other stores, where looking costs as much."""
+        run = self.run_in(experiment)
+        if run is None or run.tags.get(WRITTEN) != self.digest or database(experiment.uri) is None:
+            return False
+        run_files = settled_files(run.artifacts, experiment.uri)
+        return run_files is not None and all(run_files.holds(name, text) for name, text in self.texts.items())
+
+    def write(self, client: MlflowClient, experiment: Experiment) -> None:
+        present = self.run_in(experiment)
+        if present is not None:
+            run = present.id
+        else:
+            tags = origin(None) | {board.KIND: board.SUMMARY, board.KEY: self.key, "mlflow.note.content": NOTE}
+            run = client.create_run(experiment.id, tags=tags, run_name="leaderboard").info.run_id
+        artifacts = Artifacts(client, client.get_run(run), experiment.uri)
+        artifacts.bring_home()
+        for name, text in self.texts.items():
+            artifacts.write(name, text)
+        write_description(client, run, experiment.id, self.rows)
+        write_scores(client, run, self.rows, int(time.time() * 1000))
+        client.set_tag(run, "mlflow.loggedArtifacts", json.dumps([{"path": TABLE, "type": "table"}]))
+        client.set_terminated(run)
+        client.set_tag(run, WRITTEN, self.digest)  # last, so that it vouches for all the rest
 
 
 def as_mlflow_table(rows: Sequence[LeaderboardRow]) -> str:
@@ -145,22 +205,29 @@ def in_html(text: str) -> str:
     return html.escape(visible(text))
 
 
-def write_finals(client: MlflowClient, experiment: Experiment, plan: Board, frames: Frames) -> None:
-    """Send the scores of each cell, and the differences to the baseline's cell of the same seed, as its metrics.
+def changed_finals(experiment: Experiment, finals: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """Return the final metrics, given by cell, that MLflow lacks or has with another value, by the id of the run.
 
-    Only changed values are sent, since MLflow keeps the history of each metric.
+    Only these are sent, since MLflow keeps the history of each metric.
     """
+    changed = {}
+    for cell, run in experiment.done.items():
+        of_run = {}
+        for name, value in finals.get(cell, {}).items():
+            if run.finals.get(name) != value:
+                of_run[name] = value
+        if of_run:
+            changed[run.id] = of_run
+    return changed
+
+
+def write_finals(client: MlflowClient, finals: Mapping[str, Mapping[str, float]]) -> None:
+    """Send final metrics: the scores of each cell, and the differences to the baseline's cell of the same seed."""
     from mlflow.entities import Metric
 
-    finals = final_metrics(plan, frames)
     now = int(time.time() * 1000)
-    for key, run in experiment.done.items():
-        changed = []
-        for name, value in finals.get(key, {}).items():
-            if run.finals.get(name) != value:
-                changed.append(Metric(name, value, now, 0))
-        if changed:
-            client.log_batch(run.id, changed)
+    for run, metrics in finals.items():
+        client.log_batch(run, [Metric(name, value, now, 0) for name, value in metrics.items()])
 
 
 def final_metrics(plan: Board, frames: Frames) -> dict[str, dict[str, float]]:

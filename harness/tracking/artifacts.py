@@ -6,6 +6,7 @@ import shutil
 import sqlite3
 import tempfile
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlparse
@@ -19,6 +20,23 @@ if TYPE_CHECKING:
 
 FOLDER = "mlartifacts"  # next to the database of an SQLite store
 COMPLETE = "[!.]*"  # a glob pattern: a killed process leaves half a file under a hidden name
+
+
+@dataclass(frozen=True)
+class LocalFiles:
+    """The files of one run in a folder on this machine."""
+
+    place: Path
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Return the size of each file of a folder, by its path."""
+        paths = [path for path in (self.place / folder).glob(COMPLETE) if path.is_file()]
+        return {str(PurePosixPath(folder, path.name)): path.stat().st_size for path in paths}
+
+    def holds(self, name: str, text: str) -> bool:
+        """Return whether the run has a file with exactly this text."""
+        path = self.place / name
+        return path.is_file() and path.read_bytes() == text.encode()
 
 
 class Artifacts:
@@ -40,8 +58,7 @@ class Artifacts:
         if self.place is None:
             entries = self.client.list_artifacts(self.run.info.run_id, folder)
             return {entry.path: entry.file_size for entry in entries if not entry.is_dir}
-        paths = [path for path in (self.place / folder).glob(COMPLETE) if path.is_file()]
-        return {str(PurePosixPath(folder, path.name)): path.stat().st_size for path in paths}
+        return LocalFiles(self.place).sizes(folder)
 
     def fetch(self, path: str, temporary: str) -> Path:
         """Return the local path of a file of the run; a server's file is downloaded to the temporary folder."""
@@ -59,6 +76,8 @@ class Artifacts:
 
     def holds(self, name: str, text: str) -> bool:
         """Return whether the run has a file with exactly this text."""
+        if self.place is not None:
+            return LocalFiles(self.place).holds(name, text)
         if self.sizes("").get(name) != len(text.encode()):
             return False
         with tempfile.TemporaryDirectory() as folder:
@@ -103,6 +122,20 @@ class Artifacts:
                 )
         except sqlite3.Error as error:
             raise unusable_store(self.uri, error) from error
+
+
+def settled_files(artifacts: str, uri: str) -> LocalFiles | None:
+    """Return the files of a run of an SQLite store, given the URI that MLflow recorded.
+
+    None if a server has them, or if the store was moved and MLflow's record of their path is to be corrected first.
+    """
+    recorded = local_folder(artifacts)
+    if recorded is None:
+        return None
+    home = home_of_run(recorded, uri)
+    if home not in (None, recorded):
+        return None
+    return LocalFiles(recorded)
 
 
 def local_folder(uri: str) -> Path | None:

@@ -23,7 +23,16 @@ def reader(uri: str) -> Iterator[StoreReader]:
     if path is None:
         with store(uri, write=False) as client:
             yield ClientReader(client, uri)
-        return
+    else:
+        with database_reader(uri) as source:
+            yield source
+
+
+@contextmanager
+def database_reader(uri: str) -> Iterator[DatabaseReader]:
+    """Open an SQLite store for reading, without loading MLflow."""
+    path = database(uri)
+    assert path is not None
     check_database(path, uri, write=False)
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:

@@ -79,8 +79,17 @@ class DatabaseReader:
         return {name: str(number) for name, number in rows}
 
     def runs(self, experiment: str) -> list[Run]:
-        active = "FROM runs WHERE experiment_id = ? AND lifecycle_stage = 'active'"
-        values = (int(experiment),)
+        return self.active_runs("experiment_id = ?", int(experiment))
+
+    def run(self, run_id: str) -> Run | None:
+        """Return the active run with an id; None if there is none."""
+        runs = self.active_runs("run_uuid = ?", run_id)
+        return runs[0] if runs else None
+
+    def active_runs(self, condition: str, value: int | str) -> list[Run]:
+        """Return the active runs that meet a condition in SQL, the oldest first."""
+        active = f"FROM runs WHERE {condition} AND lifecycle_stage = 'active'"
+        values = (value,)
         order = "ORDER BY start_time IS NULL, start_time, run_uuid"
         runs: dict[str, Run] = {}
         query = f"SELECT run_uuid, name, artifact_uri {active} {order}"
@@ -95,6 +104,14 @@ class DatabaseReader:
                     raise damaged_rows(f"{table} has a run that is not in runs")
                 getattr(runs[run], field)[key] = value
         return list(runs.values())
+
+    def metric_steps(self, run_id: str) -> dict[str, int]:
+        """Return at how many steps a run has each metric, without metrics that MLflow's own pages would not show."""
+        shown = {
+            key for (key,) in self.connection.execute("SELECT key FROM latest_metrics WHERE run_uuid = ?", (run_id,))
+        }
+        query = "SELECT key, COUNT(DISTINCT step) FROM metrics WHERE run_uuid = ? GROUP BY key"
+        return {key: number for key, number in self.connection.execute(query, (run_id,)) if key in shown}
 
     def texts(self, runs: Sequence[Run], path: str) -> list[bytes | None]:
         folders = [artifact_folder(run.artifacts, self.uri) for run in runs]

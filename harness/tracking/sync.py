@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-import sqlite3
-from collections.abc import Container, Iterator, Mapping
-from contextlib import closing
+from collections.abc import Container, Iterator, Mapping, Set
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 from harness.cells import checksums
+from harness.cells.attempts import MLFLOW_RUN
 from harness.cells.log import MetricsLog
 from harness.cells.outcome import FILE as OUTCOME
 from harness.cells.outcome import TAG as OUTCOME_TAG
@@ -28,9 +29,10 @@ from harness.cells.provenance import Made
 from harness.cells.spec import FILE, CellSpec
 from harness.cells.state import State
 from harness.config import PUBLISHED
-from harness.tracking.artifacts import COMPLETE, Artifacts, home_of_experiment
+from harness.tracking.artifacts import COMPLETE, Artifacts, LocalFiles, home_of_experiment, settled_files
 from harness.tracking.origin import KIND, NOTE, commit_tags, dataset_input, origin
-from harness.tracking.store import database, foreign_server, store, unusable_store
+from harness.tracking.reader import database_reader
+from harness.tracking.store import database, foreign_server, store
 
 RUN_STATUS = {"running": "RUNNING", "done": "FINISHED", "failed": "FAILED"}
 LINES = "lines"  # a tag: the number of lines of metrics.jsonl that the run holds in full
@@ -43,59 +45,152 @@ FOLDERS = ("evals", "samples")  # folders of a cell that are sent when it has en
 Lines = list[dict[str, Any]]  # of metrics.jsonl, the oldest first
 
 
-def sync(folder: Path, uri: str) -> None:
-    """Bring a cell's run up to date with its folder.
+@dataclass(frozen=True)
+class CellRecords:
+    """The records of a cell as one sync reads them."""
 
-    Until the cell has ended, only steps that a checkpoint covers are sent: an interrupted cell repeats the later ones.
-    A failed cell's steps are sent in full; if it is resumed and repeats some of them, these are not sent again.
-    """
-    with lock(folder / "mlflow.lock"), store(uri, write=True) as client:
+    folder: Path
+    spec: CellSpec
+    state: State
+    made: Made | None
+    lines: Lines  # of the steps that MLflow may hold
+
+    @classmethod
+    def read(cls, folder: Path) -> CellRecords:
+        """Read a cell's folder.
+
+        Until the cell has ended, only the steps count that a checkpoint covers: an interrupted cell repeats later ones.
+        """
         spec, state, made = CellSpec.read(folder), State.read(folder), Made.read(folder)
         lines = [line for line in MetricsLog(folder).read() if state.ended or line["step"] <= state.durable_step]
-        run = run_of_cell(client, folder, spec, made, uri, lines)
-        run_id, present_tags = run.info.run_id, run.data.tags
-        artifacts = Artifacts(client, run, uri)
-        artifacts.bring_home()
-        artifacts.sweep()
+        return cls(folder, spec, state, made, lines)
 
-        confirmed = int(present_tags.get(LINES, 0))
-        tags = status_tags(spec, state) | {LINES: str(max(confirmed, len(lines)))}
-        outcome_text = None
-        if state.state == "done":
-            outcome = cell_outcome(folder, spec, lines)
-            outcome_text = json.dumps(outcome)
-            tags[OUTCOME_TAG] = identities.hash_of(outcome)
-        unsent = list(unsent_files(folder, artifacts)) if state.ended else []
-        has_files = not unsent and (outcome_text is None or artifacts.holds(OUTCOME, outcome_text))
-        has_records = holds_records(run, spec, lines[:confirmed], uri)
-        if has_files and has_records and tags.items() <= present_tags.items():
-            return
+    @property
+    def attempt(self) -> str:
+        """The id of the present attempt; empty before the first one."""
+        return self.made.attempt if self.made else ""
 
-        if state.state == "done":
-            for damage, _ in checksums.changed_records(folder):
-                raise damage
-        # Points up to `attempted` may be in the run already, and MLflow would show a repeated step as a second point.
-        attempted = int(present_tags.get(SENDING, confirmed))
-        if not has_records:  # the tags vouch for records that are not there: send all of them again
-            confirmed, attempted = 0, len(lines)
-        repeated = points_in_run(client, run, lines[confirmed:attempted])
-        if lines and lines[-1]["step"] > state.durable_step:
-            client.set_tag(run_id, SENDING, str(max(attempted, len(lines))))
-        send_metrics(client, run_id, lines[confirmed:], repeated)
-        send_params(client, run_id, spec)
-        send_origin(client, run, spec, made)
-        artifacts.send(folder / FILE)
-        for path in unsent:
-            artifacts.send(path, path.parent.name)
-        if outcome_text is not None:
-            artifacts.write(OUTCOME, outcome_text)
-        if state.ended:
-            end = int(lines[-1]["time"] * 1000) if lines else None
-            client.set_terminated(run_id, RUN_STATUS[state.state], end)
-        else:
-            client.update_run(run_id, RUN_STATUS[state.state])
-        # Last, so that these tags vouch for all the rest: an interrupted sync is repeated.
-        send_tags(client, run_id, tags)
+    def belongs(self, tags: Mapping[str, str]) -> bool:
+        """Return whether a run with these tags is that of the present attempt."""
+        return (tags.get("cell"), tags.get("attempt")) == (self.spec.id, self.attempt)
+
+    @cached_property
+    def outcome(self) -> dict[str, Any] | None:
+        """The outcome of a cell that is done."""
+        if self.state.state != "done":
+            return None
+        return cell_outcome(self.folder, self.spec, self.lines)
+
+    @property
+    def outcome_text(self) -> str | None:
+        return None if self.outcome is None else json.dumps(self.outcome)
+
+    def tags(self, present: Mapping[str, str]) -> dict[str, str]:
+        """Return the tags that vouch for the content of the cell's run, given its present ones."""
+        tags = status_tags(self.spec, self.state)
+        tags[LINES] = str(max(confirmed_lines(present), len(self.lines)))
+        if self.outcome is not None:
+            tags[OUTCOME_TAG] = identities.hash_of(self.outcome)
+        return tags
+
+
+@dataclass(frozen=True)
+class RunContent:
+    """The content of a cell's run that a sync compares with the cell's folder."""
+
+    tags: Mapping[str, str]
+    params: Set[str]
+    steps: Mapping[str, int | None]  # by metric the number of its steps; None if unknown
+    files: Artifacts | LocalFiles
+
+
+def sync(folder: Path, uri: str) -> bool:
+    """Bring a cell's run up to date with its folder, and return whether anything was missing.
+
+    A failed cell's steps are sent in full; if it is resumed and repeats some of them, these are not sent again.
+    """
+    with lock(folder / "mlflow.lock"):
+        records = CellRecords.read(folder)
+        if is_sent(records, uri):
+            return False
+        with store(uri, write=True) as client:
+            return send_records(client, records, uri)
+
+
+def is_sent(records: CellRecords, uri: str) -> bool:
+    """Return whether an SQLite store holds all of a cell. This reads its tables, since loading MLflow takes seconds."""
+    run_id = known_run(records.folder / MLFLOW_RUN)
+    if database(uri) is None or run_id is None:
+        return False
+    try:
+        with database_reader(uri) as source:
+            run = source.run(run_id)
+            if run is None or not records.belongs(run.tags):
+                return False
+            if not records.tags(run.tags).items() <= run.tags.items():
+                return False
+            steps = source.metric_steps(run_id)
+    except UserError:  # `send_records` creates or upgrades the store, or reports the error
+        return False
+    run_files = settled_files(run.artifacts, uri)
+    return run_files is not None and holds_all(records, RunContent(run.tags, run.params.keys(), steps, run_files))
+
+
+def send_records(client: MlflowClient, records: CellRecords, uri: str) -> bool:
+    """Send all that a cell's run lacks, and return whether it lacked anything; the caller holds the cell's lock."""
+    folder, spec, state, lines = records.folder, records.spec, records.state, records.lines
+    run = run_of_cell(client, records, uri)
+    run_id, present_tags = run.info.run_id, run.data.tags
+    artifacts = Artifacts(client, run, uri)
+    artifacts.bring_home()
+    artifacts.sweep()
+    content = RunContent(present_tags, run.data.params.keys(), steps_in_run(run, uri), artifacts)
+    if holds_all(records, content):
+        return False
+
+    if state.state == "done":
+        for damage, _ in checksums.changed_records(folder):
+            raise damage
+    confirmed = confirmed_lines(present_tags)
+    # Points up to `attempted` may be in the run already, and MLflow would show a repeated step as a second point.
+    attempted = int(present_tags.get(SENDING, confirmed))
+    if not holds_records(records, content):  # the tags vouch for records that are not there: send all of them again
+        confirmed, attempted = 0, len(lines)
+    repeated = points_in_run(client, run, lines[confirmed:attempted])
+    if lines and lines[-1]["step"] > state.durable_step:
+        client.set_tag(run_id, SENDING, str(max(attempted, len(lines))))
+    send_metrics(client, run_id, lines[confirmed:], repeated)
+    send_params(client, run_id, spec)
+    send_origin(client, run, spec, records.made)
+    artifacts.send(folder / FILE)
+    for path in unsent_files(records, artifacts):
+        artifacts.send(path, path.parent.name)
+    if records.outcome_text is not None:
+        artifacts.write(OUTCOME, records.outcome_text)
+    if state.ended:
+        end = int(lines[-1]["time"] * 1000) if lines else None
+        client.set_terminated(run_id, RUN_STATUS[state.state], end)
+    else:
+        client.update_run(run_id, RUN_STATUS[state.state])
+    # Last, so that these tags vouch for all the rest: an interrupted sync is repeated.
+    send_tags(client, run_id, records.tags(present_tags))
+    return True
+
+
+def confirmed_lines(tags: Mapping[str, str]) -> int:
+    """Return the number of lines for which the tags of a run vouch."""
+    return int(tags.get(LINES, 0))
+
+
+def holds_all(records: CellRecords, content: RunContent) -> bool:
+    """Return whether a run has everything of its cell."""
+    if not records.tags(content.tags).items() <= content.tags.items():
+        return False
+    if not holds_records(records, content):
+        return False
+    if any(unsent_files(records, content.files)):
+        return False
+    return records.outcome_text is None or content.files.holds(OUTCOME, records.outcome_text)
 
 
 def status_tags(spec: CellSpec, state: State) -> dict[str, str]:
@@ -117,64 +212,66 @@ def cut_for_mlflow(values: Mapping[str, object]) -> dict[str, str]:
     return {key: str(value)[:LONGEST_VALUE] for key, value in values.items()}
 
 
-def holds_records(run: Run, spec: CellSpec, lines: Lines, uri: str) -> bool:
-    """Return whether a run has its cell's parameters, and each metric at as many steps as its tags vouch for.
+def holds_records(records: CellRecords, content: RunContent) -> bool:
+    """Return whether a run has its cell's parameters, and each metric at as many steps as its tags vouch for."""
+    if SOURCE not in content.tags:  # the first sync was interrupted: its tags vouch for nothing yet
+        return True
+    if not params_of(records.spec).keys() <= content.params:
+        return False
+    steps_of: dict[str, set[int]] = {}  # by metric; a step that was repeated counts once
+    for line in records.lines[: confirmed_lines(content.tags)]:
+        for key in line["metrics"]:
+            steps_of.setdefault(metric_name(key), set()).add(line["step"])
+    for name, steps in steps_of.items():
+        if name not in content.steps:
+            return False
+        number = content.steps[name]
+        if number is not None and number < len(steps):
+            return False
+    return True
+
+
+def steps_in_run(run: Run, uri: str) -> Mapping[str, int | None]:
+    """Return the number of steps of each metric of a run.
 
     On a server only the names of metrics are compared: to count points there would take a call for each metric.
     """
-    if SOURCE not in run.data.tags:  # the first sync was interrupted: its tags vouch for nothing yet
-        return True
-    steps_of: dict[str, set[int]] = {}  # by metric; a step that was repeated counts once
-    for line in lines:
-        for key in line["metrics"]:
-            steps_of.setdefault(metric_name(key), set()).add(line["step"])
-    steps_by_name = {name: len(steps) for name, steps in steps_of.items()}
-    if not params_of(spec).keys() <= run.data.params.keys():
-        return False
-    if not steps_by_name.keys() <= run.data.metrics.keys():
-        return False
-    path = database(uri)
-    if path is None:
-        return True
-    # By a second connection to the database, since MLflow's client has no call that counts.
-    query = "SELECT key, COUNT(DISTINCT step) FROM metrics WHERE run_uuid = ? GROUP BY key"
-    try:
-        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
-            present = dict(connection.execute(query, (run.info.run_id,)))
-    except sqlite3.Error as error:
-        raise unusable_store(uri, error) from error
-    return all(present.get(name, 0) >= number for name, number in steps_by_name.items())
+    if database(uri) is None:
+        return dict.fromkeys(run.data.metrics)
+    with database_reader(uri) as source:
+        return source.metric_steps(run.info.run_id)
 
 
-def unsent_files(folder: Path, artifacts: Artifacts) -> Iterator[Path]:
-    """Yield the files of a cell that are missing in its run, or have another size there."""
+def unsent_files(records: CellRecords, run_files: Artifacts | LocalFiles) -> Iterator[Path]:
+    """Yield the files of a cell that has ended which are missing in its run, or have another size there."""
+    if not records.state.ended:
+        return
     for name in FOLDERS:
-        sizes = artifacts.sizes(name)
-        for path in sorted((folder / name).glob(COMPLETE)):
+        sizes = run_files.sizes(name)
+        for path in sorted((records.folder / name).glob(COMPLETE)):
             if sizes.get(f"{name}/{path.name}") != path.stat().st_size:
                 yield path
 
 
-def run_of_cell(client: MlflowClient, folder: Path, spec: CellSpec, made: Made | None, uri: str, lines: Lines) -> Run:
+def run_of_cell(client: MlflowClient, records: CellRecords, uri: str) -> Run:
     """Return the run of the present attempt at a cell; create it if there is none.
 
     First choice: the run whose id the cell's folder keeps. Then the oldest run with the tags of this attempt; then one
     without an attempt, of a cell that failed before its first attempt began.
     """
-    kept, attempt = folder / "mlflow.json", made.attempt if made else ""
+    spec, made, attempt = records.spec, records.made, records.attempt
+    kept = records.folder / MLFLOW_RUN
     run_id = known_run(kept)
     if run_id is not None:
         run = run_by_id(client, run_id)
-        if run is not None and run.info.lifecycle_stage == "active":
-            tags = run.data.tags
-            if (tags.get("cell"), tags.get("attempt")) == (spec.id, attempt):
-                return run
+        if run is not None and run.info.lifecycle_stage == "active" and records.belongs(run.data.tags):
+            return run
     experiment = experiment_of(client, spec.matrix, uri)
     candidates: list[Run] = []
     for attempt_tag in dict.fromkeys((attempt, "")):
         same_cell = f"tags.cell = '{spec.id}' and tags.attempt = '{attempt_tag}'"
         candidates += client.search_runs([experiment], same_cell, order_by=["attributes.start_time ASC"])
-    run = candidates[0] if candidates else new_run(client, experiment, spec, made, lines)
+    run = candidates[0] if candidates else new_run(client, experiment, spec, made, records.lines)
     if made is not None and run.data.tags["attempt"] != attempt:
         send_tags(client, run.info.run_id, made.tags() | commit_tags(made))
         run = client.get_run(run.info.run_id)
@@ -273,6 +370,9 @@ def send_metrics(client: MlflowClient, run_id: str, lines: Lines, repeated: Cont
         for key, value in line["metrics"].items():
             if (metric_name(key), line["step"]) not in repeated:
                 points.append(Metric(metric_name(key), value, milliseconds, line["step"]))
+    # Metric by metric, the last step first: MLflow keeps the latest point of each metric in a table of its own, which
+    # then has to change only once for each metric, and in few rows for each call.
+    points.sort(key=lambda point: (point.key, -point.step))
     for start in range(0, len(points), METRICS_PER_CALL):
         client.log_batch(run_id, points[start : start + METRICS_PER_CALL])
 

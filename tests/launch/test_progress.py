@@ -361,6 +361,24 @@ def test_what_takes_its_time_has_a_clock_on_a_terminal_alone(clock: Clock, monke
         assert out.shown() == ["said meanwhile"][:wanted]
 
 
+def test_items_are_counted(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    out = Terminal()
+    console = Console(file=out, force_terminal=True, width=60, legacy_windows=False)
+    with progress.show_count(console, "feeding", 2) as show_next:
+        show_next("one")
+        clock.now += 65
+        console.print("meanwhile")  # causes the line to be drawn again
+        assert out.shown() == ["meanwhile", "feeding: 1 of 2, last one: 1 min 05 s"]
+    assert out.shown() == ["meanwhile"]
+    log = io.StringIO()
+    with progress.show_count(Console(file=log), "feeding", 9) as show_next:
+        for item in "abcd":
+            show_next(item)
+            clock.now += progress.QUIET_COUNT_SECONDS * 0.6
+    assert log.getvalue() == "feeding: 3 of 9, last c\n"
+
+
 def test_mlflow_is_fed_at_each_checkpoint_and_at_the_end(
     cells: list[Cell], alive: ExitStack, fed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,7 +27,6 @@ from harness.table.leaderboard import leaderboard_rows
 from harness.tracking.artifacts import FOLDER
 from harness.tracking.reader import reader
 from harness.tracking.store import store
-from harness.tracking.sync import experiment_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
@@ -67,7 +66,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory, migrated: Path) -> list[s
     with store(ours.tracking_uri, write=True) as client, reader(ours.tracking_uri) as source:
         experiment = Experiment(source, ours.name, ours.tracking_uri)
         rows = leaderboard_rows(read_frames(experiment, plan.expected, plan.baseline), plan.baseline, plan.ks)
-        publish.write_summary(client, experiment_of(client, ours.name, ours.tracking_uri), plan, experiment, rows)
+        publish.MatrixSummary.of(plan, experiment, rows).write(client, experiment)
     return given
 
 

@@ -81,6 +81,62 @@ def test_a_description_that_a_person_wrote_stays(tmp_path: Path, mlflow_uri: str
         assert len(client.get_metric_history(one.info.run_id, "avg_at_k/grpo")) == 1
 
 
+def test_a_table_that_the_store_holds_is_only_read(
+    tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Made(tmp_path, mlflow_uri).end_all()
+    _, (one,), _ = held(mlflow_uri)
+    folder = Path(one.info.artifact_uri.removeprefix("file://"))
+    whole = {path.name: path.read_bytes() for path in folder.iterdir()}
+    opened: list[str] = []
+    open_store = publish.store
+
+    def watched(uri: str, *, write: bool) -> Any:
+        opened.append(uri)
+        return open_store(uri, write=write)
+
+    monkeypatch.setattr(publish, "store", watched)
+    rows = publish.publish(made.config, made.cells)
+    assert (publish.publish(made.config, made.cells), opened) == (rows, [])
+
+    def spoil_number() -> None:
+        with store.store(mlflow_uri, write=True) as client:
+            [run] = [run for run in held(mlflow_uri)[2].values() if run.data.tags["cell"] == made.cells[0].id]
+            client.log_metric(run.info.run_id, "final/avg_at_k", 2.0)
+
+    for spoil in (
+        lambda: (folder / "leaderboard.md").write_text("another table"),
+        lambda: (folder / "outcomes.json").unlink(),
+        spoil_number,
+    ):
+        opened.clear()
+        spoil()
+        assert publish.publish(made.config, made.cells) == rows
+        assert opened == [mlflow_uri]
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == whole
+    made.config.baseline = "ppo"
+    publish.publish(made.config, made.cells)
+    assert b"Avg@K - ppo" in (folder / "leaderboard.json").read_bytes()
+
+
+def test_a_table_whose_writing_was_interrupted_is_written_again(
+    tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Made(tmp_path, mlflow_uri).end_all()
+    made.config.baseline = "ppo"
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(publish, "write_description", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            publish.publish(made.config, made.cells)
+    assert "Avg@K - ppo" not in held(mlflow_uri)[0].tags[description.NOTE_TAG]
+    publish.publish(made.config, made.cells)
+    assert "Avg@K - ppo" in held(mlflow_uri)[0].tags[description.NOTE_TAG]
+
+
 @pytest.mark.parametrize("methods", [1, 20, 50, 400])
 def test_a_description_fits_into_a_tag(methods: int) -> None:
     def some(mean: float) -> Estimate:

@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import boards
 import pytest
 import requests
 from matrices import BEGAN, STEPS, experiment, fill, right_of
@@ -25,6 +26,7 @@ from harness.cells.outcome import FILE as OUTCOME
 from harness.cells.provenance import Made
 from harness.cells.spec import FILE as SPEC
 from harness.commands import sync as command
+from harness.launch import progress
 from harness.matrix import cells
 from harness.tracking import evaluation, runs, store
 from harness.tracking.evaluation import Evaluated
@@ -170,6 +172,32 @@ def test_a_server_is_read_in_pages_and_without_deleted_runs(
         for curves in source.curves(remaining, "entropy/mean".__eq__):
             assert list(curves) == ["entropy/mean"]
             assert [point.step for point in curves["entropy/mean"]] == sorted(p.step for p in curves["entropy/mean"])
+
+
+def test_cells_are_sent_side_by_side_and_counted(
+    server: str,
+    tmp_path: Path,
+    mlflow_uri: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = boards.Made(tmp_path, mlflow_uri, name="together").end_all()
+    monkeypatch.setattr(progress, "QUIET_COUNT_SECONDS", 0.0)
+    made.config.tracking.uri = server
+    assert command.sync_matrix(made.config, made.cells) == (6, 0)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("feeding MLflow with cells: ")]
+    assert [line.partition(",")[0].rpartition(": ")[2] for line in lines] == [f"{done} of 6" for done in range(1, 7)]
+    assert lines[0].endswith(f", last {made.cells[0].folder.name}")
+    with store.store(server, write=False) as client:
+        experiment = client.get_experiment_by_name("together").experiment_id
+        sent = client.search_runs([experiment])
+        assert sorted(run.data.tags["cell"] for run in sent) == sorted(cell.id for cell in made.cells)
+        for run in sent:
+            assert [point.step for point in client.get_metric_history(run.info.run_id, "entropy/mean")] == [0, 1]
+            assert len(run.inputs.dataset_inputs) == 1
+    assert command.sync_matrix(made.config, made.cells) == (6, 0)
+    with store.store(server, write=False) as client:
+        assert len(client.search_runs([experiment])) == 6
 
 
 @pytest.mark.parametrize(

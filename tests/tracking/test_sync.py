@@ -589,15 +589,17 @@ def test_a_chosen_artifact_location_stays(tmp_path: Path, mlflow_uri: str) -> No
     assert runs(other)[0].info.artifact_uri == run.info.artifact_uri
 
 
-def test_a_second_sync_only_asks(tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_sync_reads_the_database_without_a_client(
+    tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = make_cell(tmp_path / "cell")
     log_steps(folder, 0, 1)
     set_state(folder, "done", durable=1)
-    sync.sync(folder, mlflow_uri)
-    mortal = Mortal(store.client_of(mlflow_uri), calls=2)
+    assert sync.sync(folder, mlflow_uri)
+    mortal = Mortal(store.client_of(mlflow_uri), calls=math.inf)
     monkeypatch.setattr(store, "client_of", lambda uri: mortal)
-    sync.sync(folder, mlflow_uri)
-    assert mortal.calls == 1
+    assert not sync.sync(folder, mlflow_uri)
+    assert mortal.calls == math.inf
 
 
 # A store that is not there
@@ -612,7 +614,7 @@ def one_sentence(error: pytest.ExceptionInfo[UserError]) -> str:
 def test_a_locked_store_is_one_sentence(tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make_cell(tmp_path / "cell")
     connect = sqlite3.connect
-    monkeypatch.setattr(sqlite3, "connect", lambda path: connect(path, timeout=0.05))
+    monkeypatch.setattr(sqlite3, "connect", lambda path, **given: connect(path, **{"timeout": 0.05, **given}))
     with connect(tmp_path / "mlflow.db") as holder:
         holder.execute("BEGIN EXCLUSIVE")
         with pytest.raises(UserError, match=r"mlflow\.db cannot be used: database is locked") as error:

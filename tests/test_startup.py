@@ -1,0 +1,66 @@
+"""The packages that commands load: start-up times change with the machine, but imports do not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from boards import Made
+from places import REPOSITORY
+
+from harness.matrix import claim
+
+pytestmark = pytest.mark.processes
+
+HEAVY = {"torch", "transformers", "mlflow", "sqlalchemy", "lm_eval", "datasets", "matplotlib", "plotly"}
+TABLE = {"pandas", "scipy"}  # compute the numbers of a table
+PROGRAM = """
+import json, sys
+from harness import cli
+try:
+    cli.main(sys.argv[2:])
+except SystemExit as end:
+    assert end.code == 0, end.code
+with open(sys.argv[1], "w") as file:
+    json.dump(sorted({name.partition(".")[0] for name in sys.modules}), file)
+"""
+
+
+def loaded_by(folder: Path, *arguments: str) -> tuple[set[str], str]:
+    """Return the packages that a command loads, and its output."""
+    modules = folder / "modules.json"
+    command = [sys.executable, "-c", PROGRAM, str(modules), *arguments]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(modules.read_text())), done.stdout
+
+
+@pytest.mark.slow
+def test_a_run_with_nothing_to_do_loads_neither_torch_nor_mlflow(tmp_path: Path, mlflow_uri: str) -> None:
+    overrides = ["name=made", f"results={tmp_path}", f"tracking.uri={mlflow_uri}"]
+    overrides += ["methods=[grpo,clip_b,ppo]", "seeds=[0,1]"]
+    made = Made(tmp_path, mlflow_uri)
+    claim(made.config)
+    made.end_all()
+    for command in ("run", "sync"):
+        loaded, output = loaded_by(tmp_path, command, "smoke", *overrides)
+        assert loaded & TABLE == TABLE, "the table is computed each time, so that it is never stale"
+        assert loaded & HEAVY == set()
+        if command == "run":
+            assert "6 cells, 6 done before, 0 to run" in output
+            assert "clip_b" in output.partition("0 to run")[2]
+        else:
+            assert "holds the records of 6 cells" in output
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["list", "methods"], ["status", "demo"], ["plan", "demo"], ["doctor", "--help"]],
+    ids=" ".join,
+)
+def test_commands_without_a_table_load_no_numbers_package(arguments: list[str], tmp_path: Path) -> None:
+    loaded, _ = loaded_by(tmp_path, *arguments)
+    assert loaded & (HEAVY | TABLE) == set()
