@@ -3,7 +3,20 @@
 The versions of the demo are compared by `python -m benchmarks.demo --against COMMIT` alone.
 """
 
-from benchmarks import cells, data, demo, launchers, methods, padding, peers, phases, rollout, tokenstats, verify
+from benchmarks import (
+    cells,
+    data,
+    demo,
+    launchers,
+    methods,
+    padding,
+    peers,
+    phases,
+    rollout,
+    startup,
+    tokenstats,
+    verify,
+)
 
-for benchmark in (rollout, phases, padding, methods, tokenstats, data, verify, launchers, cells, demo, peers):
+for benchmark in (rollout, phases, padding, methods, tokenstats, data, verify, launchers, startup, cells, demo, peers):
     benchmark.main()
