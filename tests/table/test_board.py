@@ -407,7 +407,6 @@ def test_runs_of_another_version_or_deleted_parts_give_one_sentence(
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 def test_a_thousand_and_one_runs(
     tmp_path: Path, mlflow_uri: str, at: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
