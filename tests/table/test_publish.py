@@ -14,6 +14,8 @@ from harness.table.leaderboard import LeaderboardRow
 from harness.terminal.layout import visible
 from harness.tracking import store
 
+pytestmark = pytest.mark.slow
+
 
 def held(uri: str, name: str = "made") -> tuple[Any, list[Any], dict[str, Any]]:
     """Return the experiment, its summaries, and the runs of its cells."""
@@ -166,7 +168,6 @@ def test_a_page_shows_control_characters_as_text() -> None:
         assert place in page
 
 
-@pytest.mark.slow
 @pytest.mark.processes
 def test_a_server_is_fed_and_read_as_a_file_is(
     server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
