@@ -19,11 +19,9 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist workste
 demo: $(SET_UP)
 	$(BIN)/entrobench run demo
 
-# Tests that measure time (marked `alone`) run one by one after all others, even if one of the others failed.
+# All tests but those marked `long`, which make soak runs.
 test: $(SET_UP_DEV)
-	@$(PYTEST) -m "not alone"; first=$$?; \
-	$(BIN)/python -m pytest -m alone $(SLOWEST); second=$$?; \
-	exit $$((first > second ? first : second))
+	$(PYTEST)
 
 # For the inner loop: leaves out the tests that start processes or take seconds.
 test-fast: $(SET_UP_DEV)
@@ -43,9 +41,10 @@ docs: $(SET_UP_DEV)
 bench: .venv/ready-bench
 	$(BIN)/python -m benchmarks
 
-# An hour of matrices whose processes are killed at random, then ten minutes of odd input. `make test` includes short
-# versions of both.
+# The tests marked `long`, an hour of matrices whose processes are killed at random, and ten minutes of odd input. `make
+# test` includes short versions of all.
 soak: $(SET_UP_DEV)
+	$(BIN)/python -m pytest -m long $(SLOWEST)
 	$(BIN)/python -m benchmarks.soak
 	ENTROBENCH_EXAMPLES=1000 $(BIN)/python -m pytest tests/test_hostile.py
 

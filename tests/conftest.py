@@ -1,4 +1,4 @@
-"""Fixtures for all tests: an MLflow database without runs, and a guard against unmarked tests that start processes."""
+"""Fixtures for all tests, their order, and a guard against unmarked tests that start processes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NoReturn
@@ -29,6 +29,19 @@ def pytest_configure() -> None:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests marked `long` unless -m names them, and put the files that start processes first.
+
+    Their tests are the longest, and one that started last would keep a single worker busy while the others are idle.
+    Files stay whole, so that a fixture of a module is set up once.
+    """
+    if "long" not in config.option.markexpr:
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("long")])
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
+    starting = {item.path for item in items if item.get_closest_marker("processes")}
+    items.sort(key=lambda item: item.path not in starting)
+
+
 @pytest.fixture(scope="session")
 def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An MLflow database without runs, made once, since making its tables takes seconds."""
@@ -36,6 +49,17 @@ def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with store.store(f"sqlite:///{path}", write=True) as client:
         client.search_experiments()
     return path
+
+
+@pytest.fixture(scope="session")
+def put_store(migrated: Path) -> Callable[[Path], None]:
+    """A function that puts this database into a folder of results, where a run would make one."""
+
+    def put(results: Path) -> None:
+        results.mkdir(parents=True, exist_ok=True)
+        shutil.copy(migrated, results / "mlflow.db")
+
+    return put
 
 
 @pytest.fixture

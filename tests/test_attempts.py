@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -45,9 +46,10 @@ TINY += ["train.lr=1e-2", "eval.problems=8", "eval.samples=8", "eval.k=2", "chec
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def ran(tmp_path_factory: pytest.TempPathFactory, put_store: Callable[[Path], None]) -> Path:
     """Return a folder with the plugin, in which the matrix was run."""
     folder = tmp_path_factory.mktemp("ran")
+    put_store(folder / "results")
     (folder / "beside.txt").write_text("1")
     write(folder, 1)
     with pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,7 @@
-"""The command line from end to end: a short matrix, killed, resumed and read; mistakes end with exit code 2."""
+"""The command line from end to end: a short matrix, killed, resumed and read; mistakes end with exit code 2.
+
+Matrices run in processes of their own; most other commands run in this one, so that imports are shared.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
 from places import REPOSITORY
 
 from benchmarks.patience import HANG, patient
+from harness import cli
 from harness.cells import lease
 from harness.rollout import choice, models
 
@@ -52,10 +57,37 @@ def entrobench(*arguments: str, cwd: Path, code: int = 0) -> subprocess.Complete
     return result
 
 
+class Here:
+    """Calls commands in this process; returns what they print."""
+
+    def __init__(self, capture: pytest.CaptureFixture[str]) -> None:
+        self.capture = capture
+
+    def __call__(self, *arguments: str, cwd: Path) -> str:
+        out, err = self.ended(*arguments, cwd=cwd, code=0)
+        assert "Traceback" not in err
+        return out
+
+    def ended(self, *arguments: str, cwd: Path, code: int) -> tuple[str, str]:
+        """Return the output and the errors of a command that ends with a code."""
+        self.capture.readouterr()
+        with chdir(cwd), pytest.raises(SystemExit) as ended:
+            cli.main(arguments)
+        out, err = self.capture.readouterr()
+        assert ended.value.code == code, f"{arguments}\n{out}\n{err}"
+        return out, err
+
+
+@pytest.fixture
+def here(capfd: pytest.CaptureFixture[str]) -> Here:
+    return Here(capfd)
+
+
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(tmp_path_factory: pytest.TempPathFactory, put_store: Callable[[Path], None]) -> Path:
     """A folder with a short matrix that was run, from the first command to the leaderboard."""
     folder = tmp_path_factory.mktemp("run")
+    put_store(folder / "results")
     result = entrobench("run", "demo", *SHORT, cwd=folder)
     assert "4 cells, 0 done before, 4 to run" in result.stdout
     return folder
@@ -93,15 +125,15 @@ def test_a_second_run_does_nothing_again(finished: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
-def test_a_changed_config_makes_new_cells(finished: Path) -> None:
-    result = entrobench("plan", "demo", *SHORT, "train.lr=1e-4", cwd=finished)
-    assert re.search(r"^ *planned +4 *$", result.stdout, re.MULTILINE)
+def test_a_changed_config_makes_new_cells(finished: Path, here: Here) -> None:
+    planned = here("plan", "demo", *SHORT, "train.lr=1e-4", cwd=finished)
+    assert re.search(r"^ *planned +4 *$", planned, re.MULTILINE)
     assert len(cells(finished)) == 4, "a plan runs nothing and writes nothing"
-    assert "4 more cells" in entrobench("status", "demo", *SHORT, "train.lr=1e-4", cwd=finished).stdout
+    assert "4 more cells" in here("status", "demo", *SHORT, "train.lr=1e-4", cwd=finished)
 
 
-def test_the_leaderboard_is_read_from_mlflow_alone(finished: Path, tmp_path: Path) -> None:
-    rows = json.loads(entrobench("leaderboard", "demo", *SHORT, "--format", "json", cwd=finished).stdout)
+def test_the_leaderboard_is_read_from_mlflow_alone(finished: Path, here: Here) -> None:
+    rows = json.loads(here("leaderboard", "demo", *SHORT, "--format", "json", cwd=finished))
     assert [row["method"] for row in rows] == ["base model", "grpo", "clip_b"]
     for row in rows[1:]:
         assert row["seeds_done"] == row["seeds_expected"] == 2
@@ -120,17 +152,17 @@ def test_the_leaderboard_is_read_from_mlflow_alone(finished: Path, tmp_path: Pat
     for record in records:
         record.rename(record.with_suffix(".away"))
     try:
-        again = json.loads(entrobench("leaderboard", "demo", *SHORT, "--format", "json", cwd=finished).stdout)
+        again = json.loads(here("leaderboard", "demo", *SHORT, "--format", "json", cwd=finished))
     finally:
         for record in records:
             record.with_suffix(".away").rename(record)
     assert again == rows
     for how, start in [("md", "**countdown, countdown-tiny**"), ("csv", "method,")]:
-        assert entrobench("leaderboard", "demo", *SHORT, "--format", how, cwd=finished).stdout.startswith(start)
+        assert here("leaderboard", "demo", *SHORT, "--format", how, cwd=finished).startswith(start)
 
 
-def test_status_list_and_report(finished: Path) -> None:
-    status = entrobench("status", "demo", *SHORT, cwd=finished).stdout
+def test_status_list_and_report(finished: Path, here: Here) -> None:
+    status = here("status", "demo", *SHORT, cwd=finished)
     assert status.count("done") == 4
     assert "4/4" in status
     for what, name in [
@@ -139,8 +171,8 @@ def test_status_list_and_report(finished: Path) -> None:
         ("models", "countdown-tiny"),
         ("configs", "smoke"),
     ]:
-        assert name in entrobench("list", what, cwd=finished).stdout
-    entrobench("report", "demo", *SHORT, cwd=finished)
+        assert name in here("list", what, cwd=finished)
+    here("report", "demo", *SHORT, cwd=finished)
     page = (finished / "results/demo/report/report.html").read_text()
     assert "clip_b" in page
     assert "default-src 'none'" in page  # a browser fetches nothing for it
@@ -198,19 +230,23 @@ ENDS = {  # of each fault, as the table tells it
 
 
 @pytest.mark.slow
-def test_one_failing_cell_is_one_row(tmp_path: Path) -> None:
+def test_one_failing_cell_is_one_row(
+    tmp_path: Path, put_store: Callable[[Path], None], here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_store(tmp_path / "results")
     (tmp_path / "faulty_methods.py").write_text(FAULTS)
     faulty = [f"faulty(how={how})" for how in ENDS]
     methods = f"methods=[grpo,{','.join(map(repr, faulty))}]"
     short = [methods, "seeds=[0]", *SHORT[2:], "train.steps=1", "eval.every=0", "--plugin", "faulty_methods"]
     result = entrobench("run", "demo", *short, cwd=tmp_path, code=1)
-    rows = json.loads(entrobench("leaderboard", "demo", *short, "--format", "json", cwd=tmp_path).stdout)
+    monkeypatch.syspath_prepend(tmp_path)
+    rows = json.loads(here("leaderboard", "demo", *short, "--format", "json", cwd=tmp_path))
     assert {row["method"]: row["seeds_done"] for row in rows} == {
         "base model": 1,
         "grpo": 1,
         **dict.fromkeys(faulty, 0),
     }
-    told = entrobench("status", "demo", *short, cwd=tmp_path).stdout
+    told = here("status", "demo", *short, cwd=tmp_path)
     for how, end in ENDS.items():
         assert end in result.stdout, how
         assert end[:40] in told, how
@@ -224,15 +260,15 @@ def test_one_failing_cell_is_one_row(tmp_path: Path) -> None:
     assert "matrix demo: 1 of 14 cells, 0 done before, 1 to run" in again
     states = [json.loads((cell / "state.json").read_text())["state"] for cell in cells(tmp_path)]
     assert sorted(states) == ["done"] * 2 + ["failed"] * (len(ENDS) - 1), "and nothing else has run"
-    wrong = entrobench("run", "demo", *short, "--only", "grp", cwd=tmp_path, code=2).stderr
+    _, wrong = here.ended("run", "demo", *short, "--only", "grp", cwd=tmp_path, code=2)
     assert "--only is 'grp'; allowed: " in wrong
     assert "did you mean 'grpo'?" in wrong
 
 
 @pytest.mark.skipif(choice.installed_vllm() is not None, reason="vLLM is installed here")
-def test_a_matrix_whose_engine_is_missing_does_not_begin(tmp_path: Path) -> None:
-    result = entrobench("run", "demo", "rollout.engine=vllm", cwd=tmp_path, code=2)
-    assert "vLLM is not installed here; install entrobench[" in result.stderr
+def test_a_matrix_whose_engine_is_missing_does_not_begin(tmp_path: Path, here: Here) -> None:
+    _, error = here.ended("run", "demo", "rollout.engine=vllm", cwd=tmp_path, code=2)
+    assert "vLLM is not installed here; install entrobench[" in error
     assert not list(tmp_path.iterdir())
 
 
@@ -250,31 +286,38 @@ def test_a_matrix_whose_engine_is_missing_does_not_begin(tmp_path: Path) -> None
         (["report", "demo"], "found no MLflow store"),
     ],
 )
-def test_mistakes_end_with_one_sentence_and_write_nothing(arguments: list[str], words: str, tmp_path: Path) -> None:
-    result = entrobench(*arguments, cwd=tmp_path, code=2)
-    assert words in result.stderr
-    assert result.stderr.count("\n") == 1
+def test_mistakes_end_with_one_sentence_and_write_nothing(
+    arguments: list[str], words: str, tmp_path: Path, here: Here
+) -> None:
+    _, error = here.ended(*arguments, cwd=tmp_path, code=2)
+    assert words in error
+    assert error.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_a_process_prints_nothing_else_after_a_mistake(tmp_path: Path) -> None:
+    result = entrobench("leaderboard", "demo", cwd=tmp_path, code=2)
+    assert result.stdout == ""
+    assert result.stderr.startswith("entrobench: found no MLflow store")
+    assert result.stderr.count("\n") == 1
 
 
 def test_a_set_that_is_not_prepared_stops_the_matrix_before_its_first_cell(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ENTROBENCH_CACHE", str(tmp_path / "cache"))
-    result = entrobench("run", "demo", "eval.tasks=[aime24]", cwd=tmp_path, code=2)
-    assert result.stderr == (
-        "entrobench: the problem set aime24 is not prepared; run `entrobench data prepare aime24`\n"
-    )
+    _, error = here.ended("run", "demo", "eval.tasks=[aime24]", cwd=tmp_path, code=2)
+    assert error == "entrobench: the problem set aime24 is not prepared; run `entrobench data prepare aime24`\n"
     assert not list(tmp_path.iterdir())
 
 
-def test_folders_of_others_are_left_alone(tmp_path: Path) -> None:
+def test_folders_of_others_are_left_alone(tmp_path: Path, here: Here) -> None:
     (tmp_path / "results/demo").mkdir(parents=True)
     (tmp_path / "results/demo/thesis.tex").write_text("precious")
-    assert "did not make" in entrobench("run", "demo", cwd=tmp_path, code=2).stderr
+    assert "did not make" in here.ended("run", "demo", cwd=tmp_path, code=2)[1]
     (tmp_path / "results/demo/thesis.tex").unlink()
     (tmp_path / "results/demo/matrix.json").write_text('{"matrix": "mine"}')
-    assert "belongs to the matrix 'mine'" in entrobench("run", "demo", cwd=tmp_path, code=2).stderr
+    assert "belongs to the matrix 'mine'" in here.ended("run", "demo", cwd=tmp_path, code=2)[1]
 
 
 @pytest.fixture
@@ -291,12 +334,12 @@ def hears_interrupts() -> Iterator[None]:
     [
         ("starting", signal.SIGINT, True),
         ("running", signal.SIGINT, True),
-        ("starting", signal.SIGHUP, True),
+        pytest.param("starting", signal.SIGHUP, True, marks=pytest.mark.long),
         ("running", signal.SIGTERM, False),
     ],
 )
 def test_interrupted_it_says_so_once_and_stops_its_cells(
-    moment: str, sent: signal.Signals, to_all: bool, tmp_path: Path
+    moment: str, sent: signal.Signals, to_all: bool, tmp_path: Path, here: Here
 ) -> None:
     """By Ctrl-C or the end of the terminal, which every process of the run hears of, also while the first ones import
     torch; and by SIGTERM, of which the runner alone hears."""
@@ -326,6 +369,6 @@ def test_interrupted_it_says_so_once_and_stops_its_cells(
     assert said == "\nentrobench: interrupted; finished work is kept, and the same command continues\n"
     assert process.returncode == 128 + sent
     assert any(owners) == (moment == "running")
-    told = entrobench("status", "smoke", cwd=tmp_path).stdout
+    told = here("status", "smoke", cwd=tmp_path)
     assert "running" not in told
     assert ("stale" in told) == (moment == "running")

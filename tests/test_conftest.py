@@ -1,12 +1,16 @@
-"""A test without the marker `processes` cannot start processes."""
+"""A test without the marker `processes` cannot start processes; tests marked `long` run only when -m names them."""
 
 from __future__ import annotations
 
 import multiprocessing
 import subprocess
 import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from places import REPOSITORY
 
 SENTENCE = r"test_conftest.py::\S+ starts a process; mark it with @pytest.mark.processes"
 
@@ -32,3 +36,38 @@ def test_tools_of_the_system_are() -> None:
 @pytest.mark.processes
 def test_a_marked_test_can_start_python() -> None:
     assert subprocess.run([sys.executable, "-c", "print(6 * 7)"], capture_output=True, check=True).stdout == b"42\n"
+
+
+@dataclass(frozen=True)
+class Item:
+    """A collected test, as far as the hook reads it."""
+
+    name: str
+    path: Path
+    marks: tuple[str, ...] = ()
+
+    def get_closest_marker(self, name: str) -> bool:
+        return name in self.marks
+
+
+@pytest.mark.parametrize(
+    ("markexpr", "order"),
+    [("", ["process", "plain", "quick"]), ("long or slow", ["process", "long", "plain", "quick"])],
+)
+def test_long_tests_are_left_out_and_files_that_start_processes_come_first(
+    markexpr: str, order: list[str], request: pytest.FixtureRequest
+) -> None:
+    plugins = request.config.pluginmanager.get_plugins()
+    [ours] = [each for each in plugins if getattr(each, "__file__", None) == str(REPOSITORY / "tests" / "conftest.py")]
+    items = [
+        Item("quick", Path("test_a.py")),
+        Item("process", Path("test_b.py"), ("processes",)),
+        Item("long", Path("test_b.py"), ("long",)),
+        Item("plain", Path("test_b.py")),
+    ]
+    deselected: list[Item] = []
+    hook = SimpleNamespace(pytest_deselected=lambda items: deselected.extend(items))
+    config = SimpleNamespace(option=SimpleNamespace(markexpr=markexpr), hook=hook)
+    ours.pytest_collection_modifyitems(config, items)
+    assert [item.name for item in items] == order
+    assert [item.name for item in deselected] == [name for name in ["long"] if name not in order]

@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -90,9 +91,10 @@ def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def ran(tmp_path_factory: pytest.TempPathFactory, put_store: Callable[[Path], None]) -> tuple[Path, str]:
     """The folder where the example of the documentation was run as a script, and what it printed."""
     folder = tmp_path_factory.mktemp("script")
+    put_store(folder / "results")
     (folder / "script.py").write_text(f"print('begins')\n{EXAMPLE}\nprint('ends')\n")
     return folder, run("script.py", cwd=folder)
 

@@ -106,9 +106,10 @@ def test_the_judge_starts(crowded: Path) -> None:
 
 @pytest.mark.slow
 def test_the_trials_of_doctor_start(command: str, crowded: Path) -> None:
-    found = json.loads(call(command, "doctor", "smoke", "--thorough", "--format", "json", cwd=crowded).stdout)
-    states = {each["what"]: each["state"] for each in found}
-    assert (states["torch"], states["engine embedded"], states["mlflow"]) == ("ok", "ok", "ok")
+    printed = call(command, "doctor", "smoke", "--thorough", "--format", "json", cwd=crowded).stdout
+    found = {each["what"]: each for each in json.loads(printed)}
+    assert [found[what]["state"] for what in ("torch", "engine embedded", "mlflow")] == ["ok", "ok", "ok"]
+    assert found["engine embedded"]["found"].startswith("samples on c")
 
 
 def test_a_process_imports_from_where_its_parent_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

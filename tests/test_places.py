@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -36,9 +36,10 @@ ODD = "Ergebnisse für 方法 🙂 & 'co'"
 
 
 @pytest.fixture(scope="module")
-def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def odd(tmp_path_factory: pytest.TempPathFactory, put_store: Callable[[Path], None]) -> Path:
     """Return results of a matrix that ran in a folder with an odd name, without a home and in a plain locale."""
     results = tmp_path_factory.mktemp("places") / ODD
+    put_store(results)
     plain = {name: value for name, value in os.environ.items() if name != "HOME" and not name.startswith("LC_")}
     cache = str(models.default_cache())  # made before, wherever that is
     command = [sys.executable, "-m", "harness.cli", "run", "smoke", *SHORT, f"results={results}"]

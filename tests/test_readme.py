@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,7 @@ NOT_RUN = {  # with the reason
     "entrobench dynamics demo": "takes minutes",
     "entrobench explain all demo": "computes batches of the demo's size",
     "entrobench doctor": "takes ten seconds; test_doctor.py runs it",
+    "entrobench check clip_b": "takes ten seconds; test_check.py runs it",
     "entrobench run paper --launcher slurm": "needs SLURM, and the paper's models",
     "entrobench run field": "takes hours; other tests train every method in miniature",
     "entrobench leaderboard --experiment demo --uri URI": "needs a server",
@@ -58,9 +60,10 @@ def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory, put_store: Callable[[Path], None]) -> Path:
     """A folder after `entrobench run smoke`, with the README's method and a packed matrix in it."""
     path = tmp_path_factory.mktemp("reader")
+    put_store(path / "results")
     (path / "my_methods.py").write_text(A_METHOD)
     result = run("-m", "harness.cli", "run", "smoke", *TINY, cwd=path)
     assert result.returncode == 0, result.stderr

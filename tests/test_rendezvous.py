@@ -10,11 +10,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
 from cells import lines, write
-from living import at_work, wait_until
+from companions import forkserver
+from living import wait_until
+from servers import free_port
 
 from benchmarks.patience import HANG
 from harness import cell
@@ -28,15 +31,13 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 
 @contextmanager
-def machines(folder: Path, *program: str) -> Iterator[list[subprocess.Popen[bytes]]]:
+def machines(folder: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Start torchrun twice with a rank each, as on two machines."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
-    torchrun += ["--master-addr=127.0.0.1", f"--master-port={port}"]
+    torchrun += ["--master-addr=127.0.0.1", f"--master-port={free_port()}"]
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(Path.cwd())}
     agents = [
-        subprocess.Popen([*torchrun, f"--node-rank={node}", *program, str(folder)], env=environment)
+        subprocess.Popen([*torchrun, f"--node-rank={node}", "-m", "harness.cell", str(folder)], env=environment)
         for node in range(2)
     ]
     try:
@@ -48,25 +49,12 @@ def machines(folder: Path, *program: str) -> Iterator[list[subprocess.Popen[byte
             agent.wait()
 
 
-def ranks_of(folder: Path) -> list[int]:
-    """Return the processes of the cell that torchrun has started."""
-    found = []
-    for number in at_work(folder):
-        with contextlib.suppress(OSError):
-            found += [int(number)] if b"torch.distributed.run" not in command(number) else []
-    return found
-
-
-def command(process: str) -> bytes:
-    return Path(f"/proc/{process}/cmdline").read_bytes()
-
-
 def test_two_machines_do_what_one_process_does(tmp_path: Path) -> None:
     settings = ["train.steps=2", "eval.every=0"]
     write(tmp_path / "alone", *settings)
     cell.work(tmp_path / "alone")
     write(tmp_path / "cell", *settings, "hardware.nodes=2")
-    with machines(tmp_path / "cell", "-m", "harness.cell") as agents:
+    with machines(tmp_path / "cell") as agents:
         assert [agent.wait(HANG) for agent in agents] == [0, 0]
     state = State.read(tmp_path / "cell")
     assert (state.state, state.where) == ("done", [socket.gethostname()] * 2)
@@ -78,34 +66,50 @@ def test_two_machines_do_what_one_process_does(tmp_path: Path) -> None:
     assert lease.holder(tmp_path / "cell") is None
 
 
+def work_as_impatient_rank(rank: int, port: int, folder: Path) -> None:
+    """Run a rank of a cell on two machines that soon counts a silent rank as gone."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    ranks.BEAT, ranks.SILENCE = 0.5, 3.0
+    cell.main(str(folder))
+
+
 @pytest.mark.parametrize(
-    ("sent", "told"),
+    ("sent", "reason"),
     [
-        (signal.SIGKILL, "onnection"),  # closed by the peer, as gloo says in this way or that
-        (signal.SIGSTOP, "rank 1 of 2 gave no sign of life for 4 seconds"),
+        (signal.SIGKILL, "onnection"),  # closed by the peer; gloo has several sentences for it
+        (signal.SIGSTOP, "rank 1 of 2 gave no sign of life for 3 seconds"),
     ],
 )
-def test_a_rank_that_is_gone_ends_all_with_a_reason(sent: signal.Signals, told: str, tmp_path: Path) -> None:
-    folder, program = tmp_path / "cell", tmp_path / "impatient.py"
-    program.write_text(
-        "import sys; from harness import cell; from harness.dist import ranks\n"
-        "ranks.BEAT, ranks.SILENCE = 0.5, 4.0; cell.main(sys.argv[1])"
-    )
+def test_a_rank_that_is_gone_ends_all_with_a_reason(sent: signal.Signals, reason: str, tmp_path: Path) -> None:
+    folder = tmp_path / "cell"
     write(folder, "hardware.nodes=2", "train.steps=1000", "eval.every=0")
-    with machines(folder, str(program)) as agents:
+    port = free_port()
+    context = forkserver()
+    first, second = (context.Process(target=work_as_impatient_rank, args=(rank, port, folder)) for rank in range(2))
+    with running(first), running(second):
         wait_until(lambda: len(MetricsLog(folder).read()) > 1)
-        first = lease.holder(folder)
-        assert first is not None
-        [second] = [process for process in ranks_of(folder) if process != first.process]
-        os.kill(second, sent)
-        assert agents[0].wait(HANG) != 0
+        assert second.pid is not None
+        os.kill(second.pid, sent)
+        first.join(HANG)
         with contextlib.suppress(ProcessLookupError):
-            os.kill(second, signal.SIGCONT)
-        assert agents[1].wait(HANG) != 0
-    assert not ranks_of(folder)
+            os.kill(second.pid, signal.SIGCONT)
+        second.join(HANG)
+        assert all((first.exitcode, second.exitcode)), "both have ended, with an error"
     state = State.read(folder)
     assert state.state == "failed"
-    assert told in str(state.reason)
+    assert reason in str(state.reason)
+
+
+@contextmanager
+def running(process: BaseProcess) -> Iterator[None]:
+    """Start a process, and kill it at the end."""
+    process.start()
+    try:
+        yield
+    finally:
+        process.kill()
+        process.join()
 
 
 def test_another_number_of_processes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""set_up.py and the Makefile: the choice of Python, the message if none fits, and the commands of `make test`."""
+"""set_up.py and the Makefile: the choice of Python, and the message if none fits."""
 
 from __future__ import annotations
 
@@ -128,17 +128,3 @@ def test_progress_adds_up_what_pip_downloads(capsys: pytest.CaptureFixture[str])
     progress.last -= set_up.QUIET_S + 1
     progress.repeat()
     assert capsys.readouterr().out == ""
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize(("first", "second", "code"), [(0, 0, 0), (1, 0, 2), (0, 1, 2), (1, 1, 2)])
-def test_make_test_runs_both_halves(first: int, second: int, code: int, tmp_path: Path) -> None:
-    """The second one after failures of the first, too; make itself ends with 2."""
-    program = tmp_path / "python"
-    program.write_text(
-        f'#!{SHELL}\necho "$@" >> {tmp_path}/ran\ncase "$*" in *"not alone"*) exit {first};; *) exit {second};; esac\n'
-    )
-    program.chmod(0o755)
-    command = ["make", "test", f"BIN={tmp_path}", "SET_UP_DEV="]
-    assert subprocess.run(command, cwd=REPOSITORY, capture_output=True, check=False).returncode == code
-    assert len((tmp_path / "ran").read_text().splitlines()) == 2

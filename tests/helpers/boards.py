@@ -35,7 +35,12 @@ class Made:
         self.clock = itertools.count(1000.0, 10.0)
 
     def end(self, cell: Cell, state: str = "done", last: float = 1.0, *, noted: bool = True, **fields: Any) -> None:
-        """End a cell, with the entropy of its last step, and with or without a provenance record.
+        """Write the records of a cell that has ended, and send them to MLflow; the arguments are those of `write`."""
+        self.write(cell, state, last, noted=noted, **fields)
+        sync.sync(cell.folder, self.config.tracking_uri)
+
+    def write(self, cell: Cell, state: str = "done", last: float = 1.0, *, noted: bool = True, **fields: Any) -> None:
+        """Write a cell's records, with the entropy of its last step, and with or without a provenance record.
 
         `fields`: of that record.
         """
@@ -58,7 +63,6 @@ class Made:
                 evaluation_files.write_evaluation(cell.folder, told)
         checksums.write_checksums(cell.folder)
         State(state, durable_step=1, seconds=1800, device="cpu").write(cell.folder)
-        sync.sync(cell.folder, self.config.tracking_uri)
 
     def end_all(self) -> "Made":
         for cell in self.cells:

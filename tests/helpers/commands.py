@@ -5,9 +5,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import datasets
-import huggingface_hub.constants
-import lm_eval.__main__
 import pytest
 
 from harness import cli
@@ -31,6 +28,11 @@ class Commands:
         return out
 
     def lm_eval(self, *arguments: str) -> str:
+        # Here, since they take seconds, and most tests need none of them.
+        import datasets
+        import huggingface_hub.constants
+        import lm_eval.__main__
+
         self.patch.setattr(sys, "argv", ["lm_eval", *arguments])
         self.patch.setattr(lm_eval.__main__, "setup_logging", lambda: None)  # its handler would outlive the test
         for constants in (huggingface_hub.constants, datasets.config):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections.abc import Callable
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 import torch
@@ -24,8 +25,14 @@ def on_ranks(work: Work, folder: Path, count: int = 2) -> None:
 
 def start(main: Callable[..., None], *given: object, count: int = 2) -> None:
     """Run processes that meet on their own."""
-    multiprocessing.set_forkserver_preload(["harness.trainer"])
+    forkserver()
     start_processes(main, args=given, nprocs=count, start_method="forkserver")
+
+
+def forkserver() -> ForkServerContext:
+    """Return the context of the server that has imported the slow modules."""
+    multiprocessing.set_forkserver_preload(["harness.trainer"])
+    return multiprocessing.get_context("forkserver")
 
 
 def meet(rank: int, work: Work, folder: Path, count: int) -> None:

@@ -188,8 +188,9 @@ def test_a_cell_whose_folder_cannot_be_written_fails_alone(
 
 
 @pytest.mark.slow
-def test_two_runs_on_one_folder_share_its_cells(tmp_path: Path) -> None:
+def test_two_runs_on_one_folder_share_its_cells(tmp_path: Path, put_store: Callable[[Path], None]) -> None:
     """Each waits for what the other runs, and both end with the same table."""
+    put_store(tmp_path)
     settings = ["methods=[grpo,clip_b]", "seeds=[0]", "train.steps=2", "train.prompts=8", "train.group=8"]
     settings += ["eval.problems=4", "eval.samples=4", "eval.k=2", f"results={tmp_path}"]
     command = [sys.executable, "-m", "harness.cli", "run", "smoke", *settings]

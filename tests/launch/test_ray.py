@@ -84,7 +84,9 @@ class Losing(Watcher):
             self.lost = True
 
 
-@pytest.mark.parametrize(("machines", "steps"), [(2, 10), (1, 24)], ids=["two", "one"])
+@pytest.mark.parametrize(
+    ("machines", "steps"), [pytest.param(2, 10, id="two"), pytest.param(1, 24, id="one", marks=pytest.mark.long)]
+)
 def test_a_cell_that_loses_one_of_its_machines_resumes_elsewhere(
     machines: int, steps: int, cluster: Any, address: str, tmp_path: Path
 ) -> None:

@@ -24,6 +24,8 @@ from harness.matrix import Cell, cells
 from harness.study import replay
 from harness.table.verified import marks_path
 
+pytestmark = pytest.mark.slow
+
 
 def verified(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
     """Return the output of `entrobench verify`, on one line."""
@@ -187,7 +189,6 @@ def test_an_unknown_cell_and_too_many_steps_are_refused(tmp_path: Path, capsys: 
     assert "--steps is 7; allowed: 1 to 1" in verified(capsys, str(pack), *steps, code=2)
 
 
-@pytest.mark.slow
 def test_the_steps_of_a_cell_are_replayed_bit_for_bit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = load_config("demo", [*SHORT, "methods=[grpo]", "seeds=[0]", f"results={tmp_path / 'results'}"])
     [cell] = cells(config)

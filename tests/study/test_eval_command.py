@@ -41,6 +41,8 @@ from harness.verify.pool import VerifierPool
 from tasks import Verdict
 from tasks.countdown import Countdown
 
+pytestmark = pytest.mark.slow
+
 TINY = models.resolve("countdown-tiny")
 FEW = Wanted(samples=4, temperature=1.0, max_new_tokens=8, problems=10)
 
@@ -481,7 +483,6 @@ def test_mistakes_are_one_sentence(
     assert told.count("\n") == 1
 
 
-@pytest.mark.slow
 def test_the_real_contests_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tiny model knows nothing of mathematics: scores near 0 are right, and every part has done its work."""
     if not (REAL / "aime24.jsonl").is_file():

@@ -207,6 +207,8 @@ def end_cells(matrix: Config, broken: tuple[str, ...] = ()) -> int:
     return 1 if broken else 0
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("mlflow_uri")
 def test_tune_writes_a_choice_that_the_tuned_matrix_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "run_matrix", lambda matrix, *_: end_cells(matrix))
     config = loaded(tmp_path)
@@ -225,6 +227,8 @@ def test_tune_writes_a_choice_that_the_tuned_matrix_runs(tmp_path: Path, monkeyp
         loaded(tmp_path, "ruleset=tuned", "tune.slack=0.5", with_choice=True)
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("mlflow_uri")
 def test_a_candidate_that_breaks_is_a_marked_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "run_matrix", lambda matrix, *_: end_cells(matrix, broken=("clip_b(share=0.05)",)))
     config = loaded(tmp_path)
@@ -234,6 +238,8 @@ def test_a_candidate_that_breaks_is_a_marked_row(tmp_path: Path, monkeypatch: py
     assert "| chosen |" in next(line for line in text.splitlines() if "clip_b(share=0.01)" in line)
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("mlflow_uri")
 @pytest.mark.parametrize(
     ("broken", "sentence"),
     [

@@ -27,6 +27,8 @@ from harness.table.publish import publish
 from harness.tracking import store, sync
 from harness.tracking.reader import reader
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def at(mlflow_uri: str) -> list[str]:
@@ -406,8 +408,6 @@ def test_runs_of_another_version_or_deleted_parts_give_one_sentence(
     assert "holds no run that entrobench made, or all were deleted" in told(capsys, "--experiment", "made", *at)
 
 
-@pytest.mark.slow
-@pytest.mark.alone
 def test_a_thousand_and_one_runs(
     tmp_path: Path, mlflow_uri: str, at: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

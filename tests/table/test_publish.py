@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 from boards import Made, listed, told
-from servers import PASSWORD
 
 from harness.statistics import Estimate
 from harness.table import description, publish, render
 from harness.table.leaderboard import LeaderboardRow
 from harness.terminal.layout import visible
 from harness.tracking import store
+
+pytestmark = pytest.mark.slow
 
 
 def held(uri: str, name: str = "made") -> tuple[Any, list[Any], dict[str, Any]]:
@@ -223,25 +224,12 @@ def test_a_page_shows_control_characters_as_text() -> None:
         assert place in page
 
 
-@pytest.mark.slow
 @pytest.mark.processes
-@pytest.mark.parametrize("name", ["server", "guarded"])
 def test_a_server_is_fed_and_read_as_a_file_is(
-    name: str,
-    request: pytest.FixtureRequest,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    server: str = request.getfixturevalue(name)
-    if name == "guarded":
-        monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "admin")
-        monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", PASSWORD)
     made = Made(tmp_path, server, "seeds=[0]", "methods=[grpo,clip_b]").end_all()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
     rows = listed(capsys, "--experiment", "made")
     assert [(row["method"], row["seeds_done"]) for row in rows] == [("base model", 1), ("grpo", 1), ("clip_b", 1)]
     assert sorted(held(server)[2]) == sorted(cell.id for cell in made.cells)
-    if name == "guarded":
-        monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "wrong")
-        assert "knows no user" in told(capsys, "--experiment", "made")

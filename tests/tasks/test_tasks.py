@@ -20,7 +20,6 @@ from typing import Any, ClassVar
 import invented
 import pytest
 from commands import Commands
-from lm_eval.tasks import TaskManager
 from places import REPOSITORY
 from trainers import asked, build, sampled
 
@@ -69,6 +68,8 @@ def test_every_task_has_its_folder_and_its_repeats() -> None:
 
 @pytest.mark.parametrize("name", REPEATS)
 def test_the_file_of_a_task_asks_for_what_is_scored(name: str, prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lm_eval.tasks import TaskManager
+
     everything = {"train": "9", "validation": "8", "test": "7"}
     rows = [{"id": split, "problem": split, "answer": answer} for split, answer in everything.items()]
     monkeypatch.setattr(cache, "problem_rows", lambda name, split: rows)
@@ -505,7 +506,9 @@ def documented() -> list[str]:
 @pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.parametrize("written", documented())
-def test_lm_evals_documented_command_runs_a_model(written: str, prepared: Path, tmp_path: Path) -> None:
+def test_lm_evals_documented_command_runs_a_model(
+    written: str, prepared: Path, commands: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As written, with a model of ours in the place of FOLDER; it is only cut short."""
     pytest.importorskip("accelerate", reason="accelerate is not installed; pip install 'entrobench[lm-eval]'")
     model = shutil.copytree(models.resolve("countdown-tiny").folder(), tmp_path / "model")
@@ -513,14 +516,11 @@ def test_lm_evals_documented_command_runs_a_model(written: str, prepared: Path, 
         (model / "chat_template.jinja").write_text(TEMPLATE)
     program, *arguments = written.replace("FOLDER", str(model)).split()
     assert program == "lm_eval"
-    command = [sys.executable, "-m", program, *arguments, "--limit", "2", "--gen_kwargs", "max_gen_toks=20"]
-    command += ["--output_path", str(tmp_path / "out"), "--log_samples", "--device", "cpu"]
-    path = f"{REPOSITORY}:{os.environ.get('PYTHONPATH', '')}"
-    environment = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=REPOSITORY, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    (path,) = map(str, tmp_path.glob("out/**/samples_*.jsonl"))
-    samples = [json.loads(line) for line in Path(path).read_text().split("\n")[:-1]]
+    monkeypatch.chdir(REPOSITORY)
+    arguments += ["--limit", "2", "--gen_kwargs", "max_gen_toks=20", "--device", "cpu"]
+    commands.lm_eval(*arguments, "--output_path", str(tmp_path / "out"), "--log_samples")
+    (path,) = tmp_path.glob("out/**/samples_*.jsonl")
+    samples = [json.loads(line) for line in path.read_text().split("\n")[:-1]]
     assert [len(responses) for sample in samples for responses in sample["resps"]] == [32, 32]
     verdicts = [verdict for sample in samples for verdict in sample["avg"]]
     assert set(verdicts) <= {"right", "wrong", "unparsed"}
@@ -536,7 +536,6 @@ def test_lm_evals_documented_command_runs_a_model(written: str, prepared: Path, 
 
 
 ADD_A_TASK = (REPOSITORY / "docs" / "add-a-task.md").read_text()
-IN_MINIATURE = ["train.steps=1", "train.prompts=4", "train.group=4", "eval.problems=4", "eval.samples=8"]
 
 
 def entrobench(*arguments: str, cwd: Path) -> str:
@@ -586,20 +585,3 @@ def test_the_example_of_a_problem_set(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.syspath_prepend(tmp_path)
     task = importlib.import_module("my_problems").TASKS["olympiad"](instruction="")
     assert task.problems("test") == [Problem("1", "1+1?", "2")]
-
-
-@pytest.mark.processes
-@pytest.mark.slow
-def test_the_example_outside_the_repository(tmp_path: Path) -> None:
-    """A module and its YAML file in the current folder, with the commands of the page."""
-    section = ADD_A_TASK.split("## Outside the repository")[1]
-    classes = re.findall(r"```python\n(.*?)```", ADD_A_TASK, re.DOTALL)[0]
-    table = re.findall(r"```python\n(.*?)```", section, re.DOTALL)[0]
-    (tmp_path / "my_tasks.py").write_text(f"{classes}\n\n{table}")
-    (tmp_path / "sums.yaml").write_text(re.findall(r"```yaml\n(.*?)```", section, re.DOTALL)[0])
-    commands = re.findall(r"^    entrobench (.*--plugin my_tasks)$", section, re.MULTILINE)
-    listing, evaluation, training = map(shlex.split, commands)
-    assert "Sums of two numbers" in entrobench(*listing, cwd=tmp_path)
-    check_samples_of_sums(entrobench(*evaluation, cwd=tmp_path), tmp_path)
-    printed = entrobench(*training, *IN_MINIATURE, cwd=tmp_path)
-    assert re.search(r"^ *clip_b .* 1 of 1 *$", printed, re.MULTILINE)

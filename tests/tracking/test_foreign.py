@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -151,21 +151,23 @@ def test_a_server_that_sends_a_byte_at_a_time_is_left(
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(tmp_path_factory: pytest.TempPathFactory, put_store: Callable[[Path], None]) -> Path:
     """The folder of a store with the numbers of a matrix."""
     folder = tmp_path_factory.mktemp("whole")
+    put_store(folder)
     Made(folder, f"sqlite:///{folder / 'mlflow.db'}").end_all()
     with closing(sqlite3.connect(folder / "mlflow.db")) as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     return folder
 
 
-def test_damaged_pages_are_one_sentence(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("trials", [40, pytest.param(120, marks=pytest.mark.long)])
+def test_damaged_pages_are_one_sentence(trials: int, whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Seeds of damage at which other errors than those of SQLite came up."""
     content, damaged = (whole / "mlflow.db").read_bytes(), whole / "damaged.db"
     drawn = random.Random(1)
     ends = []
-    for trial, number in zip(range(120), itertools.cycle([1, 3, 30, 300])):
+    for trial, number in zip(range(trials), itertools.cycle([1, 3, 30, 300])):
         pages = bytearray(content)
         for _ in range(number):
             pages[drawn.randrange(len(pages))] ^= 1 << drawn.randrange(8)
@@ -228,6 +230,7 @@ def test_a_stdout_of_ascii_shows_other_characters_by_their_numbers(whole: Path) 
 # Counting
 
 
+@pytest.mark.usefixtures("mlflow_uri")
 def test_sync_restores_points_that_a_store_has_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Whose tags say that all of them are there."""
     database = tmp_path / "mlflow.db"

@@ -26,6 +26,8 @@ from benchmarks.patience import HANG
 from harness.base.errors import UserError
 from harness.tracking import migration, store
 
+pytestmark = pytest.mark.slow
+
 SENDER = """
 import sys
 from harness.tracking.store import store
@@ -64,12 +66,13 @@ def experiments(path: Path) -> list[str]:
 
 
 @pytest.mark.processes
-@pytest.mark.slow
-@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-def test_a_store_whose_maker_is_ended_is_made_by_the_next_one(ending: signal.Signals, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("ending", "times"), [(signal.SIGKILL, 2), (signal.SIGINT, 1), (signal.SIGTERM, 1)])
+def test_a_store_whose_maker_is_ended_is_made_by_the_next_one(
+    ending: signal.Signals, times: int, tmp_path: Path
+) -> None:
     """At moments of the first second in which the file is there, and on the way to it."""
-    dice = random.Random(0)
-    for number in range(3):
+    dice = random.Random(int(ending))
+    for number in range(times):
         path = tmp_path / f"{number}.db"
         process = sender(path, "first")
         while process.poll() is None and not any(file.stat().st_size for file in tmp_path.rglob(f"{number}.db")):
@@ -84,7 +87,6 @@ def test_a_store_whose_maker_is_ended_is_made_by_the_next_one(ending: signal.Sig
 
 
 @pytest.mark.processes
-@pytest.mark.slow
 def test_two_that_make_a_store_at_once_both_send(tmp_path: Path) -> None:
     path = tmp_path / "mlflow.db"
     processes = [sender(path, name) for name in ("one", "other")]
@@ -175,10 +177,9 @@ def test_an_old_store_that_cannot_be_brought_to_this_version_stays_as_it_is(tmp_
 
 
 @pytest.mark.processes
-@pytest.mark.slow
 def test_an_old_store_outlives_the_process_that_changes_it(tmp_path: Path) -> None:
     dice = random.Random(1)
-    for number in range(3):
+    for number in range(2):
         path = tmp_path / f"{number}.db"
         at_revision(path, BACK, run=True)
         process = sender(path, "first")

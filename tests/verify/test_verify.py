@@ -353,7 +353,6 @@ def test_what_is_no_integer(text: str) -> None:
 # Failures
 
 
-@pytest.mark.alone
 @pytest.mark.processes
 def test_hostile_answers_cost_their_own_verdict(
     caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -365,7 +364,7 @@ def test_hostile_answers_cost_their_own_verdict(
     asked = [*harmless, *hostile(0), *harmless[:20]]
     random.Random(0).shuffle(asked)
     pairs = boxed(*(answer for answer, _ in asked))
-    with VerifierPool(workers=2, limit_s=1.0) as verifier:
+    with VerifierPool(workers=2, limit_s=3.0) as verifier:  # harmless answers take milliseconds
         verifier.verdicts(boxed("1+4", "2+3"))
         before = [running(worker) for worker in verifier.workers]
         with caplog.at_level(logging.WARNING, "harness.verify.pool"):
@@ -376,11 +375,10 @@ def test_hostile_answers_cost_their_own_verdict(
     failed = [expected for _, expected in asked if expected in verify.FAILURES]
     assert len(caplog.messages) == len(failed) == 3
     assert sum("RecursionError" in message for message in caplog.messages) == 1
-    assert sum("more than 1 s" in message for message in caplog.messages) == 1
+    assert sum("more than 3 s" in message for message in caplog.messages) == 1
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.alone
 @pytest.mark.processes
 def test_the_limit_is_kept() -> None:
     with VerifierPool(workers=1, limit_s=0.5) as verifier:
