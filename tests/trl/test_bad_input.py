@@ -148,7 +148,7 @@ def test_a_reward_that_all_functions_leave_open_is_refused(tmp_path: Path) -> No
 
 
 def test_a_reward_of_one_function_is_enough(tmp_path: Path) -> None:
-    trainer = made("clip_b", tmp_path, of_values(1.0, None), of_values(None, 2.0, 3.0))
+    trainer = made("clip_b", tmp_path, of_values(1.0, None), of_values(None, 2.0, None, 3.0))
     trainer.train()
     assert trainer.state.global_step == 1
 

@@ -144,7 +144,7 @@ def test_dapo_is_verls_with_its_overlong_reward(of_both: Callable[..., Any]) -> 
     manager = DAPORewardManager(config, Words(), compute_score=lambda **_: next(verdicts))
 
     def score(length: int) -> float:
-        columns = {"responses": torch.zeros(1, length), "attention_mask": torch.ones(1, 1 + length)}
+        columns = {"responses": torch.zeros(1, length), "attention_mask": torch.ones(1, 1 + length).long()}
         named = {"data_source": np.array(["x"]), "reward_model": np.array([{"ground_truth": ""}])}
         one = DataProto(TensorDict(columns, batch_size=1), named)
         return float(manager.loop.run_until_complete(manager.run_single(one))["reward_score"])
@@ -234,7 +234,7 @@ def test_gpg_differs_by_its_alpha(of_both: Callable[..., Any]) -> None:
     ours, of_verl = 4 / with_signal, 32 / with_reward
     assert of_verl > 2 * ours
     for mine, theirs in zip(*of_both(c, "gpg", {ESTIMATOR: "gpg", MODE: "gpg"}), strict=True):
-        assert factor_of(mine, theirs) == pytest.approx(of_verl / ours, rel=1e-9)
+        assert factor_of(mine, theirs) == pytest.approx(of_verl / ours, rel=1e-6)  # verl has alpha in float32
 
 
 def test_otb_has_the_advantages_of_verl() -> None:
