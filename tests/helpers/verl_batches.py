@@ -169,7 +169,7 @@ class Run:
         responses = [rollout for group in c.groups for rollout in group]
         config.actor_rollout_ref.actor.ppo_mini_batch_size = (len(responses) + padding) // (updates * size)
         self.c = c
-        self.queue = Queue(monkeypatch) if queue is None else queue
+        self.queue: Any = Queue(monkeypatch) if queue is None else queue
         monkeypatch.setattr(door.PPOTrainerSync, "_setup", lambda trainer: None)
         self.trainer = door.EntrobenchVerlTrainer(config)
         self.trainer.global_steps, self.trainer.total_training_steps = 1, 10

@@ -244,7 +244,7 @@ def test_otb_has_the_advantages_of_verl() -> None:
     mask_BT = mask_of(c)
     assert c.old.sum_p2 is not None
     assert c.old.sum_p2_logp is not None
-    sums = {"sum_p2": padded(c.old.sum_p2, c), "sum_p2_logp": padded(c.old.sum_p2_logp, c)}
+    sums: dict[str, Any] = {"sum_p2": padded(c.old.sum_p2, c), "sum_p2_logp": padded(c.old.sum_p2_logp, c)}
     signal = entrobench.Method("otb").signal(padded(c.old.logp, c), c.batch.rewards_B, groups, mask=mask_BT, **sums)
     last_B = c.batch.lengths_B - 1
     rewards_BT = torch.zeros(mask_BT.shape, dtype=torch.float64)
