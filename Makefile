@@ -83,7 +83,7 @@ bench-vllm: .venv-vllm/ready
 # verl pins older releases of transformers and, through hydra, of omegaconf than entrobench does, so no solver installs
 # both. What its trainer imports on a CPU runs with ours; these are the packages that only verl asks for.
 VERL := verl==0.9.1 TransferQueue==0.1.11 tensordict==0.10.0 hydra-core==1.3.8 antlr4-python3-runtime==4.9.3 \
-	codetiming==1.4.0 torchdata==0.11.0 pylatexenc==2.11 pyvers orjson msgspec pyzmq cachetools peft
+	codetiming==1.4.0 torchdata==0.11.0 pylatexenc==2.11 pyvers orjson msgspec pyzmq cachetools peft accelerate
 .venv-verl/ready: pyproject.toml
 	$(INSTALL) --into .venv-verl --extra test,ray
 	@.venv-verl/bin/python -m pip install -qq --no-deps $(VERL)

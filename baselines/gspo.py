@@ -25,7 +25,8 @@ class Gspo(ClippedObjective, GroupObjective):
 
     Defaults: verl.
 
-    Differs: no difference is known. verl ignores its setting of the normalization, and TRL warns.
+    Differs: no difference is known. verl follows its setting of the normalization, whose default is the mean over
+    tokens; TRL warns.
     """
 
     source = "arXiv:2507.18071"

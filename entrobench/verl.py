@@ -55,15 +55,25 @@ OPTIONS = ("method", "plugins")  # below `entrobench` in the configuration
 REPLACED: dict[str, tuple[Any, str]] = {
     "algorithm.use_kl_in_reward": (False, "the objective's kl_coef"),
     "algorithm.norm_adv_by_std_in_grpo": (True, "the objective grpo, dr_grpo or lite_ppo"),
+    "algorithm.gamma": (1.0, "the objective ppo's gamma"),
+    "algorithm.lam": (1.0, "the objective ppo's lam"),
     "actor_rollout_ref.actor.policy_loss.loss_mode": ("vanilla", "the objective of that name"),
+    "actor_rollout_ref.actor.policy_loss.clip_cov_ratio": (2e-4, "the control clip_cov's fraction"),
+    "actor_rollout_ref.actor.policy_loss.clip_cov_lb": (1.0, "the control clip_cov's lowest"),
+    "actor_rollout_ref.actor.policy_loss.clip_cov_ub": (5.0, "the control clip_cov's highest"),
+    "actor_rollout_ref.actor.policy_loss.kl_cov_ratio": (2e-4, "the control kl_cov's fraction"),
+    "actor_rollout_ref.actor.policy_loss.ppo_kl_coef": (0.1, "the control kl_cov's coefficient"),
     "actor_rollout_ref.actor.loss_agg_mode": ("token-mean", "the objective's normalise"),
     "actor_rollout_ref.actor.loss_scale_factor": (None, "the objective's normalise"),
     "actor_rollout_ref.actor.clip_ratio": (0.2, "the objective's clip_low and clip_high"),
     "actor_rollout_ref.actor.clip_ratio_low": (0.2, "the objective's clip_low"),
     "actor_rollout_ref.actor.clip_ratio_high": (0.2, "the objective's clip_high"),
     "actor_rollout_ref.actor.clip_ratio_c": (3.0, "the objective's dual_clip"),
+    "actor_rollout_ref.actor.tau_pos": (1.0, "the objective sapo's tau_positive"),
+    "actor_rollout_ref.actor.tau_neg": (1.05, "the objective sapo's tau_negative"),
     "actor_rollout_ref.actor.entropy_coeff": (0, "the control entropy_bonus"),
     "actor_rollout_ref.actor.kl_loss_coef": (0.001, "the objective's kl_coef"),
+    "actor_rollout_ref.actor.kl_loss_type": ("low_var_kl", "the objective's kl_estimator"),
 }
 
 
@@ -137,7 +147,7 @@ class EntrobenchVerlTrainer(PPOTrainerSync):
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
         """Write the method's signal on a rollout batch next to its responses."""
         check_responses(batch.keys)
-        fields = ["uid", "rm_scores", "old_log_probs", "entropy", "ref_log_prob", "values"]
+        fields = ["uid", "rm_scores", "old_log_probs", "entropy", "ref_log_prob", "values", "rollout_log_probs"]
         before = fetched(batch, fields)
         for name in ("uid", "old_log_probs", "entropy"):
             if name not in before.keys():  # noqa: SIM118 - a TensorDict iterates rows
@@ -175,6 +185,8 @@ class EntrobenchVerlTrainer(PPOTrainerSync):
         is_padding = [bool(tag.get("is_padding", False)) for tag in tags]
         rows = torch.tensor([row for row, fills_up in enumerate(is_padding) if not fills_up])
         named = {"entropy": "entropy", "ref_logp": "ref_log_prob", "values": "values"}
+        if self.method.composed.reads_sampler:
+            named["behaviour_logp"] = "rollout_log_probs"
         given = {}
         for name, field in named.items():
             if field in data.keys():  # noqa: SIM118 - a TensorDict iterates rows
@@ -286,8 +298,11 @@ def check_settings(config: Any, method: PortableMethod) -> None:
         "algorithm.rollout_correction.bypass_mode": (False, "computes the entropy before the update, which it reads"),
         f"{actor}.shuffle": (False, "fixes the mini-batches before the first update"),
         f"{actor}.use_kl_loss": ("ref_logp" in needs, "decides whether the reference model is loaded"),
+        "algorithm.use_pf_ppo": (False, "learns from each response once"),
         "distillation.enabled": (False, "replaces the loss of a teacher, too"),
     }
+    if method.composed.reads_sampler:
+        wanted["actor_rollout_ref.rollout.calculate_log_probs"] = (True, "reads the policy that sampled")
     for key, (value, reason) in wanted.items():
         given = bool(OmegaConf.select(config, key))
         if given != value:

@@ -40,8 +40,6 @@ def verl_refusal(method: Method) -> str | None:
         return "needs log p among the likely tokens, which verl does not compute"
     if method.reads_answers:
         return "compares the answers of a group in their normal form, which verl does not know"
-    if method.reads_sampler:
-        return "reads the policy that sampled, which the trainer mode does not pass on"
     if method.marks_steps:
         return "looks at each whole mini-batch before its update, for which verl has no step"
     return None
