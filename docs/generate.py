@@ -24,6 +24,8 @@ from harness import cli
 from harness.base.schema import ALLOWED, KINDS, Range, hints_of, section
 from harness.composition import overrides
 from harness.config import Config
+from harness.diagnose import course, rules
+from harness.diagnose.signals import TRAINERS, signal_keys
 from harness.method import NEEDS, ClippedObjective, Component, Composition, Control, Objective
 from harness.tokens import logged
 
@@ -445,6 +447,26 @@ def options_table(cls: type, names: Sequence[str], meanings: Mapping[str, str]) 
     return table(header, rows)
 
 
+# docs/diagnose.md
+
+
+def causes_table() -> str:
+    """Return the rules of `entrobench diagnose`, with the keys that they read in our logs and in those of others."""
+    rows = []
+    for rule in rules.RULES:
+        verdicts = "all" if rule.verdicts == course.ANY else ", ".join(sorted(rule.verdicts))
+        keys = [keys_of_rule(rule, trainer) for trainer in TRAINERS]
+        rows.append([rule.sentence, verdicts, *keys, prose(rule.remedy)])
+    return table(["cause", "verdicts", *TRAINERS, "remedy"], rows)
+
+
+def keys_of_rule(rule: rules.Rule, trainer: str) -> str:
+    """Return the keys that a rule needs; a dash if the trainer logs no such curve."""
+    if not all(signal_keys(name, trainer) for name in rule.needs):
+        return "-"
+    return codes(key for _, key in rules.needed_keys(rule, trainer))
+
+
 # Pages
 
 
@@ -454,19 +476,20 @@ def generated_pages() -> dict[Path, str]:
         DOCS / "configuration.md": configuration_page(),
         DOCS / "commands.md": commands_page(),
         DOCS / "metrics.md": metrics_page(),
-        DOCS / "methods.md": with_part((DOCS / "methods.md").read_text(), methods_table()),
+        DOCS / "methods.md": with_part("methods.md", (DOCS / "methods.md").read_text(), methods_table()),
+        DOCS / "diagnose.md": with_part("diagnose.md", (DOCS / "diagnose.md").read_text(), causes_table()),
     }
     for kind, name in KINDS_OF_METHODS.items():
         pages[DOCS / "methods" / f"{name}.md"] = methods_page(kind)
     return pages
 
 
-def with_part(text: str, part: str) -> str:
+def with_part(name: str, text: str, part: str) -> str:
     """Return a hand-written page with another generated part."""
     before, _, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not end:
-        raise ValueError(f"docs/methods.md lacks the line {BEGIN!r} or {END!r} after it")
+        raise ValueError(f"docs/{name} lacks the line {BEGIN!r} or {END!r} after it")
     return f"{before}{BEGIN}\n\n{part}\n\n{end}{after}"
 
 

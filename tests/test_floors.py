@@ -22,7 +22,7 @@ FLOORS = [
     "matrix launch plan",
     "table",
     "page",
-    "study conformance",
+    "study diagnose conformance",
     "commands cli",
     "entrobench",
 ]

@@ -33,7 +33,7 @@ def test_the_pages_are_what_the_code_gives() -> None:
 @pytest.mark.parametrize("text", ["", "<!-- end -->", generate.BEGIN])
 def test_a_page_without_its_marks_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"docs/methods\.md lacks the line"):
-        generate.with_part(text, "part")
+        generate.with_part("methods.md", text, "part")
 
 
 # Commands

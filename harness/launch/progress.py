@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from math import isfinite
 
 from rich.console import Console, Group, JustifyMethod
 from rich.live import Live
@@ -17,28 +16,13 @@ from harness.base.errors import Damaged
 from harness.launch.snapshot import Snapshot
 from harness.matrix import Cell
 from harness.terminal import layout
-from harness.terminal.units import duration
+from harness.terminal.units import duration, sparkline
 from harness.tracking.feeder import Feeder
 
 # Between two progress lines if the output is not a terminal: often enough to see progress, rare enough for a log.
 QUIET_SECONDS = 30
 QUIET_COUNT_SECONDS = 3  # the same for work that takes seconds instead of minutes
-BARS = "▁▂▃▄▅▆▇█"
 NUMBERS = {"entropy": "entropy/mean", "reward": "reward/mean"}  # the metrics that are shown, by column
-
-
-def sparkline(values: Sequence[float]) -> str:
-    """Return a bar for each value, scaled from the lowest to the highest; a blank for a value that is not finite."""
-    finite_values = list(filter(isfinite, values))
-    low, high = min(finite_values, default=0.0), max(finite_values, default=0.0)
-
-    def bar(value: float) -> str:
-        if not isfinite(value):
-            return " "
-        fraction = (value - low) / (high - low) if high > low else 0.5
-        return BARS[round(fraction * (len(BARS) - 1))]
-
-    return "".join(map(bar, values))
 
 
 class ElapsedLine:

@@ -1,9 +1,13 @@
-"""Times, sizes and counts as text for people."""
+"""Times, sizes, counts and small curves as text for people."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import isfinite
+
 GIB = 2**30  # bytes
 DAY = 86_400.0  # seconds
+BARS = "▁▂▃▄▅▆▇█"
 
 
 def plural(number: int, noun: str, several: str | None = None) -> str:
@@ -37,3 +41,17 @@ def short_count(number: int) -> str:
         if number >= factor:
             return f"{number / factor:.3g} {name}"
     return f"{number:,}"
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """Return a bar for each value, scaled from the lowest to the highest; a blank for a value that is not finite."""
+    finite_values = list(filter(isfinite, values))
+    low, high = min(finite_values, default=0.0), max(finite_values, default=0.0)
+
+    def bar(value: float) -> str:
+        if not isfinite(value):
+            return " "
+        fraction = (value - low) / (high - low) if high > low else 0.5
+        return BARS[round(fraction * (len(BARS) - 1))]
+
+    return "".join(map(bar, values))

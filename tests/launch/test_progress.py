@@ -25,7 +25,7 @@ from harness.cells.provenance import Made
 from harness.cells.state import State
 from harness.launch import launcher, progress
 from harness.launch.local import Local
-from harness.launch.progress import QUIET_SECONDS, LiveView, sparkline
+from harness.launch.progress import QUIET_SECONDS, LiveView
 from harness.launch.snapshot import RECENT, Snapshot
 from harness.matrix import Cell
 from harness.tracking.feeder import Feeder
@@ -298,22 +298,6 @@ def test_a_run_names_the_process_for_which_it_waits(cells: list[Cell]) -> None:
     assert [line for line in lines if "waiting" in line] == [f"{cell.label}: waiting for {owner}, which is running it"]
     assert lines[-1] == f"done    {cell.label}: Avg@K 0.250, entropy 1.000"
     assert f"another process works on this cell: {owner}\n" in (cell.folder / "log.txt").read_text()
-
-
-@pytest.mark.parametrize(
-    ("values", "bars"),
-    [
-        ([], ""),
-        ([1.0], "▅"),
-        ([2.0, 2.0], "▅▅"),
-        ([0.0, 1.0], "▁█"),
-        ([7.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0], "█▁▂▃▄▅▆▇"),
-        ([0.0, float("nan"), 1.0, float("inf")], "▁ █ "),
-        ([float("nan")], " "),
-    ],
-)
-def test_sparklines(values: list[float], bars: str) -> None:
-    assert sparkline(values) == bars
 
 
 @pytest.mark.usefixtures("fed")

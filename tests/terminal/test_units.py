@@ -1,10 +1,10 @@
-"""Counts and times as text."""
+"""Counts, times and small curves as text."""
 
 from __future__ import annotations
 
 import pytest
 
-from harness.terminal.units import plural
+from harness.terminal.units import plural, sparkline
 
 
 @pytest.mark.parametrize(
@@ -20,3 +20,19 @@ from harness.terminal.units import plural
 )
 def test_a_count_with_its_noun(arguments: tuple[int, str] | tuple[int, str, str], text: str) -> None:
     assert plural(*arguments) == text
+
+
+@pytest.mark.parametrize(
+    ("values", "bars"),
+    [
+        ([], ""),
+        ([1.0], "▅"),
+        ([2.0, 2.0], "▅▅"),
+        ([0.0, 1.0], "▁█"),
+        ([7.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0], "█▁▂▃▄▅▆▇"),
+        ([0.0, float("nan"), 1.0, float("inf")], "▁ █ "),
+        ([float("nan")], " "),
+    ],
+)
+def test_sparklines(values: list[float], bars: str) -> None:
+    assert sparkline(values) == bars

@@ -1,0 +1,97 @@
+"""The verdict on a run, from the curve of its entropy, and from that of its reward if the entropy looks healthy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import sqrt
+
+from harness.base.errors import UserError
+from harness.diagnose.curves import MetricCurve
+from harness.diagnose.signals import LoggedRun
+from harness.table.endings import COLLAPSED_BELOW, EXPLODED_ABOVE
+
+TOO_SHORT, HEALTHY = "too short to say", "healthy"
+FELL, COLLAPSED, RECOVERED = "fell", "collapsed", "fell and recovered"
+EXPLODED, CAME_BACK = "exploded", "rose and came back"
+REWARD_FELL = "reward fell"  # while the entropy looks healthy
+FALLING = frozenset({FELL, COLLAPSED, RECOVERED})
+RISING = frozenset({EXPLODED, CAME_BACK})
+ANY = FALLING | RISING | {REWARD_FELL, HEALTHY}
+
+FEWEST = 10  # points: both ends are medians of three, and with fewer there is hardly anything between them
+# The entropy at the end as a share of its start, chosen on the 21 cells of the demo by their loss of Pass@16
+# (docs/diagnose.md). The bounds of a collapse and an explosion are those of the leaderboard's columns.
+FELL_BELOW = 0.4
+RECOVERED_BY = 1.25  # times the lowest value: less is the noise of a run that stays near the bound
+# The reward at the end as a share of its start; in the 21 cells of the demo it is at least 1. Only a reward that starts
+# above 0 has such a share.
+REWARD_BELOW = 0.5
+ZERO = 1e-6  # nats; less is the rounding of a policy that always samples the same token
+
+
+@dataclass(frozen=True)
+class EntropyCourse:
+    """The verdict, and the step at which half of the change was done; of the reward if that is what fell."""
+
+    verdict: str
+    sentence: str
+    turn: int | None = None  # None if neither has left its start
+
+
+def entropy_course(run: LoggedRun) -> EntropyCourse:
+    """Return the verdict on a run; refuse a curve that is not an entropy."""
+    entropy = run.signal("entropy")
+    assert entropy is not None  # readers refuse a run without it
+    if min(entropy.values) < -ZERO:
+        raise UserError(f"{entropy.key} of {run.path} falls to {min(entropy.values):.3g}; an entropy is never negative")
+    if run.stopped is not None:
+        sentence = f"stop.entropy_below ended the cell at step {run.stopped}"
+        return EntropyCourse(COLLAPSED, sentence, turn_down(entropy))
+    if len(entropy.values) < FEWEST:
+        points = len(entropy.values)
+        return EntropyCourse(TOO_SHORT, f"the log has {points} values of {entropy.key}, and a verdict takes {FEWEST}")
+    if entropy.start <= ZERO:
+        return EntropyCourse(COLLAPSED, "the entropy was 0 from the start, before any training", entropy.steps[0])
+    course = relative_course(entropy)
+    reward = run.signal("reward")
+    if course.verdict != HEALTHY or reward is None or reward.start <= 0:
+        return course
+    bound = REWARD_BELOW * reward.start
+    if reward.end >= bound:
+        return course
+    kept = reward.end / reward.start
+    sentence = f"{course.sentence}, but {reward.key} ends at {kept:.2f} of its start"
+    return EntropyCourse(REWARD_FELL, sentence, reward.since(lambda value: value < bound))
+
+
+def relative_course(entropy: MetricCurve) -> EntropyCourse:
+    """Return the verdict from the end and the extremes of the smoothed entropy, as shares of its start."""
+    kept = entropy.end / entropy.start
+    lowest, highest = min(entropy.smooth) / entropy.start, max(entropy.smooth) / entropy.start
+    ending = f"it ends at {kept:.2f} of its start"
+    if kept < COLLAPSED_BELOW:
+        return EntropyCourse(COLLAPSED, f"{ending}, below {COLLAPSED_BELOW:g}", turn_down(entropy))
+    if kept > EXPLODED_ABOVE:
+        return EntropyCourse(EXPLODED, f"{ending}, above {EXPLODED_ABOVE:g}", turn_up(entropy))
+    if lowest < FELL_BELOW and kept >= max(FELL_BELOW, RECOVERED_BY * lowest):
+        return EntropyCourse(RECOVERED, f"{ending}, after {lowest:.2f} of it", turn_down(entropy))
+    if lowest < FELL_BELOW:
+        sentence = f"{ending}, between {COLLAPSED_BELOW:g} (collapsed) and {FELL_BELOW:g}"
+        if kept >= FELL_BELOW:
+            sentence = f"{ending}, after {lowest:.2f} of it"
+        return EntropyCourse(FELL, sentence, turn_down(entropy))
+    if highest > EXPLODED_ABOVE:
+        return EntropyCourse(CAME_BACK, f"{ending}, after {highest:.2f} times it", turn_up(entropy))
+    return EntropyCourse(HEALTHY, f"{ending}, between {FELL_BELOW:g} and {EXPLODED_ABOVE:g}")
+
+
+def turn_down(entropy: MetricCurve) -> int | None:
+    """Return the step at which the entropy was halfway to its lowest value, on a log scale: its bounds are ratios."""
+    halfway = sqrt(max(entropy.start, 0.0) * max(min(entropy.smooth), 0.0))
+    return entropy.since(lambda value: value <= halfway)
+
+
+def turn_up(entropy: MetricCurve) -> int | None:
+    """Return the step at which the entropy was halfway to its highest value, on a log scale."""
+    halfway = sqrt(entropy.start * max(entropy.smooth))
+    return entropy.since(lambda value: value >= halfway)

@@ -1,0 +1,356 @@
+"""The causes that diagnose knows: one small function each over curves, and the table RULES.
+
+A function gets the curves that its rule needs, in their order, and returns the step since which its cause holds; None
+if it does not hold. The order of RULES is that of their likelihood: a cause comes before the others that it may
+bring about. A broken gradient may truncate responses, but truncated responses do not break a gradient.
+
+Bounds come from three sources, which their comments name: the cells of the demo and the broken ones (docs/diagnose.md),
+a bound that this harness or a trainer uses elsewhere, or a convention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from statistics import fmean, median
+
+from harness.diagnose.course import ANY, FALLING, HEALTHY, RISING, TOO_SHORT, EntropyCourse, entropy_course
+from harness.diagnose.curves import MetricCurve
+from harness.diagnose.signals import OURS, TRAINERS, LoggedRun, signal_keys
+
+# The 99th percentile that the embedded engine has in bfloat16 (docs/mismatch.md): a mean beyond it is not rounding.
+MISMATCH = 0.03
+GRADIENT_SPIKE = 10.0  # times the median of the run and times the start; a convention
+STEP_KL = 0.1  # nats per token; a convention, twice to ten times the bounds at which PPO is usually stopped early
+REFERENCE_KL = 1.0  # nats per token: a sampled token is e times less likely to the reference; a convention
+CLIPPED = 0.03  # share of tokens: no step of the 21 cells of the demo has as much
+RISE = 0.1  # share of responses
+UNREADABLE = 0.5  # share of responses: fewer readable answers than unreadable ones
+SATURATED = 0.9  # share of right answers: in a group of 16, about one wrong answer or none
+WITHOUT_SIGNAL = 0.5  # share of groups: the batch has half of its size
+HALVED = 0.5  # times the start
+IMBALANCE = 1.5  # times the other sign; objectives that center advantages within groups have 1
+CONSTANT = 1e-9  # rounding of a mean of equal rewards
+
+Find = Callable[..., int | None]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A cause: the curves that show it, the verdicts that it explains, and its remedy."""
+
+    name: str
+    sentence: str
+    needs: tuple[str, ...]  # names of signals; the arguments of `find`
+    find: Find
+    remedy: str
+    verdicts: frozenset[str] = ANY
+    measured: tuple[str, ...] = ()  # the methods of `remedies.MEASURED` that act on it
+    smoothed: bool = True  # whether it looks at the smoothed curve, whose values are then shown
+
+
+@dataclass(frozen=True)
+class FoundCause:
+    """A rule that holds in a run, since a step, with the curves that show it."""
+
+    rule: Rule
+    since: int
+    curves: tuple[MetricCurve, ...]
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The verdict on a run, with its causes and effects, and the rules whose curves are missing."""
+
+    run: LoggedRun
+    course: EntropyCourse
+    causes: list[FoundCause] = field(default_factory=list)  # they hold before the entropy was halfway
+    effects: list[FoundCause] = field(default_factory=list)  # they hold only after that
+    unchecked: list[Rule] = field(default_factory=list)
+
+    @property
+    def verdict(self) -> str:
+        return self.course.verdict
+
+
+# Functions of the rules
+
+
+def lost_numbers(curve: MetricCurve) -> int | None:
+    return curve.lost
+
+
+def never_rewarded(reward: MetricCurve) -> int | None:
+    constant = max(reward.values) - min(reward.values) < CONSTANT
+    return reward.steps[0] if constant else None
+
+
+def unreadable_answers(unparsed: MetricCurve) -> int | None:
+    return unparsed.since(lambda share: share >= UNREADABLE)
+
+
+def engine_differs(mismatch: MetricCurve) -> int | None:
+    return mismatch.since(lambda size: size >= MISMATCH)
+
+
+def has_bonus(coefficient: MetricCurve) -> int | None:
+    """Any bonus counts: the entropy of this run exploded while it was paid for."""
+    return coefficient.since(lambda value: value > 0)
+
+
+def gradient_spikes(gradient: MetricCurve) -> int | None:
+    """Spikes are single steps, which the smoothed curve would hide."""
+    # Also of the start: once all rewards are equal the gradient is 0, and so would be the median of many broken runs.
+    bound = GRADIENT_SPIKE * max(median(gradient.values), gradient.start)
+    for step, norm in zip(gradient.steps, gradient.values, strict=True):
+        if norm > bound:
+            return step
+    return None
+
+
+def large_step(step_kl: MetricCurve) -> int | None:
+    return step_kl.since(lambda kl: abs(kl) >= STEP_KL)  # this estimate of a KL may be negative
+
+
+def clip_often_active(clipped: MetricCurve) -> int | None:
+    return clipped.since(lambda share: share >= CLIPPED)
+
+
+def clip_never_active(clipped: MetricCurve) -> int | None:
+    return None if any(clipped.values) else clipped.steps[0]
+
+
+def outweighs(larger: MetricCurve, smaller: MetricCurve) -> int | None:
+    """Return the first step if one mass is larger than the other over the whole run."""
+    if fmean(larger.values) > IMBALANCE * fmean(smaller.values):
+        return larger.steps[0]
+    return None
+
+
+def far_from_reference(kl: MetricCurve) -> int | None:
+    return kl.since(lambda value: value >= REFERENCE_KL)
+
+
+def share_rises(share: MetricCurve) -> int | None:
+    return share.since(lambda value: value >= share.start + RISE)
+
+
+def nearly_all_right(right: MetricCurve) -> int | None:
+    return right.since(lambda share: share >= SATURATED)
+
+
+def few_signals(without_signal: MetricCurve) -> int | None:
+    return without_signal.since(lambda share: share >= WITHOUT_SIGNAL)
+
+
+def halved(curve: MetricCurve) -> int | None:
+    return curve.since(lambda value: value <= HALVED * curve.start)
+
+
+def pushes_more(push: MetricCurve, other_push: MetricCurve) -> int | None:
+    """Return the first step if one predicted change of the entropy is the more negative one over the run."""
+    total, other_total = sum(push.values), sum(other_push.values)
+    return push.steps[0] if total < min(other_total, 0.0) else None
+
+
+SLOWER = "lower the learning rate, warm it up, or take fewer updates from each rollout batch"
+HOLDING = ("clip_b", "clip_v", "adaptive_entropy")  # the methods that kept more entropy than GRPO in the demo
+
+RULES = (
+    Rule(
+        "entropy_not_finite",
+        "the entropy stops being a finite number",
+        ("entropy",),
+        lost_numbers,
+        f"look for an overflow at this step, and {SLOWER}",
+    ),
+    Rule(
+        "gradient_not_finite",
+        "the gradient stops being a finite number",
+        ("gradient",),
+        lost_numbers,
+        f"look for an overflow at this step, and {SLOWER}",
+    ),
+    Rule(
+        "constant_reward",
+        "the reward never varies, so no response is better than another",
+        ("reward",),
+        never_rewarded,
+        "check by hand how answers are read and judged; if they are judged rightly, the problems are too hard or too "
+        "easy for this model",
+    ),
+    Rule(
+        "engine_mismatch",
+        "the engine that samples and the trainer disagree on log-probabilities",
+        ("mismatch",),
+        engine_differs,
+        "compare temperatures, weights and number types of both (docs/mismatch.md); sample from newer weights, or "
+        "correct by importance ratios",
+    ),
+    Rule(
+        "strong_bonus",
+        "an entropy bonus is paid while the entropy explodes",
+        ("bonus",),
+        has_bonus,
+        "lower its coefficient, or take a bonus that is off above a target entropy",
+        RISING,
+        ("entropy_bonus", "adaptive_entropy"),
+    ),
+    Rule(
+        "negative_mass",
+        "wrong responses weigh more than right ones: penalties take probability from all that is sampled",
+        ("negative_mass", "positive_mass"),
+        outweighs,
+        "center advantages within groups as GRPO does, or weigh wrong responses less",
+        ANY - {HEALTHY},
+    ),
+    Rule(
+        "positive_mass",
+        "right responses weigh more than wrong ones: what is likely already is reinforced",
+        ("positive_mass", "negative_mass"),
+        outweighs,
+        "center advantages within groups as GRPO does, or weigh right responses less (w_reinforce)",
+        FALLING,
+    ),
+    Rule(
+        "gradient_spikes",
+        f"the norm of the gradient spikes to {GRADIENT_SPIKE:g} times its median",
+        ("gradient",),
+        gradient_spikes,
+        f"{SLOWER}; clip the norm of the gradient",
+        smoothed=False,
+    ),
+    Rule(
+        "large_steps",
+        "the policy moves far within one step",
+        ("step_kl",),
+        large_step,
+        SLOWER,
+    ),
+    Rule(
+        "clip_often_active",
+        f"the clip takes at least {CLIPPED:.0%} of the tokens, so the policy moves far within one step of training",
+        ("clipped",),
+        clip_often_active,
+        f"{SLOWER}; if the objective clips by sequence ratios (GSPO), such shares are normal",
+    ),
+    Rule(
+        "far_from_reference",
+        "the policy has moved far from the reference model",
+        ("reference_kl",),
+        far_from_reference,
+        f"{SLOWER}; or raise the coefficient of the KL term",
+    ),
+    Rule(
+        "unreadable_answers",
+        "at least half of the answers cannot be read, so rewards are about the format",
+        ("unparsed",),
+        unreadable_answers,
+        "read some responses; teach the format before training, or stop while answers can still be read",
+    ),
+    Rule(
+        "truncated_responses",
+        "more and more responses are cut off, and are judged without their end",
+        ("truncated",),
+        share_rises,
+        "raise the limit of tokens, or leave truncated responses out of the loss (overlong)",
+    ),
+    Rule(
+        "text_after_answer",
+        "text follows more and more answers: its tokens raise the entropy and change no reward",
+        ("after_answer",),
+        share_rises,
+        "end a response at its answer, and read entropy/answer, which leaves that text out",
+        RISING,
+    ),
+    Rule(
+        "saturated_reward",
+        f"at least {SATURATED:.0%} of the answers are right, so advantages vanish",
+        ("right",),
+        nearly_all_right,
+        "train on harder problems (train.filter), or stop here",
+        FALLING | {HEALTHY},
+    ),
+    Rule(
+        "few_signals",
+        "in at least half of the groups all responses have the same reward, so few signals remain",
+        ("without_signal",),
+        few_signals,
+        "draw groups until enough of them have a signal (train.resample), or filter problems by their pass rate",
+        FALLING | {HEALTHY},
+        HOLDING,
+    ),
+    Rule(
+        "fewer_distinct_answers",
+        "the share of distinct answers has halved, though the entropy has not fallen as far",
+        ("distinct",),
+        halved,
+        "look at Pass@K on held-out problems, which tells more than the entropy",
+        frozenset({HEALTHY}),
+    ),
+    Rule(
+        "clip_never_active",
+        "the clip takes no token: with one update per rollout batch the ratio is 1, and controls that act through the "
+        "ratio (raised clips, CE-GPPO, KL-Cov) have no effect",
+        ("clipped",),
+        clip_never_active,
+        "take a control that acts at a ratio of 1, such as Clip_B or Clip_V",
+        FALLING | RISING,
+        HOLDING,
+    ),
+    Rule(
+        "unlikely_wrong_tokens",
+        "penalties on unlikely tokens of wrong responses lower the entropy most",
+        ("push_unlikely_wrong", "push_likely_right"),
+        pushes_more,
+        "drop the strongest of these penalties: Clip_B and Clip_V do",
+        FALLING,
+        HOLDING,
+    ),
+    Rule(
+        "likely_right_tokens",
+        "rewards on likely tokens of right responses lower the entropy most",
+        ("push_likely_right", "push_unlikely_wrong"),
+        pushes_more,
+        "weigh right responses less, or hold the entropy at a target",
+        FALLING,
+        HOLDING,
+    ),
+)
+
+
+def diagnose_run(run: LoggedRun) -> Diagnosis:
+    """Return the verdict on a run, and the rules that hold, those before the turn of the entropy apart."""
+    course = entropy_course(run)
+    diagnosis = Diagnosis(run, course)
+    if course.verdict == TOO_SHORT:
+        return diagnosis
+    for rule in RULES:
+        if course.verdict not in rule.verdicts:
+            continue
+        curves = [run.signal(name) for name in rule.needs]
+        present = tuple(curve for curve in curves if curve is not None)
+        if len(present) < len(curves):
+            if {owner for owner, _ in needed_keys(rule, run.trainer)} <= {run.trainer, OURS}:
+                diagnosis.unchecked.append(rule)  # others are about curves that no change of this run would log
+            continue
+        since = rule.find(*present)
+        if since is None:
+            continue
+        cause = FoundCause(rule, since, present)
+        if course.turn is None or since <= course.turn:
+            diagnosis.causes.append(cause)
+        else:
+            diagnosis.effects.append(cause)
+    return diagnosis
+
+
+def needed_keys(rule: Rule, trainer: str) -> list[tuple[str, str]]:
+    """Return the trainer and the key of each curve that a rule needs; of another trainer if this one logs none."""
+    keys = []
+    for name in rule.needs:
+        for owner in (trainer, *TRAINERS):
+            if own_keys := signal_keys(name, owner):
+                keys.append((owner, own_keys[0]))
+                break
+    return keys

@@ -1,0 +1,172 @@
+"""A diagnosis as text for the terminal, and as plain values for JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import isfinite
+from typing import Any
+
+from harness.diagnose.course import FALLING, HEALTHY
+from harness.diagnose.curves import MetricCurve
+from harness.diagnose.remedies import CONDITIONS, MEASURED
+from harness.diagnose.rules import Diagnosis, FoundCause, Rule, needed_keys
+from harness.terminal import layout
+
+SHOWN = ("entropy", "reward", "distinct")  # signals whose curves are shown below every verdict
+
+
+def diagnosis_text(diagnosis: Diagnosis, width: int | None) -> str:
+    """Return a diagnosis as lines of at most this width, apart from curves."""
+    lines = list(diagnosis_lines(diagnosis))
+    return "".join(f"{folded_line(line, width)}\n" for line in lines)
+
+
+def folded_line(line: str, width: int | None) -> str:
+    """Return a sentence wrapped at word boundaries; a line with a sparkline stays whole."""
+    indent = line[: len(line) - len(line.lstrip())]
+    if width is None or line.startswith("  |") or len(line) <= width:
+        return line
+    text = layout.folded(line.strip(), width - len(indent))
+    return "\n".join(f"{indent}{part}" for part in text.splitlines())
+
+
+def diagnosis_lines(diagnosis: Diagnosis) -> Iterator[str]:
+    run, course = diagnosis.run, diagnosis.course
+    yield f"{run.path}: {diagnosis.verdict}"
+    entropy = run.signal("entropy")
+    assert entropy is not None
+    steps = f"{len(entropy.values):,} logged steps, {entropy.steps[0]} to {entropy.steps[-1]}"
+    method = f", {run.method}" if run.method else ""
+    yield f"{run.trainer}{method}: {steps}; {course.sentence}"
+    yield from run.notes
+    for name in SHOWN:
+        curve = run.signal(name)
+        if curve is not None:
+            yield curve_line(curve, course.turn)
+    yield from causes_lines(diagnosis)
+    if diagnosis.unchecked:
+        yield ""
+        yield f"not checked, since the log lacks the curve: {unchecked_text(diagnosis.unchecked, run.trainer)}"
+
+
+def causes_lines(diagnosis: Diagnosis) -> Iterator[str]:
+    """Yield the causes with their curves and remedies, the effects, and the measured figures."""
+    title = "signs to watch:" if diagnosis.verdict == HEALTHY else "likely causes, the most likely first:"
+    if diagnosis.causes:
+        yield ""
+        yield title
+        for number, cause in enumerate(diagnosis.causes, 1):
+            yield from cause_lines(f"{number}. ", cause)
+    elif diagnosis.course.turn is not None:
+        yield ""
+        yield "no cause that diagnose knows shows in these curves before its turn"
+    if diagnosis.effects:
+        turn = diagnosis.course.turn
+        yield ""
+        yield f"only after the turn (step {turn}), so rather effects than causes:"
+        for cause in diagnosis.effects:
+            yield from cause_lines("- ", cause)
+    methods = measured_methods(diagnosis)
+    if methods:
+        yield ""
+        yield f"measured by this harness: {CONDITIONS}:"
+        for name in methods:
+            yield f"  {MEASURED[name]}"
+
+
+def cause_lines(mark: str, cause: FoundCause) -> Iterator[str]:
+    yield f"{mark}{cause.rule.sentence} (since step {cause.since})"
+    for curve in cause.curves:
+        yield curve_line(curve, cause.since, smoothed=cause.rule.smoothed)
+    yield f"   remedy: {cause.rule.remedy}"
+
+
+def curve_line(curve: MetricCurve, changed: int | None, *, smoothed: bool = True) -> str:
+    """Return a curve as its key, its values at the start, the change and the end, and a sparkline."""
+    parts = []
+    for step, value in curve_ends(curve, changed, smoothed=smoothed):
+        parts.append(f"{value:.3g} (step {step})")
+    return f"  | {curve.key}  {' -> '.join(parts)}  {curve.bars()}"
+
+
+def curve_ends(curve: MetricCurve, changed: int | None, *, smoothed: bool) -> list[tuple[int, float]]:
+    """Return step and value at the start, at the change if it lies between, and at the end."""
+    first, last = curve.steps[0], curve.steps[-1]
+    steps = [first]
+    if changed is not None and first < changed < last:
+        steps.append(changed)
+    if last != first:
+        steps.append(last)
+    return [(step, curve.at(step, smoothed=smoothed)) for step in steps]
+
+
+def measured_methods(diagnosis: Diagnosis) -> list[str]:
+    """Return the methods that act on the causes and were measured, without the methods that the run has already."""
+    if diagnosis.verdict == HEALTHY:
+        return []
+    names: dict[str, None] = {}
+    for cause in (*diagnosis.causes, *diagnosis.effects):
+        names |= dict.fromkeys(cause.rule.measured)
+    if diagnosis.verdict in FALLING and not names:
+        names = dict.fromkeys(("clip_b", "clip_v", "adaptive_entropy"))
+    own_method = diagnosis.run.method or ""
+    return [name for name in names if name not in own_method]
+
+
+def unchecked_text(rules: Sequence[Rule], trainer: str) -> str:
+    """Return the rules whose curves are missing, with the keys that they need."""
+    return "; ".join(f"{rule.name.replace('_', ' ')} ({', '.join(key_texts(rule, trainer))})" for rule in rules)
+
+
+def key_texts(rule: Rule, trainer: str) -> list[str]:
+    """Return the keys that a rule needs, with the name of the trainer if it is another one."""
+    texts = []
+    for owner, key in needed_keys(rule, trainer):
+        texts.append(key if owner == trainer else f"{owner}: {key}")
+    return texts
+
+
+# JSON
+
+
+def diagnosis_record(diagnosis: Diagnosis) -> dict[str, Any]:
+    """Return a diagnosis as plain values; numbers that JSON cannot hold do not occur, as curves are finite."""
+    run, course = diagnosis.run, diagnosis.course
+    shown_curves = []
+    for name in SHOWN:
+        curve = run.signal(name)
+        if curve is not None:
+            shown_curves.append(curve_record(curve, course.turn))
+    unchecked = {rule.name: key_texts(rule, run.trainer) for rule in diagnosis.unchecked}
+    return {
+        "path": str(run.path),
+        "trainer": run.trainer,
+        "method": run.method,
+        "notes": run.notes,
+        "verdict": diagnosis.verdict,
+        "sentence": course.sentence,
+        "turn": course.turn,
+        "curves": shown_curves,
+        "causes": list(map(cause_record, diagnosis.causes)),
+        "effects": list(map(cause_record, diagnosis.effects)),
+        "unchecked": unchecked,
+        "measured": {name: str(MEASURED[name]) for name in measured_methods(diagnosis)},
+        "measured_on": CONDITIONS,
+    }
+
+
+def cause_record(cause: FoundCause) -> dict[str, Any]:
+    return {
+        "name": cause.rule.name,
+        "cause": cause.rule.sentence,
+        "since": cause.since,
+        "curves": [curve_record(curve, cause.since, smoothed=cause.rule.smoothed) for curve in cause.curves],
+        "remedy": cause.rule.remedy,
+        "measured": list(cause.rule.measured),
+    }
+
+
+def curve_record(curve: MetricCurve, changed: int | None, *, smoothed: bool = True) -> dict[str, Any]:
+    ends = [{"step": step, "value": value} for step, value in curve_ends(curve, changed, smoothed=smoothed)]
+    assert all(isfinite(end["value"]) for end in ends)
+    return {"key": curve.key, "values": ends, "first_not_finite": curve.lost}

@@ -1,0 +1,41 @@
+"""The kept table of diagnoses: the demo's cells give it again, and docs/diagnose.md shows it."""
+
+from __future__ import annotations
+
+import pytest
+from places import REPOSITORY
+
+from benchmarks.calibrate_diagnose import KEPT, LOST, PAGE, calibration_row, filled_page, finished_cells, kept_rows
+from harness.pack.archive import unpacked
+
+ROWS = {row["cell"]: row for row in kept_rows()}
+
+
+@pytest.mark.slow
+def test_the_cells_of_the_demo_are_diagnosed_as_in_the_table() -> None:
+    with unpacked(REPOSITORY / "results/packs/demo.zip") as pack:
+        rows = [calibration_row(folder) for folder in finished_cells([pack.folder / "cells"])]
+    assert len(rows) == 21
+    for row in rows:
+        kept = ROWS[row.cell]
+        assert (row.label, row.verdict, row.causes) == (kept["label"], kept["verdict"], kept["causes"])
+        assert str(row.agrees) == kept["agrees"]
+        for name in ("entropy_first", "entropy_last", "avg_before", "avg_after", "pass_16_before", "pass_16_after"):
+            assert f"{getattr(row, name):.4f}" == kept[name]
+
+
+def test_the_page_shows_the_table() -> None:
+    text = PAGE.read_text()
+    assert text == filled_page(text), "run `python -m benchmarks.calibrate_diagnose page`"
+
+
+def test_the_misses_are_as_the_page_describes_them() -> None:
+    misses = [row for row in ROWS.values() if row["agrees"] == "False"]
+    late = [row for row in misses if (row["label"], row["verdict"]) == (LOST, "healthy")]
+    assert {row["settings"] for row in misses if row not in late} == {"demo: ce_gppo, seed 2", "lr-3: grpo, seed 3"}
+    assert len(late) == 3
+    for row in late:
+        lost = 1 - float(row["pass_16_after"]) / float(row["pass_16_before"])
+        assert 0.32 < lost < 0.39
+        assert float(row["entropy_last"]) > 0.5 * float(row["entropy_first"])
+    assert not [row for row in misses if row["label"] == KEPT]

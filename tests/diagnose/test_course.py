@@ -1,0 +1,81 @@
+"""The verdict on invented entropies, on both sides of each bound."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from logged_runs import geometric, line, logged_run
+
+from harness.base.errors import UserError
+from harness.diagnose.course import entropy_course
+from harness.table.endings import COLLAPSED_BELOW, EXPLODED_ABOVE
+
+
+def ending(at: float) -> list[float]:
+    """Return an entropy that starts at 1, and lies at another value for its last steps."""
+    return [1.0] * 5 + geometric(1.0, at, 30) + [at] * 5
+
+
+@pytest.mark.parametrize(
+    ("entropy", "verdict"),
+    [
+        ([1.0] * 9, "too short to say"),
+        ([1.0] * 10, "healthy"),
+        (ending(0.401), "healthy"),
+        (ending(0.399), "fell"),
+        (ending(0.101), "fell"),
+        (ending(0.099), "collapsed"),
+        (ending(2.99), "healthy"),
+        (ending(3.01), "exploded"),
+        # Down to 0.3 and back: to 0.41, which is 1.37 times the lowest value; to 0.38, which is still below the bound.
+        (geometric(1.0, 0.3) + geometric(0.3, 0.41) + [0.41] * 5, "fell and recovered"),
+        (geometric(1.0, 0.3) + geometric(0.3, 0.38) + [0.38] * 5, "fell"),
+        # Near the bound all the time: from 0.39 to 0.41 is no recovery.
+        (geometric(1.0, 0.39) + [0.39] * 5 + [0.41] * 5, "fell"),
+        (line(1.0, 3.5) + line(3.5, 2.0), "rose and came back"),
+        (line(1.0, 2.9) + line(2.9, 2.0), "healthy"),
+        ([0.0] * 20, "collapsed"),
+    ],
+)
+def test_verdicts(entropy: list[float], verdict: str) -> None:
+    assert entropy_course(logged_run(entropy=entropy)).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("reward", "verdict"),
+    [
+        (line(0.4, 0.4), "healthy"),
+        ([0.4] * 20 + [0.201] * 20, "healthy"),
+        ([0.4] * 20 + [0.199] * 20, "reward fell"),
+        ([-0.4] * 20 + [-1.0] * 20, "healthy"),  # of a scale without a zero it cannot be said
+    ],
+)
+def test_a_reward_that_falls_under_a_healthy_entropy(reward: list[float], verdict: str) -> None:
+    course = entropy_course(logged_run(entropy=[1.0] * 40, reward=reward))
+    assert course.verdict == verdict
+    assert course.turn == (21 if verdict == "reward fell" else None)
+    falling = logged_run(entropy=geometric(1.0, 0.2), reward=reward)
+    assert entropy_course(falling).verdict == "fell"
+
+
+def test_the_bounds_of_a_collapse_and_an_explosion_are_those_of_the_leaderboard() -> None:
+    assert (COLLAPSED_BELOW, EXPLODED_ABOVE) == (0.1, 3.0)
+
+
+def test_a_cell_that_was_ended_early_has_collapsed() -> None:
+    course = entropy_course(dataclasses.replace(logged_run(entropy=[1.0, 0.9, 0.4]), stopped=3))
+    assert course.verdict == "collapsed"
+    assert course.sentence == "stop.entropy_below ended the cell at step 3"
+
+
+def test_the_turn_is_halfway_on_a_log_scale() -> None:
+    falling = entropy_course(logged_run(entropy=geometric(1.0, 0.01, 42)))
+    rising = entropy_course(logged_run(entropy=geometric(1.0, 100.0, 42)))
+    assert falling.turn == rising.turn == 22
+    assert entropy_course(logged_run(entropy=[1.0] * 20)).turn is None
+
+
+def test_a_negative_entropy_is_refused() -> None:
+    with pytest.raises(UserError, match=r"entropy/mean of run falls to -0\.5; an entropy is never negative"):
+        entropy_course(logged_run(entropy=[1.0] * 10 + [-0.5]))

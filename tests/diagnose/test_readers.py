@@ -1,0 +1,332 @@
+"""Readers of each format, on cells of the demo, on a log that TRL writes here, and on lines in the form of verl's."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from logged_runs import geometric
+from places import REPOSITORY
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from harness.base.errors import Damaged, UserError
+from harness.cells import lease, state
+from harness.cells.log import MetricsLog
+from harness.cells.state import State
+from harness.diagnose.readers import read_run
+from harness.diagnose.rules import diagnose_run
+from harness.diagnose.signals import BONUS, CLIPPED, DOOR, OURS, SIGNALS, TRL, VERL
+from harness.pack.archive import Pack, unpacked
+
+CELL = "grpo-countdown-countdown-tiny-s0-37c8f98f7aa8"
+
+
+@pytest.fixture(scope="module")
+def pack() -> Iterator[Pack]:
+    with unpacked(REPOSITORY / "results/packs/demo.zip") as opened:
+        yield opened
+
+
+@pytest.fixture
+def cell(pack: Pack, tmp_path: Path) -> Path:
+    """A finished cell of the demo, without its answers."""
+    folder = tmp_path / CELL
+    folder.mkdir()
+    for name in ("config.yaml", "metrics.jsonl", "state.json", "made.json"):
+        shutil.copy(pack.folder / "cells" / CELL / name, folder)
+    return folder
+
+
+# Cells
+
+
+def test_a_cell_with_its_method(cell: Path) -> None:
+    run = read_run(cell)
+    assert (run.trainer, run.method, run.stopped) == (OURS, "grpo", None)
+    lines = [line["metrics"] for line in MetricsLog(cell).read()[1:]]
+    entropy, clipped, unparsed = run.signal("entropy"), run.signal("clipped"), run.signal("unparsed")
+    assert entropy is not None
+    assert clipped is not None
+    assert unparsed is not None
+    assert entropy.steps == list(range(1, 101))
+    assert entropy.values == [metrics["entropy/mean"] for metrics in lines]
+    assert clipped.key == CLIPPED
+    assert clipped.values == [metrics["ratio/clipped_low"] + metrics["ratio/clipped_high"] for metrics in lines]
+    # A verdict is logged only at the steps at which it occurs.
+    assert unparsed.values == [metrics.get("verdicts/unparsed", 0.0) for metrics in lines]
+    assert run.curves[BONUS].values == [0.0]
+
+
+def test_the_file_alone_gives_the_same_curves(cell: Path) -> None:
+    whole, alone = read_run(cell), read_run(cell / "metrics.jsonl")
+    assert alone.curves == {key: curve for key, curve in whole.curves.items() if key != BONUS}
+    assert alone.method is None  # the configuration knows it, and so whether there is a bonus
+
+
+def test_the_coefficient_of_a_bonus_is_in_the_configuration(pack: Pack) -> None:
+    [folder] = (pack.folder / "cells").glob("entropy_bonus-*-s0-*")
+    bonus = read_run(folder).signal("bonus")
+    assert bonus is not None
+    assert (bonus.key, bonus.values) == (BONUS, [0.03])
+    [folder] = (pack.folder / "cells").glob("adaptive_entropy-*-s0-*")
+    adaptive = read_run(folder).signal("bonus")
+    assert adaptive is not None
+    assert (adaptive.key, len(adaptive.values)) == ("state/adaptive_entropy/coefficient", 100)
+
+
+def test_half_a_line_at_the_end_is_left_out(cell: Path) -> None:
+    path = cell / "metrics.jsonl"
+    whole = read_run(path)
+    with open(path, "a") as file:
+        file.write('{"step": 101, "time"')
+    assert read_run(path).curves == whole.curves
+
+
+def test_a_changed_line_is_refused(cell: Path) -> None:
+    path = cell / "metrics.jsonl"
+    path.write_text(path.read_text().replace('"entropy/mean": 0.1', '"entropy/mean": 0.2', 1))
+    with pytest.raises(Damaged, match=r"metrics\.jsonl is damaged"):
+        read_run(path)
+
+
+def test_a_cell_that_has_not_begun_or_runs_is_refused(cell: Path) -> None:
+    State("planned").write(cell)
+    with pytest.raises(UserError, match="has not begun; diagnose reads a run that has ended"):
+        read_run(cell)
+    State("running", durable_step=100).write(cell)
+    with (
+        lease.hold(cell),
+        pytest.raises(UserError, match="is still running, at step 100 of 100; diagnose reads a run that has ended"),
+    ):
+        read_run(cell)
+
+
+def test_a_cell_that_was_killed_or_has_failed_is_read_with_a_note(cell: Path) -> None:
+    State("running", durable_step=100).write(cell)
+    assert read_run(cell).notes == ["the cell was interrupted before its end"]
+    State("failed", "the loss is nan").write(cell)
+    assert read_run(cell).notes == ["the cell failed: the loss is nan"]
+
+
+def test_a_cell_that_ended_early_has_collapsed(cell: Path) -> None:
+    state.change(cell, collapsed=100)
+    assert diagnose_run(read_run(cell)).verdict == "collapsed"
+
+
+def test_a_folder_of_several_cells_is_refused(pack: Pack) -> None:
+    with pytest.raises(UserError, match="holds 21 cells; diagnose reads one of them"):
+        read_run(pack.folder / "cells")
+
+
+# TRL
+
+
+@pytest.fixture(scope="module")
+def trl_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output folder of TRL's own trainer after two steps with a tiny model."""
+    folder = tmp_path_factory.mktemp("trl")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "vllm", None)  # trl would take the folder tests/vllm for it
+        trl: Any = pytest.importorskip("trl", reason="trl is not installed; the extra trl has it")
+        trainer_class = importlib.import_module("trl.trainer.grpo_trainer").GRPOTrainer
+        patch.setattr(trainer_class, "_send_telemetry", lambda self: None)
+        torch.manual_seed(0)
+        shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+        words = {str(i): i for i in range(16)}
+        tokenizer = PreTrainedTokenizerFast(
+            tokenizer_object=Tokenizer(WordLevel(words, unk_token="0")), eos_token="0", pad_token="1"
+        )
+        arguments = trl.GRPOConfig(
+            output_dir=str(folder),
+            use_cpu=True,
+            bf16=False,
+            report_to=[],
+            save_strategy="steps",
+            save_steps=1,
+            logging_steps=1,
+            max_steps=2,
+            max_completion_length=8,
+            num_generations=4,
+            per_device_train_batch_size=8,
+            disable_tqdm=True,
+        )
+        trainer = trainer_class(
+            model=Qwen2ForCausalLM(Qwen2Config(vocab_size=16, num_key_value_heads=1, **shape)),
+            reward_funcs=lambda completion_ids, **_: [float(sum(row) % 2) for row in completion_ids],
+            args=arguments,
+            train_dataset=Dataset.from_list([{"prompt": str(i)} for i in range(2, 16)]),
+            processing_class=tokenizer,
+        )
+        trainer.train()
+    return folder
+
+
+@pytest.mark.slow
+def test_trl_logs_the_keys_that_the_rules_read(trl_folder: Path) -> None:
+    run = read_run(trl_folder)
+    assert (run.trainer, run.path.parent.name) == (TRL, "checkpoint-2")
+    logged = {name for name in SIGNALS if run.signal(name) is not None}
+    with_trl_keys = {name for name, (_, of_trl, _) in SIGNALS.items() if of_trl and not of_trl[0].startswith(DOOR)}
+    # The differences to an engine need vLLM, TRL's adaptive coefficient its own option, and the KL a reference model.
+    assert logged == with_trl_keys - {"mismatch", "bonus", "reference_kl"}
+    entropy = run.signal("entropy")
+    assert entropy is not None
+    assert entropy.steps == [1, 2]
+    history = json.loads((trl_folder / "checkpoint-2/trainer_state.json").read_text())["log_history"]
+    assert entropy.values == [entry["entropy"] for entry in history]
+
+
+@pytest.mark.slow
+def test_every_form_of_a_log_history_gives_the_same_curves(trl_folder: Path, tmp_path: Path) -> None:
+    whole = read_run(trl_folder / "checkpoint-2")
+    history = json.loads((trl_folder / "checkpoint-2/trainer_state.json").read_text())["log_history"]
+    lines, as_list = tmp_path / "history.jsonl", tmp_path / "history.json"
+    lines.write_text("".join(f"{json.dumps(entry)}\n" for entry in history))
+    as_list.write_text(json.dumps(history))
+    assert read_run(lines).curves == read_run(as_list).curves == whole.curves
+
+
+def history_of(entropies: list[float]) -> list[dict[str, Any]]:
+    return [{"step": 10 * i, "entropy": value, "epoch": 0.1} for i, value in enumerate(entropies, 1)]
+
+
+def test_the_newest_checkpoint_counts(tmp_path: Path) -> None:
+    for step, points in ((90, 9), (100, 10)):
+        folder = tmp_path / f"checkpoint-{step}"
+        folder.mkdir()
+        document = {"best_metric": None, "log_history": history_of([1.0] * points)}
+        (folder / "trainer_state.json").write_text(json.dumps(document, indent=2))
+    entropy = read_run(tmp_path).signal("entropy")
+    assert entropy is not None
+    assert entropy.steps == list(range(10, 101, 10))
+
+
+def test_evaluations_and_the_last_entry_of_a_history_are_no_steps_of_the_entropy(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    entries = [*history_of([1.0, 0.9]), {"step": 20, "eval_entropy": 5.0}, {"step": 20, "train_runtime": 9.0}]
+    path.write_text("".join(f"{json.dumps(entry)}\n" for entry in entries))
+    entropy = read_run(path).signal("entropy")
+    assert entropy is not None
+    assert entropy.values == [1.0, 0.9]
+
+
+# verl
+
+
+# As verl 0.9.1 writes them with `trainer.logger=["console"]` (verl/utils/logger/aggregate_logger.py), behind Ray's name
+# of a process and after a progress bar; tests/verl/test_verl_logs.py writes such lines with verl itself.
+CONSOLE = """\
+(TaskRunner pid=4711) {'actor_rollout_ref': {'actor': {'clip_ratio': 0.2}}}
+(TaskRunner pid=4711) step:0 - val-core/gsm8k/reward/mean@1:0.25
+Training Progress:   1%|          | 1/100 [00:31<51:13, 31.04s/it]
+\x1b[36m(TaskRunner pid=4711)\x1b[0m step:1 - global_seqlen/min:1024 - actor/entropy:0.9 - actor/pg_clipfrac:0.0005 - \
+actor/grad_norm:np.float64(0.21) - critic/score/mean:0.3 - perf/name:text
+(TaskRunner pid=4711) step:2 - global_seqlen/min:980 - actor/entropy:np.float32(0.8) - actor/grad_norm:nan - \
+critic/score/mean:-1
+(TaskRunner pid=4711) step:2 - global_seqlen/min:980 - actor/entropy:8.5e-01 - actor/grad_norm:inf - \
+critic/score/mean:-1
+"""
+
+
+def test_the_console_of_verl(tmp_path: Path) -> None:
+    path = tmp_path / "console.log"
+    path.write_text(CONSOLE)
+    run = read_run(path)
+    assert run.trainer == VERL
+    curves = {name: curve for name in SIGNALS if (curve := run.signal(name)) is not None}
+    # The later line of a step counts.
+    assert (curves["entropy"].steps, curves["entropy"].values) == ([1, 2], [0.9, 0.85])
+    assert (curves["gradient"].values, curves["gradient"].lost) == ([0.21], 2)
+    assert curves["reward"].values == [0.3, -1.0]
+    assert curves["clipped"].values == [0.0005]
+    assert curves.keys() == {"entropy", "gradient", "reward", "clipped"}
+    assert "perf/name" not in run.curves
+
+
+def test_the_file_log_of_verl(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    first, second = {"actor/entropy": 0.9, "actor/grad_norm": None}, {"actor/entropy": 0.8}
+    lines = [{"step": 1, "data": first}, {"step": 2, "data": second}]
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines) + '{"step": 3, "da')
+    run = read_run(path)
+    entropy = run.signal("entropy")
+    assert entropy is not None
+    assert (run.trainer, entropy.values) == (VERL, [0.9, 0.8])
+    assert run.curves["actor/grad_norm"].lost == 1  # orjson writes NaN as null
+
+
+def test_our_method_in_verl_and_trl_logs_masses(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    data = {"actor/entropy": 0.9, "entrobench/mass/positive": 0.4, "entrobench/mass/negative": 0.2}
+    path.write_text("".join(f"{json.dumps({'step': step, 'data': data})}\n" for step in range(1, 12)))
+    mass = read_run(path).signal("positive_mass")
+    assert mass is not None
+    assert mass.values == [0.4] * 11
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "is empty; diagnose reads a cell's folder"),
+        ("\n \n", "is empty; diagnose reads"),
+        ("epoch 1 loss 0.3\n", "has no line of a known format; diagnose reads"),
+        ('{"loss": 0.1, "iteration": 3}\n', r"has lines of an unknown format, with the keys \['iteration', 'loss'\]"),
+        ('{\n "a": 1\n}', "has no list log_history"),
+        ('{\n "a": 1\n', "is neither JSON nor a log"),
+        ('{"log_history": 3}', "has no list log_history"),
+        ('{"log_history": []}', "holds no training step; nothing was logged before the run ended"),
+        ('{"step": 1, "data": {}}\n', "holds no training step"),
+        ('{"step": 1, "loss": 0.1}\n[]\n', r"line 2 of .* is not an object of JSON"),
+        ('{"step": 1, "loss": 0.1}\n{"step"\n', r"line 2 of .* is not JSON"),
+        (
+            '{"step": 1, "loss": 0.1}\n',
+            r"has no curve of the entropy; it would be entropy/mean \(entrobench\), entropy",
+        ),
+        ("step:1 - actor/pg_loss:0.1\n", "has no curve of the entropy"),
+        ("step:1 - actor/entropy:nan\n", "has no curve of the entropy; .* with a finite value at some step"),
+    ],
+)
+def test_refused_files(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "log"
+    path.write_text(content)
+    with pytest.raises(UserError, match=message):
+        read_run(path)
+
+
+def test_a_missing_path_and_a_folder_of_something_else_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="does not exist; diagnose reads a cell's folder"):
+        read_run(tmp_path / "nothing")
+    with pytest.raises(UserError, match="is not the folder of a run; diagnose reads a cell's folder"):
+        read_run(tmp_path)
+
+
+def test_a_binary_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(bytes(range(256)))
+    with pytest.raises(UserError, match="has no line of a known format"):
+        read_run(path)
+
+
+def test_a_run_of_verl_from_its_console_to_the_diagnosis(tmp_path: Path) -> None:
+    path = tmp_path / "console.log"
+    lines = []
+    for step, entropy in enumerate(geometric(0.65, 0.05), 1):  # the fall of GRPO in CE-GPPO's figure
+        clipped = 0.2 if step > 5 else 0.001
+        lines.append(f"step:{step} - actor/entropy:{entropy} - actor/pg_clipfrac:{clipped} - actor/grad_norm:0.2\n")
+    path.write_text("".join(lines))
+    diagnosis = diagnose_run(read_run(path))
+    assert diagnosis.verdict == "collapsed"
+    assert [(found.rule.name, found.since) for found in diagnosis.causes] == [("clip_often_active", 6)]

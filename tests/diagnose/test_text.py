@@ -1,0 +1,138 @@
+"""A diagnosis as people and programs read it, and the command."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from logged_runs import geometric, logged_run
+
+from harness import cli
+from harness.diagnose.remedies import CONDITIONS, MEASURED
+from harness.diagnose.rules import diagnose_run
+from harness.diagnose.signals import TRL
+from harness.diagnose.text import diagnosis_record, diagnosis_text
+
+FALL = geometric(1.0, 0.2)
+REPEATED = {"without_signal": [0.1] * 5 + [0.6] * 35, "clipped": [0.01] * 30 + [0.3] * 10}
+
+
+def test_a_fall_with_a_cause_and_an_effect() -> None:
+    text = diagnosis_text(diagnose_run(logged_run(entropy=FALL, **REPEATED)), None)
+    verdict, summary, entropy, _, title, cause, curve, remedy, *_ = text.splitlines()
+    assert verdict == "run: fell"
+    assert summary == (
+        "entrobench: 40 logged steps, 1 to 40; it ends at 0.22 of its start, between 0.1 (collapsed) and 0.4"
+    )
+    bars = "██▇▇▇▆▆▆▆▅▅▅▅▄▄▄▄▄▃▃▃▃▃▃▂▂▂▂▂▂▂▂▂▁▁▁▁▁▁▁"
+    assert entropy == f"  | entropy/mean  0.96 (step 1) -> 0.438 (step 21) -> 0.208 (step 40)  {bars}"
+    assert title == "likely causes, the most likely first:"
+    assert cause.startswith("1. in at least half of the groups all responses have the same reward")
+    assert cause.endswith("(since step 6)")
+    numbers = "0.1 (step 1) -> 0.6 (step 6) -> 0.6 (step 40)"
+    assert curve == f"  | reward/groups_without_signal  {numbers}  {'▁' * 5}{'█' * 35}"
+    assert remedy.startswith("   remedy: draw groups until enough of them have a signal (train.resample)")
+    assert "only after the turn (step 21), so rather effects than causes:" in text
+    [effect] = [line for line in text.splitlines() if line.startswith("- ")]
+    assert effect.startswith("- the clip takes at least 3% of the tokens")
+    assert effect.endswith("(since step 31)")
+    assert f"measured by this harness: {CONDITIONS}:" in text
+    assert f"  {MEASURED['clip_b']}" in text
+
+
+def test_missing_curves_are_listed_with_their_keys() -> None:
+    text = diagnosis_text(diagnose_run(logged_run(TRL, entropy=[1.0] * 20)), None)
+    assert "not checked, since the log lacks the curve:" in text
+    assert "gradient spikes (grad_norm)" in text
+    assert "unreadable answers (entrobench: verdicts/unparsed)" in text
+    assert "measured by this harness" not in text
+
+
+def test_a_fall_without_a_known_cause_says_so_and_still_names_what_was_measured() -> None:
+    text = diagnosis_text(diagnose_run(logged_run(entropy=FALL)), None)
+    assert "no cause that diagnose knows shows in these curves before its turn" in text
+    assert all(str(MEASURED[name]) in text for name in ("clip_b", "clip_v", "adaptive_entropy"))
+
+
+def test_the_method_of_the_run_is_no_remedy_for_it() -> None:
+    run = logged_run(entropy=FALL, **REPEATED)
+    own = type(run)(run.path, run.trainer, run.curves, method="grpo+clip_b")
+    text = diagnosis_text(diagnose_run(own), None)
+    assert "entrobench, grpo+clip_b: 40 logged steps" in text
+    assert str(MEASURED["clip_b"]) not in text
+    assert str(MEASURED["clip_v"]) in text
+
+
+def test_a_spike_is_shown_as_it_was_and_not_smoothed() -> None:
+    gradient = [1.0] * 9 + [20.0] + [1.0] * 30
+    text = diagnosis_text(diagnose_run(logged_run(entropy=FALL, gradient=gradient)), None)
+    assert "| gradient/norm  1 (step 1) -> 20 (step 10) -> 1 (step 40)" in text
+
+
+def test_sentences_are_folded_and_curves_are_not() -> None:
+    text = diagnosis_text(diagnose_run(logged_run(entropy=FALL, **REPEATED)), 60)
+    for line in text.splitlines():
+        assert len(line) <= 60 or line.startswith("  | ")
+    assert "   remedy: draw groups until" in text
+
+
+def test_json_has_the_same_facts() -> None:
+    diagnosis = diagnose_run(logged_run(entropy=FALL, **REPEATED))
+    record = json.loads(json.dumps(diagnosis_record(diagnosis), allow_nan=False))
+    assert (record["verdict"], record["turn"], record["trainer"]) == ("fell", 21, "entrobench")
+    [cause] = record["causes"]
+    assert (cause["name"], cause["since"]) == ("few_signals", 6)
+    assert [end["step"] for end in cause["curves"][0]["values"]] == [1, 6, 40]
+    assert [effect["name"] for effect in record["effects"]] == ["clip_often_active"]
+    assert record["unchecked"]["gradient_spikes"] == ["gradient/norm"]
+    assert record["measured"].keys() == {"clip_b", "clip_v", "adaptive_entropy"}
+
+
+# The command
+
+
+def verl_log(folder: Path, entropies: list[float]) -> Path:
+    path = folder / "verl.log"
+    path.write_text("".join(f"step:{step} - actor/entropy:{value}\n" for step, value in enumerate(entropies, 1)))
+    return path
+
+
+def test_the_command_prints_text_or_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = verl_log(tmp_path, FALL)
+    for options, begins in (((), f"{path}: fell\n"), (("--format", "json"), "{")):
+        with pytest.raises(SystemExit) as end:
+            cli.main(["diagnose", str(path), *options])
+        assert end.value.code == 0
+        assert capsys.readouterr().out.startswith(begins)
+
+
+def test_a_mistake_is_one_sentence_and_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["diagnose", str(tmp_path / "nothing.log")])
+    assert end.value.code == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("entrobench: ")
+    assert err.count("\n") == 1
+
+
+def test_control_characters_of_a_log_are_shown_and_do_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "history.jsonl"
+    path.write_text("".join(f'{{"step": {step}, "entropy": 1.0}}\n' for step in range(1, 20)))
+    hidden = path.rename(tmp_path / "a\x1b[31mb.jsonl")
+    with pytest.raises(SystemExit):
+        cli.main(["diagnose", str(hidden)])
+    assert "\x1b" not in capsys.readouterr().out
+
+
+@pytest.mark.processes
+def test_the_command_starts_without_torch(tmp_path: Path) -> None:
+    path = verl_log(tmp_path, FALL)
+    script = f"import sys; from harness import cli\ntry: cli.main(['diagnose', {str(path)!r}])\n"
+    script += "finally: assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)

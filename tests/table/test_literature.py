@@ -1,0 +1,138 @@
+"""Numbers of papers: the shipped file, their table, and that no estimate contains one."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+from boards import Made, told
+from places import REPOSITORY
+
+import baselines
+import tasks
+from harness.base.errors import Damaged, UserError
+from harness.table import literature
+from harness.table.literature import LITERATURE, SCORES, read_literature, render_literature
+
+NUMBERS = read_literature(LITERATURE)
+HEADER = LITERATURE.read_text().splitlines()[0]
+# A number that no mean of the made-up matrix can miss.
+INVENTED = f"{HEADER}\nppo,Their PPO,Their-7B,countdown,avg,32,99.9,GRPO,98.7,2601.00001,Table 9,2026-01,\n"
+
+
+# The file
+
+
+def test_methods_and_tasks_are_those_of_the_repository() -> None:
+    assert len(NUMBERS) > 50
+    assert {number.method for number in NUMBERS} <= baselines.METHODS.keys()
+    assert {number.task for number in NUMBERS} <= tasks.TASKS.keys()
+
+
+def test_sources_dates_and_numbers_are_possible() -> None:
+    for number in NUMBERS:
+        assert re.fullmatch(r"\d{4}\.\d{5}", number.arxiv)
+        year, month = number.arxiv[:2], number.arxiv[2:4]
+        assert number.published == f"20{year}-{month}"
+        assert number.score in SCORES
+        assert number.k > 1
+        assert 0 < number.value < 100
+        assert 0 < number.baseline_value < 100
+
+
+def test_no_row_is_there_twice() -> None:
+    keys = [(n.name, n.base_model, n.task, n.score, n.k, n.arxiv) for n in NUMBERS]
+    assert len(keys) == len(set(keys))
+
+
+def test_one_source_has_one_number_of_a_baseline() -> None:
+    values: dict[tuple[str, ...], set[float]] = {}
+    for n in NUMBERS:
+        values.setdefault((n.baseline, n.base_model, n.task, n.score, str(n.k), n.arxiv), set()).add(n.baseline_value)
+    assert all(len(known) == 1 for known in values.values())
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("method,value\ngrpo,1\n", "its columns must be method, name, base_model"),
+        (INVENTED.replace("99.9", "high"), "k, value and baseline_value must be numbers"),
+        (INVENTED.replace("avg", "mean"), "score is 'mean'; allowed: avg, pass"),
+    ],
+)
+def test_a_damaged_file_is_refused(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "reported.csv"
+    path.write_text(content)
+    with pytest.raises(Damaged, match=message):
+        read_literature(path)
+
+
+def test_an_installed_package_does_not_have_it(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="part of the repository and not of an installed package"):
+        read_literature(tmp_path / "reported.csv")
+
+
+# The table
+
+
+def test_the_table_marks_every_row_as_reported() -> None:
+    text = render_literature({"aime25"}, "md", None)
+    title, _, heading, _, *rows = text.strip().splitlines()
+    assert title == "**Reported in papers, not measured here, and in no mean above**"
+    assert heading.startswith("| method | mark | base model | task | score | % | baseline |")
+    assert len(rows) == sum(number.task == "aime25" for number in NUMBERS)
+    assert all(row.split(" | ")[1] == "reported" for row in rows)
+    clip_v = "| GRPO + Clip\\_V" if "Clip\\_V" in text else "| GRPO + Clip_V"
+    [row] = [row for row in rows if row.startswith(clip_v)]
+    assert "| Qwen2.5-14B-Instruct | aime25 | Avg@32 | 21.4 | GRPO | 17.6 | arXiv 2606.19236, Table 2, copied" in row
+
+
+def test_a_task_without_numbers_is_a_sentence() -> None:
+    assert render_literature({"countdown", "rg"}, "table", 80) == (
+        "No number in results/literature is about countdown or rg.\n"
+    )
+
+
+@pytest.mark.parametrize("options", [["--compare"], ["--reach", "0.1"], ["--format", "csv"], ["--format", "json"]])
+def test_only_tables_of_scores_have_it(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    words = "--literature goes below the table of scores, in --format table or md"
+    assert words in told(capsys, "demo", "--literature", *options)
+
+
+# No mean contains it
+
+
+@pytest.mark.slow
+def test_no_number_of_a_leaderboard_changes(
+    tmp_path: Path, mlflow_uri: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Made(tmp_path, mlflow_uri).end_all()
+    selected = ["--experiment", "made", "--uri", mlflow_uri]
+    forms = [["--format", how] for how in ("table", "md", "csv", "json", "latex")] + [["--compare", "--format", "json"]]
+    before = [told(capsys, *selected, *form) for form in forms]
+    sentence = "\nNo number in results/literature is about countdown.\n"
+    assert told(capsys, *selected, "--literature") == before[0] + sentence
+
+    path = tmp_path / "reported.csv"
+    path.write_text(INVENTED)
+    monkeypatch.setattr(literature, "LITERATURE", path)
+    assert [told(capsys, *selected, *form) for form in forms] == before
+    for how, text in zip(("table", "md"), before, strict=False):
+        whole = told(capsys, *selected, "--format", how, "--literature")
+        assert whole.startswith(f"{text}\n")
+        below = whole.removeprefix(text)
+        assert "99.9" in below
+        assert "99.9" not in text
+        assert "reported" in below
+
+
+def test_only_the_command_reads_it() -> None:
+    readers = set()
+    for top in ("harness", "entrobench", "baselines", "tasks", "benchmarks"):
+        for path in (REPOSITORY / top).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ImportFrom) and node.module == "harness.table.literature":
+                    readers.add(str(path.relative_to(REPOSITORY)))
+    assert readers == {"harness/commands/leaderboard.py"}
