@@ -10,6 +10,7 @@ from pathlib import Path
 from harness.base.addresses import visible_address
 from harness.base.deadline import finished_within
 from harness.base.errors import Damaged, UserError
+from harness.cells.adopted import adopted_folders
 from harness.cells.attempts import earlier_attempts
 from harness.commands.common import Commands, command, config_of_arguments, console, with_config
 from harness.config import Config
@@ -58,15 +59,16 @@ def call(arguments: argparse.Namespace) -> int:
 def sync_matrix(config: Config, matrix: list[Cell]) -> tuple[int, int]:
     """Feed MLflow with all cells that have records; return the numbers of fed cells and of damaged ones.
 
-    Earlier attempts at a cell are fed too; they count only if they are damaged.
+    Adopted cells of the matrix's folder are among them. Earlier attempts at a cell are fed too; they count only if they are damaged.
     """
     from harness.tracking.sync import sync
 
     fed, damaged = set[Path](), 0
-    present = {cell.folder for cell in matrix}
+    cell_folders = [*(cell.folder for cell in matrix), *adopted_folders(config.folder)]
+    present = set(cell_folders)
     folders: list[Path] = []
-    for cell in matrix:
-        folders += [*earlier_attempts(cell.folder), cell.folder]
+    for cell_folder in cell_folders:
+        folders += [*earlier_attempts(cell_folder), cell_folder]
     for folder in folders:
         if not ((folder / "state.json").exists() or (folder / "metrics.jsonl").exists()):
             continue

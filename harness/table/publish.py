@@ -56,6 +56,7 @@ def publish(config: Config, matrix: Sequence[Cell]) -> list[LeaderboardRow]:
     with store(uri, write=True) as client, reader(uri) as source:
         number = experiment_of(client, plan.experiment, uri)
         experiment = Experiment(source, plan.experiment, uri)
+        plan = plan.with_adopted(experiment.runs)
         frames = read_frames(experiment, plan.expected, plan.baseline)
         rows = leaderboard_rows(frames, plan.baseline, plan.ks)
         if frames.any_done():
