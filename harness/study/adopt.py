@@ -14,7 +14,7 @@ import torch
 from transformers import AutoTokenizer
 
 from harness.base import identities
-from harness.base.errors import CellFailure, UserError, nearest, one_of, shown
+from harness.base.errors import CellFailure, UserError, one_of, shown
 from harness.base.shape import read_model_config, shape_of_config
 from harness.cells import attempts, checksums, evaluation_files, lease, provenance, state
 from harness.cells.adopted import MARK, adopted_folders, adopted_name
@@ -31,6 +31,7 @@ from harness.rollout import choice, engines, templates
 from harness.rollout.models import Model
 from harness.rollout.proof import check_engine_weights
 from harness.study.checkpoints import TrainedCheckpoint, logged_metrics
+from harness.terminal.units import plural
 from harness.train.cell_evaluation import CellEvaluator, evaluation_metrics
 from harness.train.parts import evaluation_tasks_of, training_device
 from harness.train.policy import check_vocabulary, context_of
@@ -137,7 +138,8 @@ def check_matrix(config: Config) -> None:
 def only(axis: str, given: str | None, allowed: list[str]) -> str:
     """Return a model or a task of the matrix: the given one, or the only one."""
     if given is None and len(allowed) > 1:
-        raise UserError(f"the matrix has {len(allowed)} {axis}s; name one with --{axis}; {nearest('', allowed)}")
+        number = plural(len(allowed), axis)
+        raise UserError(f"the matrix has {number}; name one with --{axis}, of {', '.join(allowed)}")
     chosen = allowed[0] if given is None else given
     one_of(f"--{axis}", chosen, allowed)
     return chosen

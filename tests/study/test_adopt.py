@@ -119,6 +119,11 @@ def test_a_model_of_our_own_has_the_same_numbers(place: Place, tmp_path: Path) -
     assert adopted["delta_to_baseline"]["mean"] == 0
     assert (adopted["seeds_done"], adopted["hours"], adopted["tokens"], adopted["entropy_final"]) == (1, None, None, None)
     assert (own["seeds_done"], own["seeds_expected"]) == (1, 2)
+    assert "trained elsewhere" not in place.call("leaderboard", "smoke", "--reach", "0")  # by 0 tokens
+    place.call("report", "smoke")
+    page = (place.config.folder / "report/report.html").read_text()
+    assert "grpo (trained elsewhere: other)" in page
+    assert "(none)" not in page  # the settings of its training are unknown, which is no difference to show
 
 
 # TRL
