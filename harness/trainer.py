@@ -23,9 +23,9 @@ from harness.tokens import dynamics, metrics
 from harness.tokens.correction import correct
 from harness.tokens.metrics import Stopwatch
 from harness.train import invariants
+from harness.train.cell_evaluation import CellEvaluator
 from harness.train.checkpoint import Checkpoints
 from harness.train.collect import Collected, Collector
-from harness.train.cell_evaluation import CellEvaluator
 from harness.train.parts import Parts
 from harness.train.policy import Critic, Policy, context_of
 from harness.train.record import Updates, mean_loss, record_of_step

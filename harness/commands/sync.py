@@ -59,7 +59,8 @@ def call(arguments: argparse.Namespace) -> int:
 def sync_matrix(config: Config, matrix: list[Cell]) -> tuple[int, int]:
     """Feed MLflow with all cells that have records; return the numbers of fed cells and of damaged ones.
 
-    Adopted cells of the matrix's folder are among them. Earlier attempts at a cell are fed too; they count only if they are damaged.
+    Adopted cells of the matrix's folder are among them. Earlier attempts at a cell are fed too; they count only if they
+    are damaged.
     """
     from harness.tracking.sync import sync
 

@@ -257,9 +257,7 @@ def evaluate_checkpoints(cell: AdoptedCell, say: Callable[[str], None]) -> str:
     torch.set_num_threads(config.hardware.threads)
     templates.warm_up(base)
     tokenizer = opened(AutoTokenizer, base)
-    engine = engines.build_engine(
-        config.rollout.engine, base, tokenizer.eos_token_id, device, dtype, config.hardware
-    )
+    engine = engines.build_engine(config.rollout.engine, base, tokenizer.eos_token_id, device, dtype, config.hardware)
     key, seed = cell.spec.key, cell.spec.key.seed
     evaluation_tasks = evaluation_tasks_of(config, key.task, cell.model.chat)
     trained_on = build_task(key.task, config.plugins).name

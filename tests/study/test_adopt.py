@@ -1,4 +1,4 @@
-"""Models that TRL and others have trained enter a leaderboard: same numbers, rows of their own, sentences for mistakes."""
+"""Models that others have trained enter a leaderboard: same numbers, rows of their own, sentences for mistakes."""
 
 from __future__ import annotations
 
@@ -117,7 +117,8 @@ def test_a_model_of_our_own_has_the_same_numbers(place: Place, tmp_path: Path) -
     adopted, own = rows["grpo (trained elsewhere: other)"], rows["grpo"]
     assert adopted["avg_at_k"] == own["avg_at_k"]
     assert adopted["delta_to_baseline"]["mean"] == 0
-    assert (adopted["seeds_done"], adopted["hours"], adopted["tokens"], adopted["entropy_final"]) == (1, None, None, None)
+    assert adopted["seeds_done"] == 1
+    assert [adopted[name] for name in ("hours", "tokens", "entropy_final")] == [None, None, None]
     assert (own["seeds_done"], own["seeds_expected"]) == (1, 2)
     assert "trained elsewhere" not in place.call("leaderboard", "smoke", "--reach", "0")  # by 0 tokens
     place.call("report", "smoke")
@@ -252,7 +253,7 @@ def test_the_shapes_of_folders(tmp_path: Path, checkpoint: Path) -> None:
 
 
 def test_means_over_several_steps_keep_the_names_of_the_trainer(checkpoint: Path) -> None:
-    history = {"global_step": 5, "logging_steps": 5}
+    history: dict[str, Any] = {"global_step": 5, "logging_steps": 5}
     history["log_history"] = [{"step": 5, "epoch": 1.0, "entrobench/entropy/mean": 0.5, "note": "x"}]
     (checkpoint / "trainer_state.json").write_text(json.dumps(history))
     found = checkpoints.find_checkpoints(checkpoint)
@@ -339,9 +340,7 @@ def test_a_seed_has_one_model(place: Place, checkpoint: Path) -> None:
     assert len(place.folders) == 2
 
 
-def test_an_interrupted_evaluation_continues(
-    place: Place, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_evaluation_continues(place: Place, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from harness.study import adopt
 
     evaluate = adopt.CellEvaluator.evaluate
