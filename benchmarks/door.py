@@ -179,7 +179,9 @@ def markdown_rows(measured: dict[str, DoorTimes]) -> list[str]:
         spread = f"{min(times.seconds):.2f} to {max(times.seconds):.2f}"
         ratio, memory = times.median / peer.median, times.peak_mib / peer.peak_mib
         label = name if name == PEER else f"EntrobenchTrainer, {name}"
-        lines.append(f"| {label} | {times.median:.2f} | {spread} | {ratio:.2f} | {times.peak_mib:,.0f} | {memory:.2f} |")
+        lines.append(
+            f"| {label} | {times.median:.2f} | {spread} | {ratio:.2f} | {times.peak_mib:,.0f} | {memory:.2f} |"
+        )
     return lines
 
 

@@ -510,6 +510,8 @@ state = PartialState()
 assert (state.num_processes, state.backend) == (2, "gloo")
 if state.is_main_process:
     (folder / "updates.json").write_text(json.dumps(updates))
+state.wait_for_everyone()
+state.destroy_process_group()  # else a thread of gloo may abort the process as it exits
 """
 
 
@@ -544,7 +546,7 @@ def test_ten_steps_on_the_embedded_model_are_those_of_our_trainer(
     with monkeypatch.context() as patch:
         expected = recorded_losses(spec, tmp_path, patch)
     assert len(expected) == STEPS * UPDATES
-    assert len({loss for loss, _ in expected}) == len(expected)
+    assert max(abs(loss) for loss, _ in expected) > 1e-3
     for updates in (losses_on_recorded(spec, tmp_path), launched_losses(spec, tmp_path)):
         assert len(updates) == len(expected)
         for (loss, norm), (expected_loss, expected_norm) in zip(updates, expected, strict=True):
