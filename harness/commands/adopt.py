@@ -52,7 +52,7 @@ def call(arguments: argparse.Namespace) -> int:
     config = config_of_arguments(arguments)
     matrix = cells(config)
     trained = checkpoints.find_checkpoints(arguments.folder)
-    checkpoints.check_method(trained, arguments.method)
+    checkpoints.check_recorded_method(trained, arguments.method)
     trainer = arguments.trainer or checkpoints.trainer_of_folder(trained)
     check_problems(config)
 

@@ -106,7 +106,7 @@ def trainer_of_folder(checkpoints: list[TrainedCheckpoint]) -> str:
     raise UserError(f"{last} does not show which trainer made it; name it, for example --trainer trl")
 
 
-def check_method(checkpoints: list[TrainedCheckpoint], method: str) -> None:
+def check_recorded_method(checkpoints: list[TrainedCheckpoint], method: str) -> None:
     """Refuse a method that differs from the one that a checkpoint records."""
     for checkpoint in checkpoints:
         recorded = checkpoint.method()
