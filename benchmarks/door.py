@@ -31,8 +31,10 @@ from datasets import Dataset
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast, PrinterCallback, Qwen2Config, Qwen2ForCausalLM
+from trl import GRPOConfig, GRPOTrainer  # here, so that no trainer's memory has the modules in it
 
 from benchmarks.peers import forget_peak, memory_mib
+from entrobench.trl import EntrobenchTrainer
 
 GROUP = 4
 PEER = "TRL"
@@ -58,11 +60,16 @@ class DoorTimes:
     """The steps of one trainer."""
 
     seconds: list[float] = field(default_factory=list)
-    peak_mib: float = 0.0
+    peaks_mib: list[float] = field(default_factory=list)  # of each turn
 
     @property
     def median(self) -> float:
         return statistics.median(self.seconds)
+
+    @property
+    def peak_mib(self) -> float:
+        """The median: in the first turn the process allocates much that it keeps."""
+        return statistics.median(self.peaks_mib)
 
 
 def random_model(size: DoorSize) -> Qwen2ForCausalLM:
@@ -99,10 +106,6 @@ def fixed_responses(size: DoorSize) -> list[list[int]]:
 
 def built_trainer(name: str, size: DoorSize, folder: Path, steps: int) -> Any:
     """Return TRL's trainer, or EntrobenchTrainer with a method."""
-    from trl import GRPOConfig, GRPOTrainer
-
-    from entrobench.trl import EntrobenchTrainer
-
     responses = fixed_responses(size)
     arguments = GRPOConfig(
         output_dir=str(folder),
@@ -166,7 +169,7 @@ def measure_door(size: DoorSize, steps: int, rounds: int) -> dict[str, DoorTimes
                 with contextlib.redirect_stdout(io.StringIO()):  # TRL prints about the tiny model
                     seconds = step_times(built_trainer(name, size, Path(folder), steps), size.updates)
                 times.seconds += seconds[1:]
-                times.peak_mib = max(times.peak_mib, memory_mib("VmHWM") - before)
+                times.peaks_mib.append(memory_mib("VmHWM") - before)
     return measured
 
 

@@ -746,6 +746,19 @@ def test_two_processes_are_one(spec: str, tmp_path: Path) -> None:
         assert mine == pytest.approx(theirs, rel=1e-5, abs=1e-5)
 
 
+# The benchmark
+
+
+@pytest.mark.slow
+def test_the_benchmark_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    benchmark = importlib.import_module("benchmarks.door")  # after trl, which the top of this file imports with care
+    small = ["--vocabulary=64", "--hidden=8", "--layers=1", "--prompt=2", "--length=4", "--responses=4"]
+    benchmark.main([*small, "--updates", "1", "2", "--steps=2", "--rounds=1", "--threads=1"])
+    printed = capsys.readouterr().out
+    for row in ("| TRL | ", "| EntrobenchTrainer, grpo | ", "| EntrobenchTrainer, clip_b | "):
+        assert printed.count(row) == 2
+
+
 # Mistakes
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from harness.base.addresses import visible_address
 from harness.base.deadline import finished_within
 from harness.base.errors import Damaged, UserError
-from harness.cells.adopted import adopted_folders
+from harness.cells.adopted import adopted_folders, is_adopted
 from harness.cells.attempts import earlier_attempts
 from harness.commands.common import Commands, command, config_of_arguments, console, with_config
 from harness.config import Config
@@ -78,7 +78,8 @@ def sync_matrix(config: Config, matrix: list[Cell]) -> tuple[int, int]:
             fed.add(folder)
         except Damaged as damage:
             damaged += 1
-            console.print(f"MLflow is not fed: {damage}; `entrobench run` repairs the cell", style="yellow")
+            remedy = "adopt" if is_adopted(folder) else "run"
+            console.print(f"MLflow is not fed: {damage}; `entrobench {remedy}` repairs the cell", style="yellow")
     return len(fed & present), damaged
 
 

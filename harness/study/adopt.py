@@ -14,7 +14,7 @@ import torch
 from transformers import AutoTokenizer
 
 from harness.base import identities
-from harness.base.errors import CellFailure, UserError, one_of, shown
+from harness.base.errors import CellFailure, Damaged, UserError, one_of, shown
 from harness.base.shape import read_model_config, shape_of_config
 from harness.cells import attempts, checksums, evaluation_files, lease, provenance, state
 from harness.cells.adopted import MARK, adopted_folders, adopted_name
@@ -222,18 +222,17 @@ def adopt_cell(cell: AdoptedCell, say: Callable[[str], None]) -> None:
 def begin_evaluation(cell: AdoptedCell) -> bool:
     """Record what makes the numbers, and return whether any are missing.
 
-    Numbers of another version of a task, or of another base model, are set aside.
+    Numbers of another version of a task or of another base model, and damaged records, are set aside.
     """
     base_model = cell.model.digest(cell.model.folder())
     earlier = Made.read(cell.folder)
     if earlier is not None:
-        why = provenance.by_another_source(earlier.sources, cell.sources)
-        if why is None:
-            why = provenance.by_another_base_model(earlier.base_model, base_model)
-        if why is not None:
+        by_source = provenance.by_another_source(earlier.sources, cell.sources)
+        by_base_model = provenance.by_another_base_model(earlier.base_model, base_model)
+        if by_source or by_base_model or is_damaged(cell.folder):
             attempts.set_aside(cell.folder, earlier)
             earlier = None
-    before = State.read(cell.folder)
+    before = State.known(cell.folder)
     if earlier is not None and before.state == "done":
         return False
     cell.spec.write(cell.folder)
@@ -244,6 +243,20 @@ def begin_evaluation(cell: AdoptedCell) -> bool:
         sources = dict(cell.sources)
         provenance.begin_attempt(cell.folder, sources, device, gpu, packages, base_model=base_model)
     State("running", seconds=before.seconds).write(cell.folder)
+    return True
+
+
+def is_damaged(folder: Path) -> bool:
+    """Return whether a record of a finished cell is not as it was when the cell was done."""
+    return State.known(folder).state == "done" and any(checksums.changed_records(folder))
+
+
+def is_whole_evaluation(path: Path) -> bool:
+    """Return whether an evaluation was written, and not changed since."""
+    try:
+        evaluation_files.read_evaluation(path)
+    except Damaged:
+        return False
     return True
 
 
@@ -264,7 +277,7 @@ def evaluate_checkpoints(cell: AdoptedCell, say: Callable[[str], None]) -> str:
     with VerifierPool.of(config.verify) as verifier:
         for step, weights in cell.steps.items():
             paths = [evaluation_files.evaluation_path(cell.folder, name, step) for name in evaluation_tasks]
-            if all(path.exists() for path in paths):  # of an earlier command that was interrupted
+            if all(map(is_whole_evaluation, paths)):  # of an earlier command that was interrupted
                 continue
             say(f"evaluating {weights.name if step else 'the base model'} as step {step}")
             module = load_model(weights).to(device)

@@ -362,6 +362,20 @@ def test_an_interrupted_evaluation_continues(place: Place, checkpoint: Path, mon
     assert State.read(folder).state == "done"
 
 
+def test_a_damaged_record_is_made_again(place: Place, checkpoint: Path) -> None:
+    place.adopt(checkpoint)
+    [folder] = place.folders
+    before = right(folder, 5)
+    path = evaluation_files.evaluation_path(folder, "countdown", 5)
+    path.write_text(path.read_text().replace("1", "0", 1))
+    with pytest.raises(SystemExit):
+        cli.main(["sync", "smoke", *place.overrides])
+    assert "`entrobench adopt` repairs the cell" in place.capture.readouterr().out
+    assert "was evaluated before" not in place.adopt(checkpoint)
+    assert right(folder, 5) == before
+    assert place.rows()["grpo (trained elsewhere: trl)"]["seeds_done"] == 1
+
+
 def test_other_settings_of_the_evaluation_are_another_cell(place: Place, checkpoint: Path) -> None:
     place.adopt(checkpoint)
     place.overrides.append("eval.samples=8")
