@@ -140,13 +140,18 @@ class StatisticsHead:
 
 @contextmanager
 def trl_head_replaced(head: StatisticsHead) -> Iterator[None]:
-    """Let TRL's fused head compute with another function."""
-    before = trl_utils._ChunkedLogProbFunction
+    """Let TRL's fused head compute with another function, on the tokens of responses alone.
+
+    TRL selects these only where it runs Triton. On a CPU it computes the logits of prompts and padding, too, and drops
+    them.
+    """
+    function, selects = trl_utils._ChunkedLogProbFunction, trl_utils._use_triton
     trl_utils._ChunkedLogProbFunction = head
+    trl_utils._use_triton = lambda device: device.type == "cpu" or selects(device)
     try:
         yield
     finally:
-        trl_utils._ChunkedLogProbFunction = before
+        trl_utils._ChunkedLogProbFunction, trl_utils._use_triton = function, selects
 
 
 class EntrobenchTrainer(GRPOTrainer):
@@ -249,16 +254,14 @@ class EntrobenchTrainer(GRPOTrainer):
         self._keeps_next = self.args.gradient_accumulation_steps % generate_every != 0 or corrects
         self._before = None
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
-        if self._before is None:
+        if self._before is None and not (self.model.training and self._scores_once):
             mode = "train" if self.model.training else "eval"
             size = vars(self.args)[f"per_device_{mode}_batch_size"]
             checkpointing = disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs)
             with torch.no_grad(), checkpointing:
                 self._before = self._score_inputs(self.model, output, before=True, batch_size=size)
-        for name in ("logp", "entropy", "sum_p2", "sum_p2_logp", "min_p_logp"):
-            column = getattr(self._before, name)
-            if column is not None:
-                output[f"before_{name}"] = column
+        if self._before is not None:
+            output |= before_columns(self._before)
         self._before = None
         first = self.accelerator.process_index * len(output["prompt_ids"])
         rows = torch.arange(first, first + len(output["prompt_ids"]), device=output["prompt_ids"].device)
@@ -288,13 +291,24 @@ class EntrobenchTrainer(GRPOTrainer):
         accumulated = self.args.gradient_accumulation_steps
         parts = self._buffered_inputs
         if parts is not self._fixed_inputs:
-            updates = [parts[start : start + accumulated] for start in range(0, len(parts), accumulated)]
-            self._signals["train"] = self._signal_of(updates, "train")
             self._fixed_inputs = parts
+            if not self._scores_once:
+                updates = [parts[start : start + accumulated] for start in range(0, len(parts), accumulated)]
+                self._signals["train"] = self._signal_of(updates, "train")
         if self._step % accumulated == 0:
             place = self._step % self.args.steps_per_generation
             self._mark_step(parts[place : place + accumulated], "train")
         return inputs
+
+    @property
+    def _scores_once(self) -> bool:
+        """True if a rollout batch is one micro-batch of one update, whose pass is also that of the old policy.
+
+        With several micro-batches the statistics of all of them must be known before the loss of the first.
+        """
+        passes = (self.args.steps_per_generation, self.args.gradient_accumulation_steps, self.num_iterations)
+        corrects = self.use_vllm and self.vllm_importance_sampling_correction
+        return passes == (1, 1, 1) and not corrects and not self.method.marks_steps
 
     def _signal_of(self, updates: Sequence[Sequence[Mapping[str, Any]]], mode: str) -> PortableSignal:
         """Return the signal of a rollout batch, from this process's micro-batches of each optimizer step."""
@@ -362,8 +376,13 @@ class EntrobenchTrainer(GRPOTrainer):
     def _compute_loss(self, model: Any, inputs: Mapping[str, Any]) -> Tensor:
         """Return this micro-batch's part of the loss of an optimizer step's mini-batch."""
         mode = "train" if self.model.training else "eval"
+        fixes = mode == "train" and self._scores_once
+        now = self._score_inputs(
+            model, inputs, with_gradient=True, before=fixes, compute_aux_loss=self.aux_loss_enabled
+        )
+        if fixes:
+            self._signals[mode] = self._signal_of([[{**inputs, **before_columns(now)}]], mode)
         signal, rows, mask = self._signals[mode], inputs["rollout_rows"], response_mask(inputs)
-        now = self._score_inputs(model, inputs, with_gradient=True, compute_aux_loss=self.aux_loss_enabled)
         part = {"rows": rows, "mask": mask, "entropy": now.entropy}
         loss = self.method.loss(signal, now.logp, **part)
         # Gradients and logged losses are averaged over processes, whose losses are parts of one sum.
@@ -452,6 +471,16 @@ class EntrobenchTrainer(GRPOTrainer):
         if kept["method"] != self.method.spec:
             raise UserError(f"the checkpoint {checkpoint} is of method {kept['method']}, not of {self.method.spec}")
         self.method.load_state(kept["state"])
+
+
+def before_columns(scored: Scored) -> dict[str, Tensor]:
+    """Return the statistics of the policy before the update, as the columns of a batch of responses."""
+    columns = {}
+    for name in ("logp", "entropy", "sum_p2", "sum_p2_logp", "min_p_logp"):
+        column = getattr(scored, name)
+        if column is not None:
+            columns[f"before_{name}"] = column.detach()
+    return columns
 
 
 def response_mask(inputs: Mapping[str, Any]) -> Tensor:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # Modules of harness/commands/: `add` declares the arguments of a command, `call` runs it and returns the exit code.
 COMMANDS = (
     *("run", "plan", "status", "leaderboard", "report", "sync", "dynamics", "explain", "diagnose"),
-    *("check", "eval", "data", "doctor", "list", "clean", "pack", "verify", "tune"),
+    *("check", "eval", "data", "doctor", "list", "clean", "pack", "verify", "tune", "adopt"),
 )
 
 

@@ -18,6 +18,7 @@ from harness.base import files, identities, registry
 from harness.base.addresses import visible_address
 from harness.base.errors import Damaged, UserError, nearest
 from harness.base.shape import Shape
+from harness.cells.adopted import is_adopted
 from harness.cells.attempts import ASIDE
 from harness.cells.key import CellKey
 from harness.cells.provenance import component_classes
@@ -206,8 +207,7 @@ class Cell:
 
     @cached_property
     def folder(self) -> Path:
-        name = re.sub(r"[^\w.+-]+", "_", "-".join([self.method, self.task, Path(self.model).name]))
-        return self.config.folder / f"{name[:LONGEST_NAME]}-s{self.seed}-{self.id}"
+        return self.config.folder / f"{readable_name(self.method, self.task, self.model)}-s{self.seed}-{self.id}"
 
     @property
     def spec(self) -> CellSpec:
@@ -232,6 +232,11 @@ class Cell:
         if progress.state == "planned" or recorded in (None, self.id):
             return progress
         return Progress("failed", str(Damaged(self.folder / SPEC, f"it is of the cell {recorded}")))
+
+
+def readable_name(method: str, task: str, model: str) -> str:
+    """Return the beginning of the name of a cell's folder."""
+    return re.sub(r"[^\w.+-]+", "_", "-".join([method, task, Path(model).name]))[:LONGEST_NAME]
 
 
 def cells(config: Config) -> list[Cell]:
@@ -316,7 +321,10 @@ def check_distinct(matrix: list[Cell]) -> None:
 
 
 def leftovers(config: Config, matrix: list[Cell]) -> tuple[list[Path], list[Path]]:
-    """Return the folders of cells of other configurations, and the folders of attempts that were set aside."""
+    """Return the folders of cells of other configurations, and the folders of attempts that were set aside.
+
+    Adopted cells are of no configuration, and so never left over.
+    """
     ours = {cell.folder for cell in matrix}
     others, attempts = [], []
     for path in sorted(config.folder.glob("*/config.yaml")):
@@ -325,7 +333,7 @@ def leftovers(config: Config, matrix: list[Cell]) -> tuple[list[Path], list[Path
             continue
         if ASIDE in folder.name:
             attempts.append(folder)
-        elif folder not in ours:
+        elif folder not in ours and not is_adopted(folder):
             others.append(folder)
     return others, attempts
 

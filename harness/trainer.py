@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable
 from functools import partial
@@ -12,10 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harness.base import files, seeds
+from harness.base import seeds
 from harness.base.errors import CellFailure
 from harness.batch import TokenBatch, TokenStats
-from harness.cells import evaluation_files
 from harness.cells.checkpoint_seal import FOLDER as CHECKPOINTS
 from harness.cells.log import MetricsLog, collapse
 from harness.composition import Signal
@@ -25,13 +23,12 @@ from harness.tokens import dynamics, metrics
 from harness.tokens.correction import correct
 from harness.tokens.metrics import Stopwatch
 from harness.train import invariants
+from harness.train.cell_evaluation import CellEvaluator
 from harness.train.checkpoint import Checkpoints
 from harness.train.collect import Collected, Collector
-from harness.train.evaluate import Sampler, evaluate_task
 from harness.train.parts import Parts
 from harness.train.policy import Critic, Policy, context_of
 from harness.train.record import Updates, mean_loss, record_of_step
-from tasks import Task
 
 
 class Trainer:
@@ -226,43 +223,20 @@ class Trainer:
     def evaluate(self, step: int) -> dict[str, float]:
         """Evaluate on all evaluation tasks; rank 0 computes the scores, and each rank samples and judges its share."""
         context = None if self.config.eval.beyond_context else context_of(self.policy.module.config)
-        seed = seeds.derive("evaluate", self.parts.seed, step)
-        sampler = Sampler(self.engine, self.parts.tokenizer, seed, self.parts.chat, context)
-        record: dict[str, float] = {}
-        for name, task in self.parts.evaluation_tasks.items():
-            with ranks.on_all_ranks(partial(sampler.sample, task, self.parts.verifier)) as sample:
-                if sample is not None:
-                    record |= self.scores(step, name, task, dataclasses.replace(sampler, helped=sample))
-        return record
-
-    def scores(self, step: int, name: str, task: Task, sampler: Sampler) -> dict[str, float]:
-        """Evaluate on one task; write its evaluation and its samples, and return its metrics."""
-        settings = self.config.eval.of(name)
-        result = evaluate_task(
-            task,
-            sampler,
-            self.parts.verifier,
-            split=settings.split,
-            problems=settings.problems,
-            samples=settings.samples,
-            temperature=settings.temperature,
-            max_new_tokens=self.config.rollout.max_new_tokens,
-            max_failures=self.config.verify.max_failures,
+        parts = self.parts
+        evaluator = CellEvaluator(
+            self.folder,
+            self.config,
+            parts.seed,
+            parts.task.name,
+            parts.evaluation_tasks,
+            self.engine,
+            parts.tokenizer,
+            parts.verifier,
+            parts.chat,
+            context,
         )
-        record = {
-            "task": name,
-            "step": step,
-            "problems": result.problems,
-            "right": result.right,
-            "right_distinct": result.right_distinct,
-            "solutions": result.solutions,
-            "verdicts": result.verdicts,
-            "metrics": result.metrics,
-            "flags": task.flags(self.parts.task.name),
-        }
-        evaluation_files.write_evaluation(self.folder, record)
-        files.write_lines(self.folder / "samples" / f"evaluate-{name}-{step:06d}.jsonl", result.samples)
-        return {f"eval/{name}/{key}": value for key, value in result.metrics.items()}
+        return evaluator.evaluate(step)
 
     def learners(self) -> dict[str, Policy | Critic]:
         return {"policy": self.policy} | ({"critic": self.critic} if self.critic else {})

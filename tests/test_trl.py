@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+import trainers
 from datasets import Dataset
 from places import REPOSITORY
 from ragged import VOCABULARY, Case, case
@@ -24,6 +25,7 @@ from tokenizers.models import WordLevel
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
+    AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
@@ -34,10 +36,12 @@ import baselines
 import entrobench
 from benchmarks.patience import HANG
 from entrobench.portable import PortableMethod
+from harness import config
 from harness.base import seeds
 from harness.composition import Method
 from harness.conformance import miniature
 from harness.doors import trl_refusal
+from harness.rollout import models
 from harness.tokens.metrics import Stopwatch
 
 with pytest.MonkeyPatch.context() as patch:
@@ -283,6 +287,39 @@ def test_micro_batches_change_nothing(spec: str, tmp_path: Path) -> None:
     assert by_parts[0] == pytest.approx(by_parts[1], rel=2e-5, abs=1e-6)
 
 
+def passes_of(trainer: Any) -> list[int]:
+    """Returns a list to which a trainer appends the responses of each time that it scores."""
+    passes: list[int] = []
+    score = trainer._score
+
+    def counted(model: Any, tokens: Tensor, *more: Any, **named: Any) -> Any:
+        passes.append(len(tokens))
+        return score(model, tokens, *more, **named)
+
+    trainer._score = counted
+    return passes
+
+
+@pytest.mark.slow
+def test_one_pass_gives_old_and_present_policy(tmp_path: Path) -> None:
+    """One micro-batch of one update is scored once, and has the losses of two micro-batches, which are scored twice."""
+    by_parts = []
+    for parts in (1, 2):
+        trainer = trainer_of(
+            "clip_v(share=0.1)+entropy_bonus",
+            tmp_path,
+            max_steps=3,
+            per_device_train_batch_size=16 // parts,
+            gradient_accumulation_steps=parts,
+            learning_rate=1e-2,
+        )
+        passes = passes_of(trainer)
+        trainer.train()
+        assert len(passes) == 3 * (1 if parts == 1 else 1 + parts)
+        by_parts.append(losses(trainer))
+    assert by_parts[0] == pytest.approx(by_parts[1], rel=2e-5, abs=1e-6)
+
+
 # Ten steps of our own trainer
 
 
@@ -352,6 +389,169 @@ def test_ten_steps_are_those_of_our_trainer(spec: str, tmp_path: Path, monkeypat
     assert max(map(abs, expected)) > 1e-3
     for name, state in method.state().items():
         assert theirs.method.state()[name] == pytest.approx(state, rel=1e-4)
+
+
+# Ten steps of our own trainer on the embedded model, by one process and by two
+
+STEPS, UPDATES = 10, 2
+RECORDED = "recorded.json"
+EMBEDDED = [f"train.steps={STEPS}", f"train.updates={UPDATES}", "train.betas=[0.9,0.99]", "dynamics.every=0"]
+
+
+def recorded_losses(spec: str, folder: Path, patch: pytest.MonkeyPatch) -> list[list[float]]:
+    """Trains by our own trainer, writes the responses of its steps, and returns the loss and norm of each update."""
+    ours = trainers.build(folder, spec, *EMBEDDED)
+    steps: list[dict[str, Any]] = []
+    updates: list[list[float]] = []
+    collect, apply = ours.collector.collect, ours.policy.step
+
+    def kept(step: int, watch: Stopwatch) -> Any:
+        collected = collect(step, watch)
+        rollouts = [rollout for group in collected.answered for rollout in group.rollouts]
+        steps.append(
+            {
+                "prompts": [rollout.prompt for rollout in rollouts],
+                "responses": [rollout.response for rollout in rollouts],
+                "rewards": [reward for group in collected.answered for reward in group.rewards],
+            }
+        )
+        return collected
+
+    def noted(step: int) -> float:
+        updates.append([apply(step)])
+        return updates[-1][0]
+
+    def each_kept(of_updates: Sequence[float]) -> float:
+        for update, loss in zip(updates[-UPDATES:], of_updates, strict=True):
+            update.insert(0, loss)
+        return 0.0
+
+    patch.setattr(ours.collector, "collect", kept)
+    patch.setattr(ours.policy, "step", noted)
+    patch.setattr("harness.train.record.mean_loss", each_kept)
+    for step in range(1, STEPS + 1):
+        ours.train_step(step, Stopwatch())
+    (folder / RECORDED).write_text(json.dumps(steps))
+    return updates
+
+
+def rows_of_process(number: int, process: int, world: int) -> list[int]:
+    """Returns the responses of a process, such that the updates of all processes together are those of one."""
+    of_update = number // UPDATES
+    share = of_update // world
+    rows: list[int] = []
+    for update in range(UPDATES):
+        first = update * of_update + process * share
+        rows += range(first, first + share)
+    return rows
+
+
+def losses_on_recorded(spec: str, folder: Path) -> list[list[float]]:
+    """Trains by EntrobenchTrainer on the same weights and responses; returns the loss and norm of each update."""
+    steps = json.loads((folder / RECORDED).read_text())
+    number = len(steps[0]["responses"])
+    base, settings = models.resolve("countdown-tiny").folder(), config.load_config("demo", [*trainers.SHORT, *EMBEDDED])
+    asked: list[dict[str, Any]] = []
+    rows: list[int] = []
+
+    def sampled(prompts: Sequence[str], trainer: Any) -> dict[str, Any]:
+        asked.append(steps[len(asked)])
+        rows[:] = rows_of_process(number, trainer.accelerator.process_index, trainer.accelerator.num_processes)
+        assert len(prompts) == len(rows)
+        responses = [asked[-1]["responses"][row] for row in rows]
+        return {
+            "prompt_ids": [asked[-1]["prompts"][row] for row in rows],
+            "completion_ids": responses,
+            "logprobs": [[0.0] * len(response) for response in responses],
+        }
+
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("trl.trainer.grpo_trainer.shuffle_sequence_dict", lambda batch: batch)
+        theirs = door.EntrobenchTrainer(
+            method=spec,
+            model=AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32),
+            reward_funcs=lambda completions, **_: [asked[-1]["rewards"][row] for row in rows],
+            args=arguments(
+                folder,
+                max_steps=STEPS * UPDATES,
+                num_generations=settings.train.group,
+                per_device_train_batch_size=number // UPDATES // 2 // world,  # each update in two parts
+                gradient_accumulation_steps=2,
+                steps_per_generation=2 * UPDATES,
+                max_completion_length=settings.rollout.max_new_tokens,
+                learning_rate=settings.train.lr,
+                lr_scheduler_type="constant",
+                adam_beta1=settings.train.betas[0],
+                adam_beta2=settings.train.betas[1],
+                weight_decay=settings.train.weight_decay,
+                max_grad_norm=settings.train.grad_clip,
+                temperature=settings.rollout.temperature,
+            ),
+            train_dataset=Dataset.from_list([{"prompt": str(i)} for i in range(settings.train.prompts)]),
+            processing_class=AutoTokenizer.from_pretrained(base),
+            rollout_func=sampled,
+        )
+        theirs.train()
+    return [[line["loss"], line["grad_norm"]] for line in theirs.state.log_history if "loss" in line]
+
+
+LAUNCHED = """
+import json, sys
+from pathlib import Path
+sys.modules["vllm"] = None
+import test_trl
+from accelerate import PartialState
+from trl import GRPOTrainer
+GRPOTrainer._send_telemetry = lambda self: None
+spec, folder = sys.argv[1], Path(sys.argv[2])
+updates = test_trl.losses_on_recorded(spec, folder)
+state = PartialState()
+assert (state.num_processes, state.backend) == (2, "gloo")
+if state.is_main_process:
+    (folder / "updates.json").write_text(json.dumps(updates))
+state.wait_for_everyone()
+state.destroy_process_group()  # else a thread of gloo may abort the process as it exits
+"""
+
+
+def launched_losses(spec: str, folder: Path) -> list[list[float]]:
+    """Returns what two processes of `accelerate launch` log on the recorded responses."""
+    program = folder / "launched.py"
+    program.write_text(LAUNCHED)
+    launch = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--num_machines=1"]
+    launch += ["--mixed_precision=no", "--dynamo_backend=no", "--main_process_port=0"]
+    path = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests/helpers"), str(REPOSITORY / "tests")])
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    done = subprocess.run(
+        [sys.executable, *launch, str(program), spec, str(folder)],
+        env=environment,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=HANG,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    updates: list[list[float]] = json.loads((folder / "updates.json").read_text())
+    return updates
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.parametrize("spec", ["grpo", "grpo+clip_b(share=0.02)"])
+def test_ten_steps_on_the_embedded_model_are_those_of_our_trainer(
+    spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        expected = recorded_losses(spec, tmp_path, patch)
+    assert len(expected) == STEPS * UPDATES
+    assert max(abs(loss) for loss, _ in expected) > 1e-3
+    for updates in (losses_on_recorded(spec, tmp_path), launched_losses(spec, tmp_path)):
+        assert len(updates) == len(expected)
+        for (loss, norm), (expected_loss, expected_norm) in zip(updates, expected, strict=True):
+            assert loss == pytest.approx(expected_loss, rel=0, abs=1e-5)
+            assert norm == pytest.approx(expected_norm, rel=1e-3)
 
 
 # The head
@@ -469,7 +669,7 @@ def test_adapters_are_trained_and_their_base_is_the_reference(tmp_path: Path) ->
 
 def test_the_correction_for_the_engine_multiplies_the_weights(tmp_path: Path) -> None:
     """TRL computes the ratio only with vLLM; here it is given what it would have written."""
-    trainer = trainer_of("clip_b(share=0.1)", tmp_path)
+    trainer = trainer_of("clip_b(share=0.1)", tmp_path, num_iterations=2)
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1
     plain = trainer._prepare_inputs([{"prompt": str(2 + i // 4)} for i in range(8)])
@@ -548,6 +748,19 @@ def test_two_processes_are_one(tmp_path: Path) -> None:
         assert len(one) == len(two) == 5
         for mine, theirs in zip(one, two, strict=True):
             assert mine == pytest.approx(theirs, rel=1e-5, abs=1e-5), spec
+
+
+# The benchmark
+
+
+@pytest.mark.slow
+def test_the_benchmark_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    benchmark = importlib.import_module("benchmarks.door")  # after trl, which the top of this file imports with care
+    small = ["--vocabulary=64", "--hidden=8", "--layers=1", "--prompt=2", "--length=4", "--responses=4"]
+    benchmark.main([*small, "--updates", "1", "2", "--steps=2", "--rounds=1", "--threads=1"])
+    printed = capsys.readouterr().out
+    for row in ("| TRL | ", "| EntrobenchTrainer, grpo | ", "| EntrobenchTrainer, clip_b | "):
+        assert printed.count(row) == 2
 
 
 # Mistakes

@@ -22,11 +22,15 @@ def cell_outcome(folder: Path, spec: CellSpec, lines: list[dict[str, Any]]) -> d
     first_and_last = [entropies[0], entropies[-1]] if entropies else None
     dropped = curve(lines, "weights/dropped")
     mean_dropped = statistics.fmean(dropped) if dropped else None
+    tokens = hours = None  # of a training elsewhere nothing here has counted them
+    if spec.trainer is None:
+        tokens = sum(curve(lines, "tokens/generated"))
+        hours = State.read(folder).seconds / 3600 * devices(spec, State.read(folder).device)
     return {
         "entropy": first_and_last,  # at the first and at the last training step
         "dropped": mean_dropped,  # share of tokens, mean over the steps
-        "tokens": sum(curve(lines, "tokens/generated")),  # sampled while training
-        "hours": State.read(folder).seconds / 3600 * devices(spec, State.read(folder).device),
+        "tokens": tokens,  # sampled while training
+        "hours": hours,
         "tasks": evaluations(folder, spec, lines),
     }
 

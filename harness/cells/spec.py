@@ -21,6 +21,7 @@ from harness.config import Config
 
 FILE = "config.yaml"
 STORED = ("cell", "matrix", *FACTORS, "identity", "settings", "made_of")  # the keys of the record
+ELSEWHERE = "trained_elsewhere"  # in the identity of an adopted cell: its trainer, and the digests of its checkpoints
 ID = re.compile(rb"cell: '?([0-9a-f]+)'?\n")  # its first line
 
 
@@ -66,6 +67,12 @@ class CellSpec:
             "made_of": self.made_of,
         }
         files.write_text(folder / FILE, seal.close_yaml(yaml.safe_dump(record, sort_keys=False)))
+
+    @property
+    def trainer(self) -> str | None:
+        """The trainer of an adopted cell; None for a cell that was trained here."""
+        trainer: str | None = self.identity.get(ELSEWHERE, {}).get("trainer")
+        return trainer
 
     @cached_property
     def config(self) -> Config:

@@ -195,8 +195,8 @@ def selected_experiments(arguments: argparse.Namespace) -> Iterator[list[tuple[P
     uri = arguments.uri or config.tracking_uri
     with reader(uri) as source:
         if arguments.config:
-            board = Board.of_config(config, cells(config))
             experiment = Experiment(source, config.name, uri)
+            board = Board.of_config(config, cells(config)).with_adopted(experiment.runs)
             yield [(select.part_of_config(board, experiment, where, arguments.baseline), experiment)]
             return
         parts = []
@@ -223,7 +223,9 @@ def matrix_rows(config: Config, matrix: list[Cell]) -> list[LeaderboardRow]:
     from harness.table.leaderboard import leaderboard_rows
     from harness.tracking.reader import reader
 
-    board, uri = Board.of_config(config, matrix), config.tracking_uri
+    uri = config.tracking_uri
     with reader(uri) as source:
-        frames = read_frames(Experiment(source, board.experiment, uri), board.expected, board.baseline)
+        experiment = Experiment(source, config.name, uri)
+        board = Board.of_config(config, matrix).with_adopted(experiment.runs)
+        frames = read_frames(experiment, board.expected, board.baseline)
     return leaderboard_rows(frames, board.baseline, board.ks)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from harness.cells.adopted import adopted_folders
+from harness.cells.spec import CellSpec
+from harness.cells.state import Progress
 from harness.commands.common import Commands, command, config_of_arguments, console, tell_outdated, with_config
 from harness.launch import slurm
 from harness.matrix import cells, leftovers
@@ -34,6 +37,7 @@ def call(arguments: argparse.Namespace) -> int:
         step = f"{progress.step}/{cell.config.train.steps}"
         rows.append([cell.label, progress.state, step, number_text(entropy), number_text(reward), reason])
         progresses.append((cell, progress))
+    rows += adopted_rows(config.folder)
     layout.show_table(console, COLUMNS, rows, goes=[("entropy", "reward")])
     for cell, progress in progresses:
         if progress.state == "failed":
@@ -45,6 +49,16 @@ def call(arguments: argparse.Namespace) -> int:
     for line in leftover_lines(config.folder, len(others), len(attempts), arguments):
         console.print(line)
     return 0
+
+
+def adopted_rows(matrix: Path) -> list[list[str]]:
+    """Return the rows of the cells that were trained elsewhere."""
+    rows = []
+    for folder in adopted_folders(matrix):
+        key, progress = CellSpec.read(folder).key, Progress.read(folder)
+        label = f"{key.method} seed {key.seed}"
+        rows.append([label, progress.state, str(progress.step), "", "", progress.reason or ""])
+    return rows
 
 
 def number_text(value: float | None) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from harness.base.addresses import visible_address
 from harness.base.deadline import finished_within, results_as_ready
 from harness.base.errors import Damaged, UserError
+from harness.cells.adopted import adopted_folders, is_adopted
 from harness.cells.attempts import earlier_attempts
 from harness.commands.common import Commands, command, config_of_arguments, console, with_config
 from harness.config import Config
@@ -60,11 +61,13 @@ def call(arguments: argparse.Namespace) -> int:
 def sync_matrix(config: Config, matrix: list[Cell]) -> tuple[int, int]:
     """Feed MLflow with all cells that have records; return the numbers of fed cells and of damaged ones.
 
-    Earlier attempts at a cell are fed too; they count only if they are damaged.
+    Adopted cells of the matrix's folder are among them. Earlier attempts at a cell are fed too; they count only if they
+    are damaged.
     """
     from harness.launch.progress import show_count
 
-    folders = folders_with_records(matrix)
+    present = [*(cell.folder for cell in matrix), *adopted_folders(config.folder)]
+    folders = folders_with_records(present)
     fed, damaged = set[Path](), 0
     with show_count(console, "feeding MLflow with cells", len(folders)) as show_next:
         for folder, damage in fed_folders(config, folders):
@@ -73,16 +76,16 @@ def sync_matrix(config: Config, matrix: list[Cell]) -> tuple[int, int]:
                 fed.add(folder)
             else:
                 damaged += 1
-                console.print(f"MLflow is not fed: {damage}; `entrobench run` repairs the cell", style="yellow")
-    present = {cell.folder for cell in matrix}
-    return len(fed & present), damaged
+                remedy = "adopt" if is_adopted(folder) else "run"
+                console.print(f"MLflow is not fed: {damage}; `entrobench {remedy}` repairs the cell", style="yellow")
+    return len(fed.intersection(present)), damaged
 
 
-def folders_with_records(matrix: Sequence[Cell]) -> list[Path]:
-    """Return the folders of all cells that have begun, each after those of its earlier attempts."""
+def folders_with_records(cell_folders: Sequence[Path]) -> list[Path]:
+    """Return the folders of those cells that have begun, each after those of its earlier attempts."""
     folders = []
-    for cell in matrix:
-        for folder in (*earlier_attempts(cell.folder), cell.folder):
+    for cell_folder in cell_folders:
+        for folder in (*earlier_attempts(cell_folder), cell_folder):
             if (folder / "state.json").exists() or (folder / "metrics.jsonl").exists():
                 folders.append(folder)
     return folders

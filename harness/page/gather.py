@@ -15,6 +15,7 @@ from pandas import DataFrame
 from harness.base import files
 from harness.base.addresses import may_be_written, visible_address
 from harness.base.errors import Damaged, UserError
+from harness.cells.adopted import TRAINER
 from harness.cells.outcome import right_distinct
 from harness.cells.provenance import by_another_source, sources_in
 from harness.config import Config
@@ -53,9 +54,10 @@ def content_of_config(config: Config, matrix: Sequence[Cell], command: str | Non
 
     The names of methods are marked if one of their cells was made by another version of the source.
     """
-    board, uri = Board.of_config(config, matrix), config.tracking_uri
+    uri = config.tracking_uri
     with reader(uri) as source:
         experiment = Experiment(source, config.name, uri)
+        board = Board.of_config(config, matrix).with_adopted(experiment.runs)
         outdated = outdated_cells(experiment, board)
         names = {}
         for cell in board.expected:
@@ -63,8 +65,13 @@ def content_of_config(config: Config, matrix: Sequence[Cell], command: str | Non
                 names[cell.method] = f"{cell.method} {OTHER_SOURCE}"
         labels = {cell.id: cell.label for cell in matrix}
         notes = []
-        for key, reason in outdated.items():
-            notes.append(f"{OTHER_SOURCE} {labels[key]}: {reason}; `entrobench run` runs it again.")
+        for cell in board.expected:
+            if cell.cell in outdated:
+                label = labels.get(cell.cell, f"{cell.method} seed {cell.seed}")
+                remedy = "`entrobench run` runs it again"
+                if TRAINER in cell.params:
+                    remedy = "`entrobench adopt` evaluates it again"
+                notes.append(f"{OTHER_SOURCE} {label}: {outdated[cell.cell]}; {remedy}.")
         marked = renamed_methods(board, names)
         settings = dataclasses.asdict(config)
         folders = {cell.id: cell.folder for cell in matrix}

@@ -17,6 +17,7 @@ from pandas import DataFrame
 
 from harness.base import files
 from harness.base.addresses import without_secrets
+from harness.cells.spec import ELSEWHERE
 from harness.page import figures, sentences
 from harness.page.content import ANSWERS, QUESTIONS, PageContent
 from harness.page.figures import Figure
@@ -197,7 +198,7 @@ def setting_differences(cells: DataFrame) -> list[tuple[str, list[tuple[str, str
     """Return the settings, apart from the axes of the matrix, in which cells differ: each value, and its cells."""
     settings_by_cell = {}
     for cell in cells.itertuples():
-        if cell.identity:
+        if cell.identity and ELSEWHERE not in cell.identity:  # an adopted cell has no settings of a training
             name = f"{cell.method} on {cell.task}, {cell.where}, seed {cell.seed}"
             settings_by_cell[name] = dict(flat_settings(cell.identity))
     every_key = set().union(*settings_by_cell.values())

@@ -13,6 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from harness.base.errors import Damaged
+from harness.cells.adopted import is_adopted
 from harness.cells.spec import FILE as SPEC
 from harness.cells.spec import CellSpec
 from harness.cells.state import FILE as STATE
@@ -79,7 +80,7 @@ def earlier_records(folder: Path, ours: Collection[Path]) -> Iterator[tuple[str,
     for path in folder.glob(f"*/{SPEC}"):
         # The folder may be cleaned meanwhile, and a damaged cell outside of the plan does not affect it.
         with suppress(FileNotFoundError):
-            if path.parent not in ours:
+            if path.parent not in ours and not is_adopted(path.parent):  # which was evaluated and not trained
                 changed[path.parent] = (path.parent / STATE).stat().st_mtime
     for cell_folder in nlargest(OTHERS, changed, key=lambda path: changed[path]):
         with suppress(Damaged):

@@ -12,8 +12,9 @@ from typing import Any
 
 from harness.base import identities
 from harness.base.errors import UserError, nearest
+from harness.cells.adopted import TRAINER
 from harness.cells.provenance import sources_in
-from harness.config import Config
+from harness.config import PUBLISHED, Config
 from harness.matrix import Cell
 from harness.tracking.runs import Run
 from harness.tracking.sync import params_of
@@ -99,6 +100,21 @@ class Board:
         del settings["tracking"]  # its URI may hold a password
         return cls(config.name, config.baseline, ks, expected, settings)
 
+    def with_adopted(self, runs: Sequence[Run]) -> Board:
+        """Return the board with the cells of these runs that other trainers trained and that it may be compared with.
+
+        Of several of one method, model and seed the newest counts.
+        """
+        adopted: dict[tuple[str, ...], Expected] = {}
+        for run in runs:  # the oldest first
+            if TRAINER not in run.tags or run.tags["status"] != "done":
+                continue
+            alike = next((cell for cell in self.expected if evaluated_alike(run.params, cell.params)), None)
+            if alike is not None:
+                axes = tuple(map(run.tags.__getitem__, AXES))
+                adopted[axes] = adopted_cell(run, alike)
+        return dataclasses.replace(self, expected=[*self.expected, *adopted.values()])
+
     def against(self, baseline: str) -> Board:
         """Return the same cells, compared with another method."""
         methods = {cell.method for cell in self.expected}
@@ -121,6 +137,38 @@ def expected_cell(cell: Cell) -> Expected:
         cell.sources,
         params_of(spec),
         spec.made_of,
+    )
+
+
+# Adopted cells
+
+
+def evaluated_alike(adopted: Mapping[str, str], own: Mapping[str, str]) -> bool:
+    """Return whether an adopted cell was evaluated as a cell of the matrix is, both by their parameters."""
+    if own.get("axes") or own.get("ruleset", PUBLISHED) != PUBLISHED:
+        return False  # it has no value at an axis, and its options were chosen by no rule
+    for key, value in adopted.items():
+        of_training = key in ("method", "seed", TRAINER) or key.startswith("method.")
+        if not of_training and own.get(key) != value:
+            return False
+    return True
+
+
+def adopted_cell(run: Run, alike: Expected) -> Expected:
+    """Return the adopted cell of a run, which is evaluated as another cell is."""
+    sources = None
+    if alike.sources is not None:
+        sources = {name: alike.sources[name] for name in sources_in(run.tags) or {} if name in alike.sources}
+    return Expected(
+        run.tags["method"],
+        run.tags["task"],
+        alike.eval_tasks,
+        run.tags["model"],
+        int(run.tags["seed"]),
+        run.tags["cell"],
+        sources,
+        run.params,
+        run.tags.get("made_of"),
     )
 
 

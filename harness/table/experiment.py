@@ -11,6 +11,7 @@ from typing import Any
 from harness.base import identities
 from harness.base.addresses import visible_address
 from harness.base.errors import UserError, nearest
+from harness.cells.adopted import TRAINER
 from harness.cells.outcome import FILE, TAG
 from harness.cells.spec import FILE as SPEC
 from harness.cells.spec import CellSpec
@@ -75,6 +76,8 @@ class Experiment:
                 summarized_settings |= settings
         others = []
         for run in self.runs:
+            if TRAINER in run.tags:  # it joins a matrix, and is none
+                continue
             if run.tags["cell"] not in summarized_cells and board.settings_of(run.params) not in summarized_settings:
                 others.append(run)
         if others:

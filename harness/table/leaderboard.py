@@ -143,8 +143,11 @@ def row_of(frames: Frames, cells: DataFrame, baseline_cells: DataFrame, baseline
     avg = entropy_initial = entropy_final = None
     if not done.empty:
         avg = share_interval(frames.scores(done, None))
-        entropy_initial = geometric_interval(done["entropy_first"].to_numpy())
-        if not is_base_model:
+        # Both are missing if another trainer trained the cells; a missing entropy alone was no number, and is shown so.
+        trained_here = done[["entropy_first", "tokens"]].notna().any(axis=None)
+        if trained_here or is_base_model:
+            entropy_initial = geometric_interval(done["entropy_first"].to_numpy())
+        if trained_here and not is_base_model:
             entropy_final = geometric_interval(done["entropy_last"].to_numpy())
     pairs = paired_cells(done, done_cells(baseline_cells))
     paired = not pairs[0].empty

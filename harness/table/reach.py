@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from harness.cells.adopted import TRAINER
 from harness.table.frames import BASE_MODEL, Axes, Frames, done_cells, label_of, setting_text, with_base_models
 from harness.table.leaderboard import place_text
 from harness.table.render import Table, render_document
@@ -143,6 +144,8 @@ def reaches_of_table(
         if method == BASE_MODEL or cells.empty:
             continue
         runs = [experiment.done[cell] for cell in cells["cell"]]
+        if any(TRAINER in run.tags for run in runs):
+            continue  # trained elsewhere, where nothing here has counted the tokens
         curves = experiment.source.curves(runs, {TOKENS, avg_name, pass_name}.__contains__)
         to_avg, to_pass = [], []
         for seed, of_run in zip(cells["seed"], curves, strict=True):

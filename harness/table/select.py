@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.base.errors import UserError, nearest, shown
+from harness.cells.adopted import TRAINER
 from harness.table import compare, leaderboard
 from harness.table.board import AXES, Board, Expected
 from harness.table.compare import Comparison
@@ -170,8 +171,8 @@ def board_title(board: Board, shared: Sequence[Params]) -> str:
 
 
 def shared_params(board: Board) -> dict[str, str]:
-    """Return the parameters that are the same in all cells."""
-    first, *others = board.expected
+    """Return the parameters that are the same in all cells that were trained here."""
+    first, *others = [cell for cell in board.expected if TRAINER not in cell.params]
     shared = set(first.params.items())
     for cell in others:
         shared &= set(cell.params.items())

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 from harness.cells import checksums
+from harness.cells.adopted import TRAINER
 from harness.cells.attempts import MLFLOW_RUN
 from harness.cells.log import MetricsLog
 from harness.cells.outcome import FILE as OUTCOME
@@ -204,6 +205,8 @@ def status_tags(spec: CellSpec, state: State) -> dict[str, str]:
     }
     if spec.made_of:
         tags["made_of"] = spec.made_of
+    if spec.trainer is not None:
+        tags[TRAINER] = spec.trainer
     return cut_for_mlflow(tags)
 
 
@@ -397,8 +400,12 @@ def params_of(spec: CellSpec) -> dict[str, str]:
         for key, value in component.items():
             if key != "component":
                 factors[f"method.{name}.{key}"] = value
+    sections = spec.settings
+    if spec.trainer is not None:
+        factors[TRAINER] = spec.trainer
+        sections = spec.identity  # without the settings of a training that did not happen here
     for part in ("train", "rollout", "correction", "eval", "stop"):
-        for key, value in spec.settings[part].items():
+        for key, value in sections.get(part, {}).items():
             factors[f"{part}.{key}"] = value
     if axes := spec.settings.get("axes"):  # plain values: building the typed configuration would take most of the time
         factors["axes"] = ", ".join(axes)

@@ -112,18 +112,13 @@ def build_parts(
             selected = training_pool(asker, ask, given, models.default_cache(), at_once, say)
     problems = ranks.of_first(selected)
     assert problems is not None
-    evaluation_tasks = {}
-    for name in config.eval.tasks or [spec.key.task]:
-        built = tasks.build_task(name, config.plugins)
-        # Named before the model's instruction is added: scores of several models share the name of their evaluation.
-        evaluation_tasks[tasks.evaluation_name(built)] = with_instruction(built, model.chat)
     return Parts(
         cell=spec.id,
         config=config,
         seed=spec.key.seed,
         method=method,
         task=task,
-        evaluation_tasks=evaluation_tasks,
+        evaluation_tasks=evaluation_tasks_of(config, spec.key.task, model.chat),
         pool=problems,
         policy=policy,
         critic=critic,
@@ -134,6 +129,16 @@ def build_parts(
         chat=model.chat,
         heartbeat=heartbeat,
     )
+
+
+def evaluation_tasks_of(config: Config, trained_on: str, chat: Chat) -> dict[str, Task]:
+    """Return the tasks that a cell is evaluated on, by the names of their evaluations."""
+    evaluation_tasks = {}
+    for name in config.eval.tasks or [trained_on]:
+        built = tasks.build_task(name, config.plugins)
+        # Named before the model's instruction is added: scores of several models share the name of their evaluation.
+        evaluation_tasks[tasks.evaluation_name(built)] = with_instruction(built, chat)
+    return evaluation_tasks
 
 
 LOOKED_AT = 512  # training prompts; all prompts of a large set would take too long at the start of a cell

@@ -1,0 +1,25 @@
+"""Adopted cells: trained by another trainer, evaluated here. Their mark, their names and their folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from harness.cells.attempts import ASIDE
+
+TRAINER = "trainer"  # a parameter and a tag of their runs alone
+MARK = "@"  # in the names of their folders; the names of all other cells' folders are cleaned of it
+
+
+def adopted_name(method: str, trainer: str) -> str:
+    """Return the method of an adopted cell: with its trainer, so that no table pools it with cells trained here."""
+    return f"{method} (trained elsewhere: {trainer})"
+
+
+def is_adopted(folder: Path) -> bool:
+    """Return whether the folder is an adopted cell's, by its name."""
+    return MARK in folder.name and ASIDE not in folder.name
+
+
+def adopted_folders(matrix: Path) -> list[Path]:
+    """Return the folders of the adopted cells in the folder of a matrix."""
+    return [folder for folder in sorted(matrix.glob(f"*{MARK}*")) if is_adopted(folder)]
