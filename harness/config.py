@@ -210,10 +210,13 @@ def include_choice(config: Config) -> None:
 
 
 def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """Merge one layer of a configuration over another: sections key by key, all other values as a whole."""
+    """Merge one layer of a configuration over another: sections key by key, all other values as a whole.
+
+    An empty section empties the one below, for example `method_options: {}`.
+    """
     result = {**below, **above}
     for key, value in above.items():
-        if isinstance(below.get(key), dict) and isinstance(value, dict):
+        if value and isinstance(below.get(key), dict) and isinstance(value, dict):
             result[key] = merged(below[key], value)
     return result
 

@@ -274,6 +274,14 @@ def test_files_without_problems(tmp_path: Path) -> None:
             config.load_config(name)
 
 
+def test_an_empty_section_empties_that_of_the_base(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("base: demo\nmethod_options: {}\ntrain: {steps: 3}\n")
+    config = load_config(str(tmp_path / "mine.yaml"))
+    assert load_config("demo").method_options
+    assert config.method_options == {}
+    assert (config.train.steps, config.train.lr) == (3, load_config("demo").train.lr)
+
+
 def test_a_configuration_is_not_its_own_base(tmp_path: Path) -> None:
     one, other = tmp_path / "one.yaml", tmp_path / "other.yaml"
     one.write_text(f"base: {other}")
