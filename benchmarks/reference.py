@@ -1,7 +1,7 @@
-"""The demo's reference results as the README and docs/evidence/demo.md show them: tables, figures in the text, picture.
+"""The reference results as the README and docs/evidence/ show them: tables, figures in the text, picture.
 
     python -m benchmarks.reference demo     # first take the curves from results/demo, after `entrobench run demo`
-    python -m benchmarks.reference          # fill both pages and draw the picture from results/reference
+    python -m benchmarks.reference          # fill the pages and draw the picture from results/reference
 
 Tables lie between `<!-- table: NAME -->` and `<!-- end -->`. A figure in the text is followed by a comment with its
 place in a table, for example `0.533<!-- demo/grpo/Pass@16 -->`; it keeps its interval if it has one.
@@ -27,7 +27,7 @@ REPOSITORY = Path(__file__).parent.parent
 REFERENCE = REPOSITORY / "results/reference"
 CURVES = REFERENCE / "demo/curves.csv"
 PICTURE = REFERENCE / "demo/curves.svg"
-PAGES = (REPOSITORY / "README.md", REPOSITORY / "docs/evidence/demo.md")
+PAGES = tuple(REPOSITORY / page for page in ("README.md", "docs/evidence/demo.md", "docs/evidence/coloring.md"))
 
 PASS_AT_16 = "eval/countdown/pass@16"
 ENTROPY = "entropy/mean"
@@ -38,7 +38,7 @@ FULL = ["method", "Avg@K", "Pass@16", "Avg@K - grpo", "Pass@16 - grpo", "distinc
 SHOWN_FIRST = ["base model", "grpo", "clip_b", "clip_v", "adaptive_entropy"]
 
 TABLE = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(\n<!-- end -->)", re.DOTALL)
-FIGURE = re.compile(r"[+-]?\d+\.\d+(\s±\d+\.\d+)?(\**<!-- ([\w-]+)/([\w ]+)/([^>]+?) -->)")
+FIGURE = re.compile(r"[+-]?\d+\.\d+(\s±\d+\.\d+)?(\**<!-- ([\w-]+)/([^/>]+)/([^>]+?) -->)")
 
 # Okabe and Ito's colors, with a dash pattern each, so that lines differ in print and for the color-blind.
 STYLES = {
@@ -61,6 +61,12 @@ def reference_table(folder: str) -> DataFrame:
     return DataFrame(rows, columns=heading).set_index("method", drop=False)
 
 
+def tuned() -> DataFrame:
+    """Return the table of the tuned methods with plain names of its columns; its baseline is the tuned GRPO."""
+    table = reference_table("demo-tuned")
+    return table.rename(columns=lambda column: column.replace(" - grpo(lr=3.5e-4)", " - grpo"))
+
+
 def as_markdown(table: DataFrame) -> str:
     """Return a table in Markdown."""
     table = table.rename(columns={"distinct right": "distinct right answers"})
@@ -77,6 +83,8 @@ def tables() -> dict[str, str]:
         "demo-short": as_markdown(demo.loc[SHOWN_FIRST, SHORT]),
         "demo": as_markdown(demo[FULL]),
         "demo-avx2": as_markdown(reference_table("demo-avx2")[FULL]),
+        "demo-tuned": as_markdown(tuned()[FULL]),
+        "coloring": as_markdown(reference_table("coloring")[FULL]),
     }
 
 
