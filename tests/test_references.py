@@ -170,7 +170,8 @@ def test_check_names_the_outdated_pages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "methods").mkdir()
-    (tmp_path / "methods.md").write_text(f"# Methods\n{generate.BEGIN}\n{generate.END}\nThe rest.\n")
+    for page, title in (("methods.md", "Methods"), ("diagnose.md", "Diagnose")):
+        (tmp_path / page).write_text(f"# {title}\n{generate.BEGIN}\n{generate.END}\nThe rest.\n")
     (tmp_path / "methods" / "gone.md").write_text("of a kind that is no longer there")
     monkeypatch.setattr(generate, "DOCS", tmp_path)
     monkeypatch.setattr("sys.argv", ["generate"])
