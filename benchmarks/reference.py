@@ -22,12 +22,16 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 import entrobench
+from benchmarks import field
 
 REPOSITORY = Path(__file__).parent.parent
 REFERENCE = REPOSITORY / "results/reference"
 CURVES = REFERENCE / "demo/curves.csv"
 PICTURE = REFERENCE / "demo/curves.svg"
-PAGES = tuple(REPOSITORY / page for page in ("README.md", "docs/evidence/demo.md", "docs/evidence/coloring.md"))
+PAGES = tuple(
+    REPOSITORY / page
+    for page in ("README.md", "docs/evidence/demo.md", "docs/evidence/coloring.md", "docs/evidence/field.md")
+)
 
 PASS_AT_16 = "eval/countdown/pass@16"
 ENTROPY = "entropy/mean"
@@ -67,6 +71,14 @@ def tuned() -> DataFrame:
     return table.rename(columns=lambda column: column.replace(" - grpo(lr=3.5e-4)", " - grpo"))
 
 
+def short_field() -> DataFrame:
+    """Return the upper part of the field's table: the methods that its rule 3 names, GRPO and the tuned clips."""
+    table = field.table()
+    shown = [*field.ALWAYS_SHOWN, *field.shortlist()]
+    differences = [column for column in table.columns if column == "method" or column.endswith(" - grpo")]
+    return table.loc[table["method"].isin(shown), differences]
+
+
 def as_markdown(table: DataFrame) -> str:
     """Return a table in Markdown."""
     table = table.rename(columns={"distinct right": "distinct right answers"})
@@ -85,6 +97,8 @@ def tables() -> dict[str, str]:
         "demo-avx2": as_markdown(reference_table("demo-avx2")[FULL]),
         "demo-tuned": as_markdown(tuned()[FULL]),
         "coloring": as_markdown(reference_table("coloring")[FULL]),
+        "field": as_markdown(field.table()),
+        "field-short": as_markdown(short_field()),
     }
 
 

@@ -1,0 +1,175 @@
+"""The field's tables and picture: which methods win or trade against GRPO, by the rules of docs/evidence/field.md.
+
+    python -m benchmarks.field RESULTS     # first take the tables of `field` and `field-coloring` from this folder
+    python -m benchmarks.field             # draw the picture, print the answers, from results/reference
+
+`python -m benchmarks.reference` then fills the pages.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from pandas import DataFrame
+from scipy.stats import kendalltau
+
+REFERENCE = Path(__file__).parent.parent / "results/reference"
+TASKS = {"field": "Countdown", "field-coloring": "graph coloring"}  # the matrices, and their tasks in words
+PICTURE = REFERENCE / "field/pareto.svg"
+BASE_MODEL, BASELINE = "base model", "grpo"
+AVG, PASS = "Avg@K", "Pass@16"
+SIGNIFICANT = 0.05
+SLACK = 0.02  # of rule 3: how far below GRPO's a method's Avg@K may be
+SHORTLIST = 10
+ALWAYS_SHOWN = (BASE_MODEL, BASELINE, "clip_b(share=0.02)", "clip_v(share=0.02)")
+RESAMPLES = 10_000
+
+
+def take_tables(results: str) -> None:
+    """Write the leaderboards and the comparisons of both matrices to results/reference."""
+    for matrix in TASKS:
+        folder = REFERENCE / matrix
+        folder.mkdir(exist_ok=True)
+        command = [sys.executable, "-m", "harness.cli", "leaderboard", matrix, f"results={results}"]
+        subprocess.run([*command, "--format", "md", "--out", str(folder / "leaderboard.md")], check=True)
+        compare = [*command, "--compare", "--format", "json", "--out", str(folder / "compare.json")]
+        subprocess.run(compare, check=True)
+
+
+def compared(matrix: str) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return what `leaderboard --compare` says of each method, by method and score."""
+    rows: dict[str, dict[str, dict[str, Any]]] = {}
+    for row in json.loads((REFERENCE / matrix / "compare.json").read_text()):
+        if row["seeds"]:
+            rows.setdefault(row["method"], {})[row["score"]] = row
+    return rows
+
+
+def verdict(scores: dict[str, dict[str, Any]]) -> str:
+    """Return what rule 2 says of a method on one task."""
+    p_value = scores[PASS]["p_holm"]
+    if p_value is None or p_value >= SIGNIFICANT or scores[PASS]["difference"]["mean"] <= 0:
+        return ""
+    return "trades" if scores[AVG]["difference"]["high"] < 0 else "wins"
+
+
+def shown_difference(row: dict[str, Any]) -> str:
+    """Return a difference to GRPO with half the width of its interval, and a mark if the interval excludes 0."""
+    difference = row["difference"]
+    if difference is None:
+        return "baseline"
+    if difference["low"] is None:
+        return f"{difference['mean']:+.3f}"
+    mark = ""
+    if difference["low"] > 0:
+        mark = " ▲"
+    if difference["high"] < 0:
+        mark = " ▼"
+    return f"{difference['mean']:+.3f} ±{(difference['high'] - difference['low']) / 2:.3f}{mark}"
+
+
+def mean_difference(method: str, score: str) -> float:
+    """Return a method's mean difference to GRPO over the tasks on which it is done; nan without one."""
+    differences = []
+    for matrix in TASKS:
+        row = compared(matrix).get(method, {}).get(score)
+        if row and row["difference"]:
+            differences.append(row["difference"]["mean"])
+    return float(np.mean(differences)) if differences else float("nan")
+
+
+def table() -> DataFrame:
+    """Return both tasks side by side as text: the highest mean difference in Pass@16 first."""
+    by_task = {words: compared(matrix) for matrix, words in TASKS.items()}
+    methods = set.union(*(set(rows) for rows in by_task.values())) - {BASE_MODEL, BASELINE}
+    ordered = sorted(methods, key=lambda method: (-mean_difference(method, PASS), method))
+    lines = []
+    for method in (BASE_MODEL, BASELINE, *ordered):
+        line = {"method": method}
+        for words, rows in by_task.items():
+            scores = rows.get(method)
+            columns = [f"{words}: {name}" for name in (f"{AVG} - grpo", f"{PASS} - grpo", "rule", "seeds")]
+            values = ["", "", "not done", "0"]
+            if scores:
+                differences = [shown_difference(scores[score]) for score in (AVG, PASS)]
+                values = [*differences, verdict(scores), str(scores[PASS]["seeds"])]
+            line |= dict(zip(columns, values, strict=True))
+        lines.append(line)
+    return DataFrame(lines)
+
+
+def shortlist() -> list[str]:
+    """Return the methods that rule 3 names for further seeds, the highest first."""
+    methods = set.intersection(*(set(compared(matrix)) for matrix in TASKS)) - {BASE_MODEL, BASELINE}
+    eligible = [method for method in methods if mean_difference(method, AVG) >= -SLACK]
+    return sorted(eligible, key=lambda method: (-mean_difference(method, PASS), method))[:SHORTLIST]
+
+
+def agreement(score: str) -> tuple[float, float, float, int]:
+    """Return Kendall's tau between the tasks, its 95 % bootstrap interval over methods, and their number."""
+    first, second = (compared(matrix) for matrix in TASKS)
+    methods = sorted((set(first) & set(second)) - {BASE_MODEL, BASELINE})
+    pairs = np.array([[rows[method][score]["difference"]["mean"] for rows in (first, second)] for method in methods])
+    generator = np.random.default_rng(0)
+    resampled = []
+    for _ in range(RESAMPLES):
+        chosen = pairs[generator.integers(len(pairs), size=len(pairs))]
+        resampled.append(kendalltau(chosen[:, 0], chosen[:, 1]).statistic)
+    low, high = np.nanpercentile(resampled, [2.5, 97.5])
+    return float(kendalltau(pairs[:, 0], pairs[:, 1]).statistic), float(low), float(high), len(methods)
+
+
+def draw_panel(axes: Axes, matrix: str, named: list[str]) -> None:
+    """Draw Avg@K against Pass@16 of one task: a point for each method, with names where they are asked for."""
+    rows = compared(matrix)
+    for method, scores in rows.items():
+        place = (scores[AVG]["mean"]["mean"], scores[PASS]["mean"]["mean"])
+        is_named = method in named
+        color = "#0072B2" if is_named else "#aaaaaa"
+        if method in (BASE_MODEL, BASELINE):
+            color = "#000000"
+        axes.plot(*place, "o", color=color, markersize=5 if is_named else 3.5)
+        if is_named:
+            axes.annotate(method, place, xytext=(4, 3), textcoords="offset points", fontsize=7, color=color)
+    axes.set_title(TASKS[matrix], fontsize=10, loc="left")
+    axes.set_xlabel("Avg@K", fontsize=9)
+    axes.set_ylabel("Pass@16", fontsize=9)
+    axes.tick_params(labelsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def draw_picture() -> None:
+    """Write the picture: one panel below the other, narrow enough for a phone."""
+    # Text stays text, and the same tables give the same file.
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "entrobench", "font.family": "sans-serif"}):
+        figure = Figure(figsize=(5.2, 7.2), layout="constrained")
+        named = [*ALWAYS_SHOWN, *shortlist()[:4]]
+        for axes, matrix in zip(figure.subplots(2, 1), TASKS, strict=True):
+            draw_panel(axes, matrix, named)
+        figure.savefig(PICTURE, metadata={"Date": None})
+
+
+def main(*arguments: str) -> None:
+    for results in arguments:
+        take_tables(results)
+    draw_picture()
+    for matrix, words in TASKS.items():
+        verdicts = {method: verdict(scores) for method, scores in compared(matrix).items() if method != BASE_MODEL}
+        for word in ("wins", "trades"):
+            print(f"{words}: {word}:", *sorted(method for method, found in verdicts.items() if found == word))
+    print("further seeds:", *shortlist())
+    for score in (AVG, PASS):
+        tau, low, high, methods = agreement(score)
+        print(f"{score}: Kendall's tau between the tasks {tau:.2f} [{low:.2f}, {high:.2f}], {methods} methods")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
