@@ -1,1 +1,1 @@
-"""Speed and memory against peers, as scripts that print a table; ratios within one run are what counts."""
+"""Speed and memory against peers, as scripts that print a table; only ratios within one run are comparable."""

@@ -1,6 +1,6 @@
 """All benchmarks that need no GPU, as Markdown: `make bench`.
 
-The versions of the demo are compared by `python -m benchmarks.demo --against COMMIT` alone.
+It does not compare versions of the demo, as `python -m benchmarks.demo --against COMMIT` does.
 """
 
 from benchmarks import (

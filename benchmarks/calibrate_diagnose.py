@@ -1,11 +1,11 @@
-"""How often `entrobench diagnose` agrees with evaluations: cells of the demo, and cells that were broken on purpose.
+"""How often `entrobench diagnose` agrees with evaluations, on the demo's cells and on cells broken on purpose.
 
     python -m benchmarks.calibrate_diagnose run FOLDER               # train the broken cells into FOLDER
     python -m benchmarks.calibrate_diagnose table DEMO FOLDER        # diagnose the cells of both folders
     python -m benchmarks.calibrate_diagnose page                     # fill docs/diagnose.md from the kept table
 
-DEMO is the folder of the demo's cells. The label of a cell comes from its evaluations before and after training, and
-from nothing that a rule reads, except that `got worse` also asks whether the entropy rose. `table` writes
+DEMO is the folder of the demo's cells. The label of a cell comes from its evaluations before and after training, which
+no rule reads; only the label `got worse` also asks whether the entropy rose. `table` writes
 results/reference/diagnose/cells.csv and fills the page.
 """
 

@@ -7,7 +7,7 @@
 With `--against`, both versions train each cell, one after the other and in alternating order, so that both meet the
 same load of the machine. The seconds of a phase are by the clock; CPU seconds are those of the whole command, with
 imports, evaluation, MLflow and the leaderboard. Curves are compared step by step: equal up to rounding at first, and
-later only in distribution, since one sampled token that rounding changed leads to other updates.
+later only in distribution, since one sampled token that rounding changed leads to different updates.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def checked_out(commit: str) -> Iterator[Path]:
 
 
 def train_cell(tree: Path, cell: Cell, folder: Path, overrides: Sequence[str]) -> CellRun:
-    """Train one cell of the demo by the code of a tree."""
+    """Train one cell of the demo with the code of a tree."""
     # A matrix of its own, whose baseline must be among its methods.
     axes = [f"methods=[{cell.method}]", f"baseline={cell.method}", f"seeds=[{cell.seed}]"]
     settings = [*overrides, f"results={folder}", *axes]
@@ -124,16 +124,16 @@ def train_cell(tree: Path, cell: Cell, folder: Path, overrides: Sequence[str]) -
     cpu = cpu_of_children() - before
     if done.returncode:
         raise SystemExit(f"{cell.label} of {tree} failed:\n{done.stdout}\n{done.stderr}")
-    # By its place: the version's ids of cells may be other ones.
+    # By its place, since the other version may give its cells different ids.
     [log] = folder.glob("*/*/metrics.jsonl")
     lines = [line["metrics"] for line in MetricsLog(log.parent).read()]
     return CellRun(lines, wall, cpu, load)
 
 
 def adopt_orphans() -> None:
-    """Become the parent of processes that outlive theirs, on Linux: the server from which cells are forked does.
+    """Become the parent of orphaned processes, on Linux: the server from which cells are forked outlives its parent.
 
-    Otherwise the CPU seconds of cells would be in no sum that this process can read.
+    Otherwise this process could not read the CPU seconds of cells.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -214,7 +214,7 @@ def compared(cell: Cell, then: CellRun, now: CellRun) -> list[str]:
 
 
 def column_of(lines: Sequence[Mapping[str, float]], name: str) -> list[float]:
-    """Return a number of all training steps, which come after the evaluation of step 0."""
+    """Return a metric at all training steps, which come after the evaluation of step 0."""
     return [line[name] for line in lines[1:]]
 
 

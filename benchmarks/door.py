@@ -1,12 +1,12 @@
 """EntrobenchTrainer against TRL's own GRPOTrainer: seconds and peak memory of a step at a large vocabulary.
 
-    python -m benchmarks.door                                       # the table of docs/speed.md
+    python -m benchmarks.door                                       # a vocabulary of 152,064
     python -m benchmarks.door --vocabulary 8192 --hidden 64 --length 32 --rounds 1
 
 Both train the same random weights with the same settings on the same fixed responses, so that the time is that of
-scores, losses, gradients and the optimizer. They take turns; the first step of each turn warms up and is left out.
-TRL scores the policy before the updates only if a rollout batch has more than one (`--updates`), EntrobenchTrainer
-always. Peak memory is that of the process beyond its memory before the trainer was built (Linux: VmHWM).
+scores, losses, gradients and the optimizer. They take turns; the first step of each turn warms up and is left out. Both
+score the policy before the updates only if a rollout batch has more than one update (`--updates`). Peak memory is that
+of the process beyond its memory before the trainer was built (Linux: VmHWM).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from datasets import Dataset
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast, PrinterCallback, Qwen2Config, Qwen2ForCausalLM
-from trl import GRPOConfig, GRPOTrainer  # here, so that no trainer's memory has the modules in it
+from trl import GRPOConfig, GRPOTrainer  # here, so that no trainer's memory includes the modules
 
 from benchmarks.peers import forget_peak, memory_mib
 from entrobench.trl import EntrobenchTrainer

@@ -5,7 +5,7 @@
     python -m benchmarks.peers --all --parameters 0.2 --lengths 20
 
 Both train the same random weights on the same prompts, with two updates per rollout batch and random rewards. All
-responses have the same length, no two are equal, and entrobench trains those without an advantage, too, as trl does.
+responses have the same length, no two are equal, and entrobench also trains on those without an advantage, as trl does.
 trl recomputes activations by default (`gradient_checkpointing`), and entrobench does not (`hardware.recompute`): both
 are shown with and without. Peak memory is that of the process beyond its memory before the step (Linux: VmHWM).
 
@@ -149,7 +149,7 @@ def our_trainer(place: Place, model: Path, folder: Path, recompute: bool) -> Tra
     ]
     trainer = demo_trainer("grpo+random_reward", folder, overrides, str(model))
     trainer.engine.eos = NEVER  # type: ignore[attr-defined]
-    # Else responses of groups with equal rewards would be left out, whose number is chance.
+    # Otherwise responses of groups with equal rewards, whose number is random, would be left out.
     object.__setattr__(trainer.method, "contributing", lambda minibatch, signal: minibatch)
     return trainer
 
@@ -236,7 +236,7 @@ def memory_mib(key: str) -> float:
 def forget_peak() -> float:
     """Begin a new measurement of the peak; return the memory in use."""
     gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # else freed memory that the allocator keeps would hide the next peak
+    ctypes.CDLL(None).malloc_trim(0)  # otherwise freed memory that the allocator keeps would hide the next peak
     Path("/proc/self/clear_refs").write_text("5")
     return memory_mib("VmRSS")
 

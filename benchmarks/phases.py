@@ -3,8 +3,8 @@
     python -m benchmarks.phases
 
 Every product of two matrices is counted: `mm`, `bmm`, `addmm`, and the fused attention. One thread; GRPO after some
-steps, so that responses are as equal as they are in most of a training. The profiler itself adds to all operations, and
-most to small ones: the seconds of the phases without it are shown, too.
+steps, so that as many responses are equal as in most of the training. The profiler slows all operations, most of all
+small ones, so the seconds of the phases without it are shown, too.
 """
 
 from __future__ import annotations

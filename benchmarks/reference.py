@@ -117,7 +117,7 @@ def fill(page: str) -> str:
 
 
 def recorded_curves(config: str) -> DataFrame:
-    """Return entropy and Pass@16 over steps: means over seeds (of entropy the geometric mean) and the seeds' range."""
+    """Return entropy and Pass@16 over steps: means over seeds (geometric for entropy) and the seeds' range."""
     curves = entrobench.load(config).curves(ENTROPY, PASS_AT_16)
     by_step = curves.groupby(["metric", "method", "step"])["value"]
     summary = by_step.agg(mean="mean", low="min", high="max").reset_index()

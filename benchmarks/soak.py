@@ -4,10 +4,10 @@
 
 A seed draws the victims and moments. The victim is a cell, one of its ranks if it has several, the server that cells
 are forked from, the runner, or all of them. The moment is a phase of a cell, a write, or any; the first moments are
-those when the matrix makes its base model, filters problems, and makes its MLflow store. The results must equal those
-of the uninterrupted run: every number except times, every sample, every weight, and MLflow with each attempt and each
-point once. No cell may outlive its runner by more than some seconds, and the runner's memory and open files may not
-grow while cells come and go.
+when the matrix makes its base model, when it filters problems, and when it makes its MLflow store. The results must
+equal those of the uninterrupted run: every number except times, every sample, every weight, and MLflow with each
+attempt and each point once. No cell may outlive its runner by more than some seconds, and the runner's memory and open
+files may not grow while cells come and go.
 """
 
 from __future__ import annotations

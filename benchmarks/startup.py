@@ -1,8 +1,8 @@
 """The time of commands that have nothing to compute: `run` of finished cells, `doctor`, and `sync` to a server.
 
     python -m benchmarks.startup                                      # runs `smoke` first, in a temporary folder
-    python -m benchmarks.startup demo results=FOLDER                  # of a matrix that is done; it is copied first
-    python -m benchmarks.startup demo results=FOLDER --against TREE   # and by the code of another checkout
+    python -m benchmarks.startup demo results=FOLDER                  # a finished matrix; it is copied first
+    python -m benchmarks.startup demo results=FOLDER --against TREE   # also with another checkout's code
 
 Each command runs three times in processes of its own, with `--against` by turns. CPU seconds are those of the command
 and its children; a server is not a child of `sync`, and each `sync` feeds a new one.

@@ -200,7 +200,7 @@ class Errors:
     """The errors of a rule at one place."""
 
     any_winner: float  # share of experiments in which Holm's p-value is below the level for any method
-    covered: float  # share of intervals that hold 0
+    covered: float  # share of intervals that contain 0
     half: float  # median half width of the intervals
 
 
@@ -279,7 +279,7 @@ SHIFT = 0.5  # logits by which a method is better than the baseline
 
 
 def held(rule: Rule, x_SJ: Floats, truth: float) -> float:
-    """Return the share of a rule's intervals that hold the truth."""
+    """Return the share of a rule's intervals that contain the truth."""
     squares = mean_squares(x_SJ)
     deviation, quantile = rule(squares, LEVEL)
     return float((np.abs(squares.mean - truth) <= quantile * deviation).mean())
@@ -287,7 +287,7 @@ def held(rule: Rule, x_SJ: Floats, truth: float) -> float:
 
 @dataclass(frozen=True)
 class Coverage:
-    """The shares of intervals that hold the truth in one setting."""
+    """The shares of intervals that contain the truth in one setting."""
 
     mean: float
     difference: float
@@ -336,7 +336,7 @@ APART = -0.7  # logits between both methods
 
 @dataclass(frozen=True)
 class Near:
-    """The shares of intervals of Pass@8 that hold the truth."""
+    """The shares of intervals of Pass@8 that contain the truth."""
 
     truth: float
     means: float  # of the t intervals alone
@@ -485,7 +485,7 @@ def iqm_coverage(seeds: int, tasks: int, experiments: int) -> float:
 
 
 def share_held(estimates: Sequence[Estimate], truth: float) -> float:
-    """Return the share of intervals that hold the truth; every estimate must have an interval."""
+    """Return the share of intervals that contain the truth; every estimate must have an interval."""
     limits = np.array([(estimate.low, estimate.high) for estimate in estimates], dtype=float)
     return float(((limits[:, 0] <= truth) & (truth <= limits[:, 1])).mean())
 
@@ -537,7 +537,7 @@ def skewed_coverage(
     interval: Interval = geometric_interval,
     center: Callable[[Floats], float] = geometric_mean,
 ) -> tuple[float, float]:
-    """Return the share of intervals that hold the truth, and the share that reach below 0."""
+    """Return the share of intervals that contain the truth, and the share that reach below 0."""
     random = np.random.default_rng(0)
     truth = center(sample(random, (1_000_000,)))
     estimates = [interval(x_S) for x_S in sample(random, (experiments, seeds))]

@@ -1,4 +1,4 @@
-"""Any method of the registry in TRL: GRPOTrainer with the method in the place of `loss_type`.
+"""Any method of the registry in TRL: GRPOTrainer with the method in place of `loss_type`.
 
     from entrobench.trl import EntrobenchTrainer
 
@@ -51,7 +51,7 @@ from harness.tokens.statistics import token_stats
 TESTED = "1.16.0"  # of trl; the trainer overrides private methods, which another version may have changed
 STATE_FILE = "entrobench.json"  # in each checkpoint
 
-# The arguments of GRPOConfig that a method replaces, with the way to say the same in its spec.
+# The arguments of GRPOConfig that a method replaces, and the part of its spec to use instead.
 REPLACED = {
     "loss_type": "the objective of that name, for example method='dr_grpo'",
     "epsilon": "the objective's clip_low and clip_high",
@@ -73,7 +73,7 @@ REPLACED = {
     "vespo_k_neg": "the option k_negative of vespo",
     "vespo_lambda_neg": "the option lambda_negative of vespo",
 }
-# The entries of a micro-batch that its forward pass takes beyond tokens and masks.
+# The entries of a micro-batch that its forward pass takes in addition to tokens and masks.
 MODEL_INPUTS = (
     "pixel_values",
     "image_grid_thw",
@@ -90,7 +90,7 @@ MODEL_INPUTS = (
 
 @dataclasses.dataclass(frozen=True)
 class Scored:
-    """The statistics of a batch of responses, padded as TRL has them."""
+    """The statistics of a batch of responses, padded as in TRL."""
 
     logp: Tensor
     entropy: Tensor
@@ -118,8 +118,8 @@ class StatisticsHead:
         scale: float,
         outputs: Sequence[str],
     ) -> tuple[Tensor | None, ...]:
-        """Return log p, entropy, sum p^2, sum p^2 log p and filtered log p, where TRL has others in the last three."""
-        if scale != 1:  # of the logits before the soft cap: that of hidden states and bias
+        """Return log p, entropy, sum p^2, sum p^2 log p and filtered log p; the last three replace TRL's outputs."""
+        if scale != 1:  # the logits before the soft cap are scaled by scaling hidden states and bias
             hidden_TD = hidden_TD * scale
             bias_V = None if bias_V is None else bias_V * scale
         if not len(hidden_TD):  # a micro-batch whose responses are all masked; its loss of 0 still has a graph
@@ -140,10 +140,10 @@ class StatisticsHead:
 
 @contextmanager
 def trl_head_replaced(head: StatisticsHead) -> Iterator[None]:
-    """Let TRL's fused head compute with another function, on the tokens of responses alone.
+    """Replace the function of TRL's fused head, and apply it to response tokens only.
 
-    TRL selects these only where it runs Triton. On a CPU it computes the logits of prompts and padding, too, and drops
-    them.
+    TRL selects response tokens only where it runs Triton. On a CPU it would also compute the logits of prompts and
+    padding, and drop them.
     """
     function, selects = trl_utils._ChunkedLogProbFunction, trl_utils._use_triton
     trl_utils._ChunkedLogProbFunction = head
@@ -178,10 +178,10 @@ class EntrobenchTrainer(GRPOTrainer):
         self.method = PortableMethod(method, plugins)
         args = GRPOConfig(output_dir="EntrobenchTrainer") if args is None else args
         args = settled_arguments(args, self.method)
-        self._signals: dict[str, PortableSignal] = {}  # of the rollout batches at hand, in training and evaluation
-        self._observed: dict[str, float] = {}  # the metrics of the training batch at hand
-        self._update_sums: Tensor | None = None  # of the parts of the present update, for the log
-        self._fixed_inputs: Any = None  # the micro-batches that the signal of training is about
+        self._signals: dict[str, PortableSignal] = {}  # of the current rollout batches, in training and evaluation
+        self._observed: dict[str, float] = {}  # the metrics of the current training batch
+        self._update_sums: Tensor | None = None  # of the parts of the current update, for the log
+        self._fixed_inputs: Any = None  # the micro-batches that the training signal covers
         self._before: Scored | None = None
         self._keeps_next = False  # whether the next scores are of the policy before the update
         self._rewards_per_function: Tensor | None = None
@@ -199,7 +199,7 @@ class EntrobenchTrainer(GRPOTrainer):
     # Scores
 
     def _get_per_token_logps_and_entropies(self, model: Any, *inputs: Any, **named: Any) -> Any:
-        """Score responses with streamed statistics; GRPOTrainer calls it for the policy before the update, too."""
+        """Score responses with streamed statistics; GRPOTrainer calls this also for the policy before the update."""
         keeps, self._keeps_next = self._keeps_next, False
         scored = self._score(model, *inputs, before=keeps, **named)
         if keeps:
@@ -282,7 +282,7 @@ class EntrobenchTrainer(GRPOTrainer):
         return (self._rewards_per_function * weights).nansum(dim=1)
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
-        """Return the next micro-batch, after fixing the method's signal where it begins a rollout batch."""
+        """Return the next micro-batch; if it begins a rollout batch, fix the method's signal first."""
         inputs: dict[str, Any] = super()._prepare_inputs(generation_batch)
         if not self.model.training:
             self._signals["eval"] = self._signal_of([[inputs]], "eval")
@@ -302,7 +302,7 @@ class EntrobenchTrainer(GRPOTrainer):
 
     @property
     def _scores_once(self) -> bool:
-        """True if a rollout batch is one micro-batch of one update, whose pass is also that of the old policy.
+        """True if a rollout batch is a single micro-batch, so that the pass of its update also scores the old policy.
 
         With several micro-batches the statistics of all of them must be known before the loss of the first.
         """
@@ -331,7 +331,7 @@ class EntrobenchTrainer(GRPOTrainer):
             mask=mask,
             budget=self.max_completion_length,
             minibatches=minibatches,
-            # By the updates that are done, so that a resumed run draws the same.
+            # From the number of finished updates, so that a resumed run draws the same numbers.
             seed=seeds.derive("method", self.args.seed, done // (len(updates) * self.num_iterations) + 1),
             progress=min(done / self.state.max_steps, 1.0) if self.state.max_steps else 0.0,
             **whole,
@@ -342,9 +342,9 @@ class EntrobenchTrainer(GRPOTrainer):
         return signal
 
     def _corrected(self, signal: PortableSignal, parts: Sequence[Mapping[str, Any]], order: Tensor) -> PortableSignal:
-        """Return the signal with weights times TRL's correction for the engine that sampled.
+        """Return the signal with its weights multiplied by TRL's correction for the engine that sampled.
 
-        After the method: the correction must reach the gradient, and none of the method's own statistics.
+        This comes after the method, since the correction must affect the gradient, but not the method's statistics.
         """
         of_tokens = []
         for part in parts:
@@ -424,7 +424,7 @@ class EntrobenchTrainer(GRPOTrainer):
     def _log_part(self, mode: str, signal: PortableSignal, now: Scored, part: Mapping[str, Any]) -> None:
         """Log the present entropy and the shares of touched tokens, over all processes and parts of an update.
 
-        Names that TRL has, too, are TRL's. Its means are over micro-batches of equal weight, these over tokens.
+        Metrics that TRL logs, too, keep their names. TRL gives micro-batches equal weight; these are means over tokens.
         """
         mask = part["mask"]
         touched = self.method.touched(signal, now.logp.detach(), **part)
@@ -496,7 +496,7 @@ def gathered(
 ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
     """Return columns of all processes' micro-batches, padded, in the order in which responses were sampled.
 
-    The mask of response tokens and the order of the gathered rows come with them. Processes may have paddings of
+    Also return the mask of response tokens and the order of the gathered rows. Processes may have paddings of
     different widths.
     """
     masks = [response_mask(part) for part in parts]
@@ -530,7 +530,7 @@ def settled_arguments(args: Any, method: PortableMethod) -> Any:
                 f"{defaults[name]!r} and use {instead}"
             )
     if needs_reference:
-        # With any beta but 0, GRPOTrainer loads the reference model and scores the responses with it.
+        # With any beta except 0, GRPOTrainer loads the reference model and scores the responses with it.
         settled.beta = kl_coef or 1.0
         if args.beta != settled.beta:
             note = (
@@ -540,7 +540,7 @@ def settled_arguments(args: Any, method: PortableMethod) -> Any:
     if args.steps_per_generation % args.gradient_accumulation_steps:
         raise UserError(
             f"GRPOConfig.steps_per_generation is {args.steps_per_generation}; it must be a multiple of "
-            f"gradient_accumulation_steps, {args.gradient_accumulation_steps}, so that an update is on responses of "
+            f"gradient_accumulation_steps, {args.gradient_accumulation_steps}, so that each update uses responses of "
             "one rollout batch"
         )
     plugin = getattr(args, "deepspeed_plugin", None)

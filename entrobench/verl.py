@@ -1,15 +1,15 @@
-"""Any method of the registry in verl: its synchronous PPO trainer with the method's advantages, weights and loss.
+"""Any method of the registry in verl: verl's synchronous PPO trainer with the method's advantages, weights and loss.
 
     python -m verl.trainer.main_ppo algorithm.adv_estimator=grpo trainer.v1.trainer_mode=entrobench \\
         "+entrobench.method='clip_b(share=0.02)'" ...
 
 verl imports this module in every process (entry-point group `verl.plugins`), which registers the trainer. Sampling,
 rewards, scoring, optimizer and checkpoints are verl's. The driver computes the signal (`entrobench.Method`) on the
-whole rollout batch, from the log-probabilities and entropies that verl has of the policy before the update. The signal
-travels with the responses through verl's TransferQueue, and the workers compute the method's loss of each micro-batch.
+whole rollout batch, from verl's log-probabilities and entropies of the policy before the update. The signal travels
+with the responses through verl's TransferQueue, and the workers compute the method's loss of each micro-batch.
 
-A policy loss of verl's registry is given neither entropy nor columns of a method, so the trainer replaces the workers'
-whole loss (`set_loss_fn`). Nothing in verl is patched.
+A policy loss in verl's registry receives neither the entropy nor the columns of a method, so the trainer replaces the
+workers' whole loss (`set_loss_fn`). Nothing in verl is patched.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ PREFIX = "entrobench/"  # of the columns of a signal in the TransferQueue
 SHARED = "entrobench_shared"  # the entry of a batch with the values that all responses share
 OPTIONS = ("method", "plugins")  # below `entrobench` in the configuration
 
-# The settings of verl that a method replaces: their defaults, and the way to say the same in a spec.
+# The settings of verl that a method replaces: their defaults, and the part of a spec to use instead.
 REPLACED: dict[str, tuple[Any, str]] = {
     "algorithm.use_kl_in_reward": (False, "the objective's kl_coef"),
     "algorithm.norm_adv_by_std_in_grpo": (True, "the objective grpo, dr_grpo or lite_ppo"),
@@ -79,7 +79,7 @@ REPLACED: dict[str, tuple[Any, str]] = {
 
 @dataclass(frozen=True)
 class MethodLoss:
-    """The loss of a worker: its part of the method's loss of a mini-batch, from columns that the driver has written."""
+    """A worker's part of the method's loss of a mini-batch, from columns that the driver has written."""
 
     spec: str
     plugins: tuple[str, ...] = ()
@@ -101,12 +101,12 @@ class MethodLoss:
         arrived = data.select("response_mask", *names).to_padded_tensor()
         columns = {name.removeprefix(PREFIX): arrived[name] for name in names}
         columns |= {name: x.to(logp.device) for name, x in shared["of_batch"].items()}
-        # A control whose coefficient follows the entropy learns it in the driver.
+        # The driver updates the coefficient of a control that follows the entropy.
         self.method.load_state(shared["state"])
         is_real = arrived["response_mask"] != 0
         mask = is_real.clone()
-        # A row without tokens, which fills a batch up, gets one whose scale in the loss is 0: methods that look at
-        # whole responses take no empty ones.
+        # A padding row has no tokens. It gets one, whose scale in the loss is 0, since methods that look at whole
+        # responses do not accept empty ones.
         mask[:, 0] |= ~mask.any(1)
         signal = self.method.of_columns(columns, mask=mask)
 
@@ -132,9 +132,10 @@ class EntrobenchVerlTrainer(PPOTrainerSync):
         check_settings(config, self.method)
         if {"entropy_now", "entropy_grad"} & self.method.composed.needs:
             config.actor_rollout_ref.actor.calculate_entropy = True
-        # The base class decides by this name how to sample. In place: other parts of verl hold the same configuration.
+        # The base class decides by this name how to sample. Changed in place, since other parts of verl hold the same
+        # configuration.
         config.trainer.v1.trainer_mode = "sync"
-        self._observed: dict[str, float] = {}  # the metrics of the rollout batch at hand
+        self._observed: dict[str, float] = {}  # the metrics of the current rollout batch
         self._of_batch: dict[str, Tensor] = {}  # the values of its signal that all responses share
         super().__init__(config)
 
@@ -151,8 +152,10 @@ class EntrobenchVerlTrainer(PPOTrainerSync):
         before = fetched(batch, fields)
         for name in ("uid", "old_log_probs", "entropy"):
             if name not in before.keys():  # noqa: SIM118 - a TensorDict iterates rows
-                raise UserError(f"the rollout batch has no {name}; method {self.method.spec} needs it of each response")
-        # verl's correction for the engine that sampled; its advantages are overwritten.
+                raise UserError(
+                    f"the rollout batch has no {name}; method {self.method.spec} needs it for each response"
+                )
+        # verl's correction for the engine that sampled; the advantages that it computes are overwritten.
         batch = super()._compute_advantage(batch, metrics)
         after = fetched(batch, ["response_mask", "rollout_is_weights"])
         mask_nested = after["response_mask"]
@@ -162,7 +165,7 @@ class EntrobenchVerlTrainer(PPOTrainerSync):
 
         columns = signal.columns()
         if "rollout_is_weights" in after.keys():  # noqa: SIM118 - a TensorDict iterates rows
-            # After the method: the correction must reach the gradient, and none of the method's own statistics.
+            # After the method, since the correction must affect the gradient, but not the method's statistics.
             correction = after["rollout_is_weights"].to_padded_tensor(0)[rows]
             columns["weights"] = columns["weights"] * correction.to(columns["weights"])
         written = {f"{PREFIX}{name}": x for name, x in columns.items() if x.ndim}
@@ -171,7 +174,7 @@ class EntrobenchVerlTrainer(PPOTrainerSync):
         self._of_batch = {name: x for name, x in columns.items() if not x.ndim}
         output = {}
         for name, x in written.items():
-            whole = x.new_zeros(len(batch), *x.shape[1:])  # 0 for the rows that only fill the batch up
+            whole = x.new_zeros(len(batch), *x.shape[1:])  # 0 for padding rows
             whole[rows] = x
             output[name] = response_to_nested(whole, mask_nested) if x.ndim == 2 else whole
         return transfer_queue.kv_batch_put(
@@ -181,7 +184,7 @@ class EntrobenchVerlTrainer(PPOTrainerSync):
     def _signal(
         self, data: TensorDict, mask_nested: Any, tags: Sequence[Mapping[str, Any]]
     ) -> tuple[PortableSignal, Tensor]:
-        """Return the signal of a rollout batch, and the rows of the batch that it is about: all but verl's padding."""
+        """Return the signal of a rollout batch, and the rows that it covers: all except verl's padding."""
         is_padding = [bool(tag.get("is_padding", False)) for tag in tags]
         rows = torch.tensor([row for row, fills_up in enumerate(is_padding) if not fills_up])
         named = {"entropy": "entropy", "ref_logp": "ref_log_prob", "values": "values"}
@@ -259,7 +262,7 @@ class EntrobenchVerlTrainer(PPOTrainerSync):
 
 
 def fetched(batch: Any, fields: list[str]) -> TensorDict:
-    """Return those of some fields that a batch has."""
+    """Return the fields that a batch has, out of a list."""
     return transfer_queue.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
 
 
@@ -295,7 +298,10 @@ def check_settings(config: Any, method: PortableMethod) -> None:
         raise UserError(f"method {spec} {refusal}; allowed: `entrobench list methods --for verl`")
     actor = "actor_rollout_ref.actor"
     wanted: dict[str, tuple[Any, str]] = {
-        "algorithm.rollout_correction.bypass_mode": (False, "computes the entropy before the update, which it reads"),
+        "algorithm.rollout_correction.bypass_mode": (
+            False,
+            "reads the entropy before the update, which this mode does not compute",
+        ),
         f"{actor}.shuffle": (False, "fixes the mini-batches before the first update"),
         f"{actor}.use_kl_loss": ("ref_logp" in needs, "decides whether the reference model is loaded"),
         "algorithm.use_pf_ppo": (False, "learns from each response once"),
@@ -309,7 +315,7 @@ def check_settings(config: Any, method: PortableMethod) -> None:
             raise UserError(f"{key} is {given}, but method {spec} {reason}; set it to {value}")
     estimator = "gae" if "values" in needs else "grpo"
     if config.algorithm.adv_estimator != estimator or need_critic(config) != (estimator == "gae"):
-        critic = "needs" if "values" in needs else "has not"
+        critic = "needs" if "values" in needs else "does not use"
         raise UserError(
             f"algorithm.adv_estimator is {config.algorithm.adv_estimator} and critic.enable "
             f"{config.critic.enable}; method {spec} computes the advantages and {critic} a critic: set "

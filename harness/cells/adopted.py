@@ -6,12 +6,12 @@ from pathlib import Path
 
 from harness.cells.attempts import ASIDE
 
-TRAINER = "trainer"  # a parameter and a tag of their runs alone
-MARK = "@"  # in the names of their folders; the names of all other cells' folders are cleaned of it
+TRAINER = "trainer"  # a parameter and a tag that only their MLflow runs have
+MARK = "@"  # in the names of their folders; names of other cells' folders never contain it
 
 
 def adopted_name(method: str, trainer: str) -> str:
-    """Return the method of an adopted cell: with its trainer, so that no table pools it with cells trained here."""
+    """Return the method of an adopted cell; it names the trainer, so that no table pools it with cells trained here."""
     return f"{method} (trained elsewhere: {trainer})"
 
 

@@ -1,4 +1,4 @@
-"""entrobench adopt: a model that another trainer has trained enters the leaderboard of a matrix."""
+"""entrobench adopt: evaluate a model from another trainer, and add it to the leaderboard of a matrix."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from harness.commands.sync import sync_matrix
 from harness.config import Config
 from harness.matrix import Cell, cells, claim
 
-TEXT = "evaluate a model that another trainer has trained, as a cell of a matrix: TRL, verl, or any other"
+TEXT = "evaluate a model from another trainer (TRL, verl, or any other) as a cell of a matrix"
 EXAMPLES = (
     "entrobench adopt trl_clip_b demo --method 'clip_b(share=0.02)' --seed 0",
     "entrobench adopt checkpoints/my_run my.yaml eval.k=8 --method grpo --model my-model --task my_task --seed 1 "
@@ -36,12 +36,14 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "--method", required=True, metavar="SPEC", help="the method that trained it; method_options do not apply"
     )
-    parser.add_argument("--seed", required=True, type=int, help="the seed of the matrix that it is compared within")
+    parser.add_argument("--seed", required=True, type=int, help="the seed of the matrix with which it is compared")
     parser.add_argument("--model", help="the base model that it was trained from (default: the only one of CONFIG)")
     parser.add_argument("--task", help="the task that it was trained on (default: the only one of CONFIG)")
-    parser.add_argument("--trainer", metavar="NAME", help="the trainer (default: by the names of the checkpoints)")
+    parser.add_argument("--trainer", metavar="NAME", help="the trainer (default: from the names of the checkpoints)")
     parser.add_argument(
-        "--unregistered", action="store_true", help="--method is the plain name of a method that is none of entrobench"
+        "--unregistered",
+        action="store_true",
+        help="--method is the plain name of a method that entrobench does not have",
     )
 
 

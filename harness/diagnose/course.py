@@ -31,11 +31,11 @@ ZERO = 1e-6  # nats; less is the rounding of a policy that always samples the sa
 
 @dataclass(frozen=True)
 class EntropyCourse:
-    """The verdict, and the step at which half of the change was done; of the reward if that is what fell."""
+    """The verdict with its sentence, and the step at which half of the change of the entropy or reward was done."""
 
     verdict: str
     sentence: str
-    turn: int | None = None  # None if neither has left its start
+    turn: int | None = None  # None if neither has changed enough
 
 
 def entropy_course(run: LoggedRun) -> EntropyCourse:
@@ -49,7 +49,7 @@ def entropy_course(run: LoggedRun) -> EntropyCourse:
         return EntropyCourse(COLLAPSED, sentence, turn_down(entropy))
     if len(entropy.values) < FEWEST:
         points = len(entropy.values)
-        return EntropyCourse(TOO_SHORT, f"the log has {points} values of {entropy.key}, and a verdict takes {FEWEST}")
+        return EntropyCourse(TOO_SHORT, f"the log has {points} values of {entropy.key}, and a verdict needs {FEWEST}")
     if entropy.start <= ZERO:
         return EntropyCourse(COLLAPSED, "the entropy was 0 from the start, before any training", entropy.steps[0])
     course = relative_course(entropy)
@@ -74,14 +74,14 @@ def relative_course(entropy: MetricCurve) -> EntropyCourse:
     if kept > EXPLODED_ABOVE:
         return EntropyCourse(EXPLODED, f"{ending}, above {EXPLODED_ABOVE:g}", turn_up(entropy))
     if lowest < FELL_BELOW and kept >= max(FELL_BELOW, RECOVERED_BY * lowest):
-        return EntropyCourse(RECOVERED, f"{ending}, after {lowest:.2f} of it", turn_down(entropy))
+        return EntropyCourse(RECOVERED, f"{ending}, after falling to {lowest:.2f} of it", turn_down(entropy))
     if lowest < FELL_BELOW:
         sentence = f"{ending}, between {COLLAPSED_BELOW:g} (collapsed) and {FELL_BELOW:g}"
         if kept >= FELL_BELOW:
-            sentence = f"{ending}, after {lowest:.2f} of it"
+            sentence = f"{ending}, after falling to {lowest:.2f} of it"
         return EntropyCourse(FELL, sentence, turn_down(entropy))
     if highest > EXPLODED_ABOVE:
-        return EntropyCourse(CAME_BACK, f"{ending}, after {highest:.2f} times it", turn_up(entropy))
+        return EntropyCourse(CAME_BACK, f"{ending}, after rising to {highest:.2f} times it", turn_up(entropy))
     return EntropyCourse(HEALTHY, f"{ending}, between {FELL_BELOW:g} and {EXPLODED_ABOVE:g}")
 
 

@@ -46,9 +46,9 @@ def read_run(path: Path) -> LoggedRun:
 
 
 def entropy_keys() -> str:
-    """Return which key each trainer logs the entropy under, as the end of a sentence."""
+    """Return the keys under which the trainers log the entropy, as the end of a sentence."""
     of_ours, of_trl, of_verl = (keys[0] for keys in SIGNALS["entropy"])
-    return f"it would be {of_ours} (entrobench), {of_trl} (TRL) or {of_verl} (verl), with a finite value at some step"
+    return f"expected {of_ours} (entrobench), {of_trl} (TRL) or {of_verl} (verl), with a finite value at some step"
 
 
 # Folders
@@ -136,7 +136,7 @@ def read_run_file(path: Path) -> LoggedRun:
     try:
         first = json.loads(first_line)
     except ValueError:
-        return read_trl_document(path, text)  # a document over several lines, as the trainer of TRL writes it
+        return read_trl_document(path, text)  # a document of several lines, as TRL's trainer writes it
     if isinstance(first, list) or "log_history" in first:
         return read_trl_document(path, text)
     for fits, read in LINE_FORMATS:
@@ -182,20 +182,20 @@ def json_lines(path: Path, text: str) -> list[dict[str, Any]]:
                 break
             raise UserError(f"line {number} of {path} is not JSON ({error})") from error
         if not isinstance(record, dict):
-            raise UserError(f"line {number} of {path} is not an object of JSON")
+            raise UserError(f"line {number} of {path} is not a JSON object")
         records.append(record)
     return records
 
 
 def read_trl_document(path: Path, text: str) -> LoggedRun:
-    """Return the run of a trainer_state.json, or of a log history as one list."""
+    """Return the run of a trainer_state.json, or of a log history that is a single list."""
     try:
         document = json.loads(text)
     except ValueError as error:
         raise UserError(f"{path} is neither JSON nor a log ({error}); diagnose reads {READABLE}") from error
     history = document.get("log_history") if isinstance(document, dict) else document
     if not isinstance(history, list) or not all(isinstance(entry, dict) for entry in history):
-        raise UserError(f"{path} has no list log_history; diagnose reads {READABLE}")
+        raise UserError(f"{path} has no list named log_history; diagnose reads {READABLE}")
     return trl_run(path, history)
 
 
@@ -233,11 +233,11 @@ def verl_numbers(text: str) -> dict[str, float]:
 
 
 def points_of(records: Iterable[Record]) -> Points:
-    """Return the numbers by key and step; of a step that was logged twice, as after a resumption, the later ones."""
+    """Return the numbers by key and step; for a step that was logged twice, as after resuming, the later ones."""
     points: Points = {}
     for step, metrics in records:
         for key, value in metrics.items():
-            if value is None:  # a NaN, as JSON of verl has it
+            if value is None:  # a NaN, as verl writes it to JSON
                 points.setdefault(key, {})[step] = float("nan")
             elif isinstance(value, int | float) and not isinstance(value, bool):
                 points.setdefault(key, {})[step] = float(value)

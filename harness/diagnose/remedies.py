@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 CONDITIONS = (
     "differences to GRPO in the demo: Countdown, 0.2 million parameters, 100 steps, seeds 0 to 2, 95 % intervals; "
-    "second figures with another instruction set (docs/evidence/demo.md)"
+    "second figures: with a different instruction set (docs/evidence/demo.md)"
 )
 
 

@@ -1,8 +1,8 @@
 """The causes that diagnose knows: one small function each over curves, and the table RULES.
 
-A function gets the curves that its rule needs, in their order, and returns the step since which its cause holds; None
-if it does not hold. The order of RULES is that of their likelihood: a cause comes before the others that it may
-bring about. A broken gradient may truncate responses, but truncated responses do not break a gradient.
+A function gets the curves that its rule needs, in the same order, and returns the first step at which its cause holds,
+or None. RULES are in the order of likelihood: a cause comes before others that it may bring about. A broken gradient
+may truncate responses, but truncated responses do not break a gradient.
 
 Bounds come from three sources, which their comments name: the cells of the demo and the broken ones (docs/diagnose.md),
 a bound that this harness or a trainer uses elsewhere, or a convention.
@@ -51,7 +51,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class FoundCause:
-    """A rule that holds in a run, since a step, with the curves that show it."""
+    """A rule that holds in a run, the first step at which it holds, and the curves that show it."""
 
     rule: Rule
     since: int
@@ -94,7 +94,7 @@ def engine_differs(mismatch: MetricCurve) -> int | None:
 
 
 def has_bonus(coefficient: MetricCurve) -> int | None:
-    """Any bonus counts: the entropy of this run exploded while it was paid for."""
+    """Any bonus counts: the entropy of this run exploded while the bonus was paid."""
     return coefficient.since(lambda value: value > 0)
 
 
@@ -176,7 +176,7 @@ RULES = (
         "the reward never varies, so no response is better than another",
         ("reward",),
         never_rewarded,
-        "check by hand how answers are read and judged; if they are judged rightly, the problems are too hard or too "
+        "check by hand how answers are read and judged; if they are judged correctly, the problems are too hard or too "
         "easy for this model",
     ),
     Rule(
@@ -185,20 +185,20 @@ RULES = (
         ("mismatch",),
         engine_differs,
         "compare temperatures, weights and number types of both (docs/mismatch.md); sample from newer weights, or "
-        "correct by importance ratios",
+        "correct with importance ratios",
     ),
     Rule(
         "strong_bonus",
         "an entropy bonus is paid while the entropy explodes",
         ("bonus",),
         has_bonus,
-        "lower its coefficient, or take a bonus that is off above a target entropy",
+        "lower its coefficient, or use a bonus that switches off above a target entropy",
         RISING,
         ("entropy_bonus", "adaptive_entropy"),
     ),
     Rule(
         "negative_mass",
-        "wrong responses weigh more than right ones: penalties take probability from all that is sampled",
+        "wrong responses weigh more than right ones: penalties take probability from everything that is sampled",
         ("negative_mass", "positive_mass"),
         outweighs,
         "center advantages within groups as GRPO does, or weigh wrong responses less",
@@ -206,7 +206,7 @@ RULES = (
     ),
     Rule(
         "positive_mass",
-        "right responses weigh more than wrong ones: what is likely already is reinforced",
+        "right responses weigh more than wrong ones: tokens that are already likely are reinforced",
         ("positive_mass", "negative_mass"),
         outweighs,
         "center advantages within groups as GRPO does, or weigh right responses less (w_reinforce)",
@@ -229,7 +229,7 @@ RULES = (
     ),
     Rule(
         "clip_often_active",
-        f"the clip takes at least {CLIPPED:.0%} of the tokens, so the policy moves far within one step of training",
+        f"the clip acts on at least {CLIPPED:.0%} of the tokens, so the policy moves far within one step of training",
         ("clipped",),
         clip_often_active,
         f"{SLOWER}; if the objective clips by sequence ratios (GSPO), such shares are normal",
@@ -257,7 +257,7 @@ RULES = (
     ),
     Rule(
         "text_after_answer",
-        "text follows more and more answers: its tokens raise the entropy and change no reward",
+        "text follows more and more answers; its tokens raise the entropy and change no reward",
         ("after_answer",),
         share_rises,
         "end a response at its answer, and read entropy/answer, which leaves that text out",
@@ -273,7 +273,7 @@ RULES = (
     ),
     Rule(
         "few_signals",
-        "in at least half of the groups all responses have the same reward, so few signals remain",
+        "in at least half of the groups, all responses have the same reward, so few signals remain",
         ("without_signal",),
         few_signals,
         "draw groups until enough of them have a signal (train.resample), or filter problems by their pass rate",
@@ -290,11 +290,11 @@ RULES = (
     ),
     Rule(
         "clip_never_active",
-        "the clip takes no token: with one update per rollout batch the ratio is 1, and controls that act through the "
+        "the clip never acts: with one update per rollout batch the ratio is 1, and controls that act through the "
         "ratio (raised clips, CE-GPPO, KL-Cov) have no effect",
         ("clipped",),
         clip_never_active,
-        "take a control that acts at a ratio of 1, such as Clip_B or Clip_V",
+        "use a control that acts at a ratio of 1, such as Clip_B or Clip_V",
         FALLING | RISING,
         HOLDING,
     ),
@@ -320,7 +320,7 @@ RULES = (
 
 
 def diagnose_run(run: LoggedRun) -> Diagnosis:
-    """Return the verdict on a run, and the rules that hold, those before the turn of the entropy apart."""
+    """Return the verdict on a run and the rules that hold, divided into causes before its turn and effects after it."""
     course = entropy_course(run)
     diagnosis = Diagnosis(run, course)
     if course.verdict == TOO_SHORT:
@@ -332,7 +332,7 @@ def diagnose_run(run: LoggedRun) -> Diagnosis:
         present = tuple(curve for curve in curves if curve is not None)
         if len(present) < len(curves):
             if {owner for owner, _ in needed_keys(rule, run.trainer)} <= {run.trainer, OURS}:
-                diagnosis.unchecked.append(rule)  # others are about curves that no change of this run would log
+                diagnosis.unchecked.append(rule)  # other rules need curves that this trainer never logs
             continue
         since = rule.find(*present)
         if since is None:
@@ -346,7 +346,7 @@ def diagnose_run(run: LoggedRun) -> Diagnosis:
 
 
 def needed_keys(rule: Rule, trainer: str) -> list[tuple[str, str]]:
-    """Return the trainer and the key of each curve that a rule needs; of another trainer if this one logs none."""
+    """Return the trainer and the key of each curve that a rule needs: another trainer if this one has no such curve."""
     keys = []
     for name in rule.needs:
         for owner in (trainer, *TRAINERS):

@@ -9,7 +9,7 @@ from pathlib import Path
 from harness.diagnose.curves import MetricCurve
 
 OURS, TRL, VERL = "entrobench", "TRL", "verl"
-# Our method in TRL (entrobench.trl) and in verl (entrobench.verl) logs some of our keys behind this.
+# Prefix of our keys that our methods log in TRL (entrobench.trl) and in verl (entrobench.verl).
 DOOR = "entrobench/"
 BONUS = "entropy_bonus.coefficient"  # from the configuration of a cell: no step logs it
 CLIPPED = "ratio/clipped_low + ratio/clipped_high"
@@ -34,7 +34,7 @@ SIGNALS: Mapping[str, tuple[Keys, Keys, Keys]] = {
     # The mean of old minus present log p over the updates of a step, which entrobench and TRL do not log.
     "step_kl": ((), (), ("actor/ppo_kl",)),
     "reference_kl": ((), ("kl",), ("actor/kl_loss",)),
-    # verl: of probabilities, which differ at most as much as their logarithms.
+    # verl's is of probabilities, which differ at most as much as their logarithms.
     "mismatch": (
         ("mismatch/mean",),
         ("sampling/sampling_logp_difference/mean",),

@@ -59,11 +59,11 @@ def causes_lines(diagnosis: Diagnosis) -> Iterator[str]:
             yield from cause_lines(f"{number}. ", cause)
     elif diagnosis.course.turn is not None:
         yield ""
-        yield "no cause that diagnose knows shows in these curves before its turn"
+        yield "no known cause shows in these curves before the turn"
     if diagnosis.effects:
         turn = diagnosis.course.turn
         yield ""
-        yield f"only after the turn (step {turn}), so rather effects than causes:"
+        yield f"only after the turn (step {turn}), so more likely effects than causes:"
         for cause in diagnosis.effects:
             yield from cause_lines("- ", cause)
     methods = measured_methods(diagnosis)
@@ -119,7 +119,7 @@ def unchecked_text(rules: Sequence[Rule], trainer: str) -> str:
 
 
 def key_texts(rule: Rule, trainer: str) -> list[str]:
-    """Return the keys that a rule needs, with the name of the trainer if it is another one."""
+    """Return the keys that a rule needs, each with the name of its trainer if that is another one."""
     texts = []
     for owner, key in needed_keys(rule, trainer):
         texts.append(key if owner == trainer else f"{owner}: {key}")
@@ -130,7 +130,7 @@ def key_texts(rule: Rule, trainer: str) -> list[str]:
 
 
 def diagnosis_record(diagnosis: Diagnosis) -> dict[str, Any]:
-    """Return a diagnosis as plain values; numbers that JSON cannot hold do not occur, as curves are finite."""
+    """Return a diagnosis as plain values; all numbers are finite, as JSON requires."""
     run, course = diagnosis.run, diagnosis.course
     shown_curves = []
     for name in SHOWN:

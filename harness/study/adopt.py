@@ -46,7 +46,7 @@ MethodIdentity = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class AdoptedCell:
-    """A cell that was trained elsewhere, as the matrix of a configuration has it."""
+    """A cell of a matrix that was trained elsewhere."""
 
     spec: CellSpec
     folder: Path
@@ -76,18 +76,18 @@ def planned_adoption(
     unregistered: bool,
     say: Callable[[str], None],
 ) -> AdoptedCell:
-    """Return the cell that checkpoints become; refuse what the matrix of the configuration cannot compare."""
+    """Return the cell of some checkpoints; refuse one that the matrix of the configuration cannot compare."""
     check_matrix(config)
     model, task = only("model", model, config.models), only("task", task, config.tasks)
     if seed not in config.seeds:
         listed = ", ".join(map(str, config.seeds))
-        raise UserError(f"--seed is {seed}; the matrix {config.name} compares within its seeds: {listed}")
+        raise UserError(f"--seed is {seed}; allowed: the seeds of the matrix {config.name}, {listed}")
     if not PLAIN_NAME.fullmatch(trainer):
         raise UserError(f"--trainer is {shown(trainer)}; allowed: letters, digits and _ . -")
     shared = Shared(config)
     method_identity, made_of = identity_of_method(method, shared, unregistered=unregistered)
     base = shared.model(model)
-    base.folder(say=say)  # before its shape is asked for, which may decide the engine
+    base.folder(say=say)  # before its shape is read, which may decide the engine
     for checkpoint in checkpoints:
         check_fits(checkpoint.weights, base)
     settled = shared.settled(config, model)
@@ -124,13 +124,15 @@ def planned_adoption(
 
 
 def check_matrix(config: Config) -> None:
-    """Refuse a matrix in which a cell that was trained elsewhere has no place."""
+    """Refuse a matrix that cannot contain a cell trained elsewhere."""
     if config.axes:
         axes = ", ".join(config.axes)
-        raise UserError(f"the matrix {config.name} has further axes ({axes}), at which no cell trained elsewhere lies")
+        raise UserError(
+            f"the matrix {config.name} has further axes ({axes}); a cell trained elsewhere has no values on them"
+        )
     if config.ruleset != PUBLISHED:
         raise UserError(
-            f"ruleset is {config.ruleset!r}, whose rule has not chosen the options of a cell trained elsewhere; "
+            f"ruleset is {config.ruleset!r}, but no tuning here chose the options of a cell trained elsewhere; "
             f"allowed: ruleset={PUBLISHED}"
         )
 
@@ -146,7 +148,7 @@ def only(axis: str, given: str | None, allowed: list[str]) -> str:
 
 
 def identity_of_method(method: str, shared: Shared, *, unregistered: bool) -> tuple[MethodIdentity, str | None]:
-    """Return the identity of a method, and the method with compositions written out.
+    """Return the identity of a method, and its spec with compositions written out.
 
     Its options are those of the spec alone: a configuration's `method_options` did not reach the other trainer.
     """
@@ -154,21 +156,27 @@ def identity_of_method(method: str, shared: Shared, *, unregistered: bool) -> tu
         try:
             built = Method.of(method, shared.methods)
         except UserError as error:
-            hint = "" if "unknown method" not in str(error) else "; --unregistered adopts a name of no method here"
+            hint = (
+                ""
+                if "unknown method" not in str(error)
+                else "; --unregistered accepts a method that entrobench does not have"
+            )
             raise UserError(f"{error}{hint}") from error
         return built.identity(), composed(method, shared.methods)
     if method in shared.methods:
-        raise UserError(f"--unregistered is for names of no method here, and {method!r} is one; leave it out")
+        raise UserError(
+            f"--unregistered is for methods that entrobench does not have, but it has {method!r}; leave it out"
+        )
     if not PLAIN_NAME.fullmatch(method):
         raise UserError(f"--method is {shown(method)}; allowed with --unregistered: letters, digits and _ . -")
     return [{"component": method, "registered": False}], None
 
 
 def check_fits(weights: Path, base: Model) -> None:
-    """Refuse weights of another shape, or with another tokenizer, than those of the model they were trained from."""
+    """Refuse weights whose shape or tokenizer differs from that of the base model."""
     base_folder = base.folder()
     if shape_of_config(read_model_config(weights)) != shape_of_config(read_model_config(base_folder)):
-        raise UserError(f"{weights} has another shape than the model {base.name}, so it was not trained from that")
+        raise UserError(f"{weights} differs in shape from the model {base.name}, so it was not trained from that")
     theirs, ours = opened(AutoTokenizer, weights), opened(AutoTokenizer, base_folder)
     their_ids, our_ids = theirs.get_vocab(), ours.get_vocab()
     for token in sorted(their_ids.keys() | our_ids.keys()):
@@ -179,7 +187,7 @@ def check_fits(weights: Path, base: Model) -> None:
             )
     if theirs.eos_token_id != ours.eos_token_id:
         raise UserError(
-            f"the tokenizer of {weights} ends responses with token {theirs.eos_token_id}, and that of {base.name} with "
+            f"the tokenizer of {weights} ends responses with token {theirs.eos_token_id}, but that of {base.name} with "
             f"{ours.eos_token_id}"
         )
 
@@ -190,8 +198,8 @@ def check_seed_is_free(matrix: Path, spec: CellSpec) -> None:
         earlier = CellSpec.read(folder)
         if earlier.key == spec.key and earlier.identity[ELSEWHERE] != spec.identity[ELSEWHERE]:
             raise UserError(
-                f"seed {spec.key.seed} of {spec.key.method} was adopted with other weights; choose another --seed, or "
-                f"remove {folder}"
+                f"seed {spec.key.seed} of {spec.key.method} was adopted with different weights; choose another --seed, "
+                f"or remove {folder}"
             )
 
 
@@ -220,9 +228,9 @@ def adopt_cell(cell: AdoptedCell, say: Callable[[str], None]) -> None:
 
 
 def begin_evaluation(cell: AdoptedCell) -> bool:
-    """Record what makes the numbers, and return whether any are missing.
+    """Record the sources of the numbers, and return whether any number is missing.
 
-    Numbers of another version of a task or of another base model, and damaged records, are set aside.
+    Numbers from another version of a task or from another base model, and damaged records, are set aside.
     """
     base_model = cell.model.digest(cell.model.folder())
     earlier = Made.read(cell.folder)
@@ -247,12 +255,12 @@ def begin_evaluation(cell: AdoptedCell) -> bool:
 
 
 def is_damaged(folder: Path) -> bool:
-    """Return whether a record of a finished cell is not as it was when the cell was done."""
+    """Return whether a record of a finished cell has changed since the cell was done."""
     return State.known(folder).state == "done" and any(checksums.changed_records(folder))
 
 
 def is_whole_evaluation(path: Path) -> bool:
-    """Return whether an evaluation was written, and not changed since."""
+    """Return whether an evaluation was written and has not changed since."""
     try:
         evaluation_files.read_evaluation(path)
     except Damaged:
@@ -263,7 +271,7 @@ def is_whole_evaluation(path: Path) -> bool:
 def evaluate_checkpoints(cell: AdoptedCell, say: Callable[[str], None]) -> str:
     """Write the evaluations of the cell that are missing, and return the device that sampled.
 
-    Prompts are those of every cell of the matrix: by the tokenizer and the chat template of the base model.
+    Prompts are those of every cell of the matrix: made with the tokenizer and the chat template of the base model.
     """
     config, base = cell.config, cell.model.folder()
     device, dtype = training_device(config)
@@ -277,7 +285,7 @@ def evaluate_checkpoints(cell: AdoptedCell, say: Callable[[str], None]) -> str:
     with VerifierPool.of(config.verify) as verifier:
         for step, weights in cell.steps.items():
             paths = [evaluation_files.evaluation_path(cell.folder, name, step) for name in evaluation_tasks]
-            if all(map(is_whole_evaluation, paths)):  # of an earlier command that was interrupted
+            if all(map(is_whole_evaluation, paths)):  # by an earlier command that was interrupted
                 continue
             say(f"evaluating {weights.name if step else 'the base model'} as step {step}")
             module = load_model(weights).to(device)

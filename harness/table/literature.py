@@ -1,4 +1,4 @@
-"""Numbers that papers report, next to a leaderboard and never in it: they enter no row, mean, interval or rank."""
+"""Numbers that papers report, shown below a leaderboard; they enter none of its rows, means, intervals or ranks."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from harness.terminal import layout
 # The repository keeps it; an installed package does not have it.
 LITERATURE = Path(__file__).parents[2] / "results/literature/reported.csv"
 SCORES = {"avg": "Avg", "pass": "Pass"}
-TITLE = "Reported in papers, not measured here, and in no mean above"
+TITLE = "Reported in papers, not measured here, and not part of any mean above"
 HEADINGS = ["method", "mark", "base model", "task", "score", "%", "baseline", "baseline's %", "source"]
-DROPPED_FIRST = [["baseline"], ["mark"]]  # by a narrow terminal; then columns from the last
+DROPPED_FIRST = [["baseline"], ["mark"]]  # in a narrow terminal; then columns from the last
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class ReportedNumber:
 
 
 def read_literature(path: Path) -> list[ReportedNumber]:
-    """Return the reported numbers; refuse a file whose columns or numbers are not as its README describes them."""
+    """Return the reported numbers; refuse a file that does not follow its README."""
     if not path.exists():
         raise UserError(f"--literature reads {path}, which is part of the repository and not of an installed package")
     with open(path, newline="") as file:

@@ -30,14 +30,14 @@ def test_a_fall_with_a_cause_and_an_effect() -> None:
     bars = "██▇▇▇▆▆▆▆▅▅▅▅▄▄▄▄▄▃▃▃▃▃▃▂▂▂▂▂▂▂▂▂▁▁▁▁▁▁▁"
     assert entropy == f"  | entropy/mean  0.96 (step 1) -> 0.438 (step 21) -> 0.208 (step 40)  {bars}"
     assert title == "likely causes, the most likely first:"
-    assert cause.startswith("1. in at least half of the groups all responses have the same reward")
+    assert cause.startswith("1. in at least half of the groups, all responses have the same reward")
     assert cause.endswith("(since step 6)")
     numbers = "0.1 (step 1) -> 0.6 (step 6) -> 0.6 (step 40)"
     assert curve == f"  | reward/groups_without_signal  {numbers}  {'▁' * 5}{'█' * 35}"
     assert remedy.startswith("   remedy: draw groups until enough of them have a signal (train.resample)")
-    assert "only after the turn (step 21), so rather effects than causes:" in text
+    assert "only after the turn (step 21), so more likely effects than causes:" in text
     [effect] = [line for line in text.splitlines() if line.startswith("- ")]
-    assert effect.startswith("- the clip takes at least 3% of the tokens")
+    assert effect.startswith("- the clip acts on at least 3% of the tokens")
     assert effect.endswith("(since step 31)")
     assert f"measured by this harness: {CONDITIONS}:" in text
     assert f"  {MEASURED['clip_b']}" in text
@@ -53,7 +53,7 @@ def test_missing_curves_are_listed_with_their_keys() -> None:
 
 def test_a_fall_without_a_known_cause_says_so_and_still_names_what_was_measured() -> None:
     text = diagnosis_text(diagnose_run(logged_run(entropy=FALL)), None)
-    assert "no cause that diagnose knows shows in these curves before its turn" in text
+    assert "no known cause shows in these curves before the turn" in text
     assert all(str(MEASURED[name]) in text for name in ("clip_b", "clip_v", "adaptive_entropy"))
 
 

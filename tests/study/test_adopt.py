@@ -296,7 +296,7 @@ def other_shape(folder: Path) -> None:
         (adapter, "holds an adapter and no whole model; merge it"),
         (shards, "holds verl's own shards"),
         (swapped_tokens, "does not fit the model countdown-tiny: token '1' is"),
-        (other_shape, "has another shape than the model countdown-tiny"),
+        (other_shape, "differs in shape from the model countdown-tiny"),
     ],
 )
 def test_a_folder_that_does_not_fit_gets_one_sentence(
@@ -311,10 +311,10 @@ def test_a_folder_that_does_not_fit_gets_one_sentence(
     ("words", "sentence"),
     [
         (["--method", "gpro"], "unknown method 'gpro'"),
-        (["--method", "gpro"], "--unregistered adopts"),
-        (["--unregistered"], "--unregistered is for names of no method here, and 'grpo' is one"),
+        (["--method", "gpro"], "--unregistered accepts"),
+        (["--unregistered"], "--unregistered is for methods that entrobench does not have, but it has 'grpo'"),
         (["--unregistered", "--method", "a b"], "--method is 'a b'; allowed with --unregistered"),
-        (["--seed", "7"], "--seed is 7; the matrix smoke compares within its seeds: 0, 1"),
+        (["--seed", "7"], "--seed is 7; allowed: the seeds of the matrix smoke, 0, 1"),
         (["--model", "tiny"], "--model is 'tiny'; allowed: countdown-tiny"),
         (["--trainer", "a/b"], "--trainer is 'a/b'; allowed: letters"),
         (["axes={train.lr: [0.1, 0.2]}"], "has further axes (train.lr)"),
@@ -334,7 +334,7 @@ def test_a_seed_has_one_model(place: Place, checkpoint: Path) -> None:
     assert "my_idea (trained elsewhere: my_loop)" in place.rows()
     change_weights(checkpoint)
     again = ["--method", "my_idea", "--unregistered", "--trainer"]
-    sentence = "seed 0 of my_idea (trained elsewhere: my_loop) was adopted with other weights"
+    sentence = "seed 0 of my_idea (trained elsewhere: my_loop) was adopted with different weights"
     assert sentence in place.adopt(checkpoint, *again, "my_loop", code=2)
     place.adopt(checkpoint, *again, "other")  # of another trainer it is another row
     assert len(place.folders) == 2

@@ -80,7 +80,7 @@ def test_an_installed_package_does_not_have_it(tmp_path: Path) -> None:
 def test_the_table_marks_every_row_as_reported() -> None:
     text = render_literature({"aime25"}, "md", None)
     title, _, heading, _, *rows = text.strip().splitlines()
-    assert title == "**Reported in papers, not measured here, and in no mean above**"
+    assert title == "**Reported in papers, not measured here, and not part of any mean above**"
     assert heading.startswith("| method | mark | base model | task | score | % | baseline |")
     assert len(rows) == sum(number.task == "aime25" for number in NUMBERS)
     assert all(row.split(" | ")[1] == "reported" for row in rows)

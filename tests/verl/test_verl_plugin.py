@@ -179,7 +179,7 @@ def test_the_page_names_the_methods_that_are_refused() -> None:
         ("ppo", "algorithm.lam", 0.95, "lam is 0.95, but method ppo decides that; .* the objective ppo's lam"),
         ("sapo", "actor_rollout_ref.actor.tau_neg", 2.0, "tau_neg is 2.0, .* the objective sapo's tau_negative"),
         ("kl_cov", "actor_rollout_ref.actor.policy_loss.ppo_kl_coef", 1.0, "use the control kl_cov's coefficient"),
-        ("grpo", "algorithm.adv_estimator", "gae", "has not a critic: set algorithm.adv_estimator=grpo"),
+        ("grpo", "algorithm.adv_estimator", "gae", "does not use a critic: set algorithm.adv_estimator=grpo"),
         ("ppo", "algorithm.adv_estimator", "grpo", "needs a critic: set algorithm.adv_estimator=gae"),
         ("grpo(kl_coef=0.1)", "actor_rollout_ref.actor.use_kl_loss", False, "use_kl_loss is False.*set it to True"),
         ("grpo", "entrobench.method", None, "no method is given"),
