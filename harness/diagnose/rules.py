@@ -214,7 +214,7 @@ RULES = (
     ),
     Rule(
         "gradient_spikes",
-        f"the norm of the gradient spikes to {GRADIENT_SPIKE:g} times its median",
+        f"the norm of the gradient spikes to {GRADIENT_SPIKE:g} times its median and its start",
         ("gradient",),
         gradient_spikes,
         f"{SLOWER}; clip the norm of the gradient",
