@@ -27,11 +27,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from entrobench.matrix import CellsFailed, Matrix, leaderboard, load, plan, report, run
     from entrobench.packs import Packs
-    from entrobench.portable import Method
     from harness.base.errors import UserError
     from harness.base.schema import choice, number, numbers
     from harness.base.task import Answer, Problem, Task, Verdict, Verifier, check_split
     from harness.method import ClippedObjective, Composition, Control, Objective, View
+    from harness.portable import Method
     from harness.verify.text import boxed_answer
 
     __version__: str
@@ -70,7 +70,7 @@ WHERE = {
         ("CellsFailed", "Matrix", "leaderboard", "load", "plan", "report", "run"),
         "entrobench.matrix",
     ),
-    "Method": "entrobench.portable",
+    "Method": "harness.portable",
     "Packs": "entrobench.packs",
     "UserError": "harness.base.errors",
     **dict.fromkeys(("choice", "number", "numbers"), "harness.base.schema"),

@@ -40,10 +40,10 @@ try:
 except ImportError as error:
     raise ImportError(f"entrobench.verl needs verl with its TransferQueue ({error})") from error
 
-from entrobench.portable import PortableMethod, PortableSignal
 from harness.base import seeds
 from harness.base.errors import UserError
 from harness.doors import verl_refusal
+from harness.portable import PortableMethod, PortableSignal
 
 TESTED = "0.9.1"  # of verl; the trainer overrides private methods, which another version may have changed
 STATE_FILE = "entrobench.json"  # in each checkpoint

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import transformers
@@ -31,12 +32,17 @@ from harness.cells.spec import CellSpec
 from harness.cells.state import State
 from harness.cells.status_writer import StatusWriter
 from harness.composition import method_classes
+from harness.config import OWN
 from harness.dist import ranks
+from harness.portable import PortableMethod
 from harness.rollout import choice, digests, models
 from harness.train.checkpoint import Checkpoints, NoneWhole
-from harness.train.parts import build_parts, source_classes, training_device, unread
+from harness.train.parts import Parts, build_parts, source_classes, training_device, unread
 from harness.trainer import Trainer
 from harness.verify.pool import VerifierPool
+
+if TYPE_CHECKING:
+    from harness.trl.run import TrlTraining
 
 # The digests of the code that this process has imported. They are computed at import, once for all cells that are
 # forked from here: a file that is edited later does not run in these cells, so the edit must not be in their records.
@@ -141,7 +147,7 @@ def work(
                 return
             checkpoints = Checkpoints(folder / CHECKPOINTS, spec.id)
             try:
-                checkpoints.latest()
+                checkpoints.newest()
             except NoneWhole:
                 begin_on_first(folder, spec, status, lost=True)
             run_cell(folder, spec, status, device, checkpoints, leaving or threading.Event())
@@ -238,7 +244,7 @@ def run_cell(
     with VerifierPool.of(spec.config.verify) as verifier:
         with status.heartbeat.at("loading the model"):
             parts = build_parts(spec, verifier, status.say, status.heartbeat)
-            trainer = Trainer(parts, folder, checkpoints)
+            trainer = trainer_of(spec, parts, folder, checkpoints)
         status.note(reason=unread(parts, spec), device=device, where=where(device))
         signal.signal(signal.SIGUSR2, lambda *_: leaving.set())
         trainer.run(lambda step: status.note(durable_step=step), leaving.is_set)
@@ -246,6 +252,16 @@ def run_cell(
             finish(trainer, folder, status)
         else:
             print("stopped on request; the next run continues from here", flush=True)
+
+
+def trainer_of(spec: CellSpec, parts: Parts, folder: Path, checkpoints: Checkpoints) -> Trainer | TrlTraining:
+    """Return the trainer that a cell's configuration names."""
+    if spec.config.train.backend == OWN:
+        return Trainer(parts, folder, checkpoints)
+    from harness.trl.run import TrlTraining  # takes seconds, and few cells need it
+
+    method = PortableMethod(spec.key.method, spec.config.plugins, spec.config.method_options)
+    return TrlTraining(parts, method, folder, checkpoints)
 
 
 def where(device: str) -> list[str]:
@@ -256,7 +272,7 @@ def where(device: str) -> list[str]:
     return ranks.each(place)
 
 
-def finish(trainer: Trainer, folder: Path, status: StatusWriter) -> None:
+def finish(trainer: Trainer | TrlTraining, folder: Path, status: StatusWriter) -> None:
     """Save the trained model, and mark the cell done if its records are complete."""
     if trainer.parts.config.checkpoint.save_model:
         with status.heartbeat.at("saving the model"):
@@ -267,7 +283,7 @@ def finish(trainer: Trainer, folder: Path, status: StatusWriter) -> None:
         status.note(state="done", collapsed=trainer.collapsed)
 
 
-def check_complete(trainer: Trainer) -> None:
+def check_complete(trainer: Trainer | TrlTraining) -> None:
     """Raise CellFailure if a cell lacks a step, or an answer of its last evaluation.
 
     The last step is the first one with an entropy below stop.entropy_below, or else train.steps.

@@ -24,7 +24,9 @@ from harness.config_checks import (
 )
 from harness.config_sections import (
     MOST_CANDIDATES,
+    OWN,
     PUBLISHED,
+    TRL,
     TUNED,
     Bounds,
     Checkpoint,
@@ -51,7 +53,9 @@ __all__ = [  # with the sections, so that other modules need only this one
     "CHOICE",
     "CONFIGS",
     "MOST_CANDIDATES",
+    "OWN",
     "PUBLISHED",
+    "TRL",
     "TUNED",
     "TUNED_SUFFIX",
     "TUNE_SUFFIX",

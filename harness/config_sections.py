@@ -20,6 +20,7 @@ from harness.base.schema import choice, number, numbers, typed
 
 BY_TASK = ("problems", "samples", "k", "temperature")  # the settings that eval.by_task may set for a single task
 PUBLISHED, TUNED = "published", "tuned"  # rulesets
+OWN, TRL = "own", "trl"  # trainers of a cell
 MOST_CANDIDATES = 6  # of a method
 
 
@@ -91,6 +92,18 @@ class Train:
     """Dynamic sampling; null: a step trains on its first `train.prompts` groups, with or without signal."""
     dtype: str = choice("auto", ("auto", "float32", "bfloat16"))
     """Type of the computation; master weights are float32. auto: bfloat16 on cuda, float32 on a CPU."""
+    backend: str = choice(OWN, (OWN, TRL))
+    """Trainer of the cells. trl: GRPOTrainer with our methods, which has to be installed (docs/elsewhere.md)."""
+
+    def plain(self) -> dict[str, Any]:
+        """Return the settings of the training; the trainer only if it is another than our own.
+
+        Identities, protocols and parameters from before there was a choice stay as they are.
+        """
+        settings = dataclasses.asdict(self)
+        if self.backend == OWN:
+            del settings["backend"]
+        return settings
 
 
 @dataclass

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from harness.base.errors import UserError
 from harness.composition import Method
+from harness.config import TRL, Config
 
 
 def lr_refusal(method: Method) -> str | None:
@@ -46,3 +48,33 @@ def verl_refusal(method: Method) -> str | None:
 
 
 REFUSALS: dict[str, Callable[[Method], str | None]] = {"trl": trl_refusal, "verl": verl_refusal}
+
+
+# TRL as the trainer of cells (train.backend)
+
+LEAST_GROUP = 2  # of GRPOTrainer, which refuses a smaller num_generations
+
+
+def check_backend(config: Config, method: Method) -> None:
+    """Refuse settings and methods that the trainer of the cells cannot honor."""
+    if config.train.backend != TRL:
+        return
+    if refusal := trl_refusal(method):
+        raise UserError(
+            f"train.backend is {TRL!r}, but method {method.name!r} {refusal}; allowed: `entrobench list methods --for "
+            f"{TRL}`, with the learning rate in train.lr"
+        )
+    hardware, train = config.hardware, config.train
+    allowed_values = {  # by key: the value, whether TRL can honor it, and the values that it can
+        "hardware.nodes x hardware.ranks": (hardware.world, hardware.world == 1, "1"),
+        "hardware.offload": (hardware.offload, not hardware.offload, "false"),
+        "rollout.engine": (config.rollout.engine, config.rollout.engine != "vllm", "auto or embedded, which evaluates"),
+        "rollout.lag": (config.rollout.lag, not config.rollout.lag, "0"),
+        "correction.kind": (config.correction.kind, config.correction.kind == "off", "off"),
+        "train.resample": ("set", train.resample is None, "null"),
+        "train.group": (train.group, train.group >= LEAST_GROUP, f"{LEAST_GROUP} and more"),
+    }
+    for key, (value, honored, allowed) in allowed_values.items():
+        if not honored:
+            shown_value = str(value).lower() if isinstance(value, bool) else value
+            raise UserError(f"{key} is {shown_value}, which train.backend={TRL} cannot do; allowed: {allowed}")

@@ -27,8 +27,9 @@ from harness.cells.spec import FILE as SPEC
 from harness.cells.spec import CellSpec, id_in
 from harness.cells.state import Progress
 from harness.composition import Method
-from harness.config import Config, setting_label, variants
+from harness.config import TRL, Config, setting_label, variants
 from harness.dist import devices
+from harness.doors import check_backend
 from harness.method import Composition
 from harness.rollout import choice, models
 from tasks import check_split, evaluation_name
@@ -36,6 +37,7 @@ from tasks import check_split, evaluation_name
 MARKER = "matrix.json"
 HALF_MARKER = re.compile(rf"\.{re.escape(MARKER)}\.\d+")  # while a process writes it, or after it was killed
 LR_AXIS = "train.lr"
+BACKEND_AXIS = "train.backend"
 LONGEST_NAME = 180  # characters of a cell's folder before its key; options may hold whole sentences
 
 
@@ -93,6 +95,8 @@ def settle_auto(config: Config, shape: Shape | None) -> Config:
         dtype = "bfloat16" if device == "cuda" else "float32"
     # By the requested device: for `auto`, the installed vLLM decides by the device that it was built for.
     engine = choice.resolve_engine(config.rollout.engine, config.hardware.device, shape)
+    if config.train.backend == TRL:
+        engine = choice.EMBEDDED  # which evaluates; TRL samples by itself
     return dataclasses.replace(
         config,
         train=dataclasses.replace(config.train, dtype=dtype),
@@ -112,7 +116,7 @@ class Settled:
         """The part of a cell's identity that does not depend on its method, task, model and seed."""
         config, correction = self.config, self.config.correction
         identity: dict[str, Any] = {
-            "train": dataclasses.asdict(config.train),
+            "train": config.train.plain(),
             "rollout": dataclasses.asdict(config.rollout),
             "eval": dataclasses.asdict(config.eval),
             "stop": dataclasses.asdict(config.stop),
@@ -130,6 +134,8 @@ class Settled:
     def plain(self) -> dict[str, Any]:
         """The configuration as plain values without secrets, since many people may read the files of a cell."""
         settings = dataclasses.asdict(self.config)
+        if BACKEND_AXIS not in self.config.axes:  # at which every cell has its value
+            settings["train"] = self.config.train.plain()
         if self.config.tracking.uri is not None:
             settings["tracking"]["uri"] = visible_address(self.config.tracking.uri)
         return settings
@@ -263,6 +269,7 @@ def check_methods_fit(config: Config, settings: list[Config], shared: Shared) ->
                 f"axes varies {LR_AXIS}, but method {spec!r} has a learning rate of its own; allowed: one of the two"
             )
         for setting in settings:
+            check_backend(setting, method)
             if setting.train.group < method.min_group:
                 raise UserError(
                     f"train.group is {setting.train.group}, but method {spec!r} compares the responses to one prompt "

@@ -17,9 +17,9 @@ from torch import Tensor
 import baselines
 import entrobench
 from benchmarks.patience import HANG
-from entrobench.portable import PortableMethod, PortableSignal
 from harness.composition import Method, Signal
 from harness.dist import ranks
+from harness.portable import PortableMethod, PortableSignal
 
 SPECS = [*baselines.METHODS, "ppo+clip_b", "grpo(normalise=constant, kl_coef=0.1)+clip_v+entropy_bonus"]
 PAGE = REPOSITORY / "docs" / "elsewhere.md"

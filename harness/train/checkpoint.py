@@ -75,7 +75,7 @@ class Checkpoints:
     def __init__(self, folder: Path, cell: str) -> None:
         self.folder, self.cell, self.group = folder, cell, ranks.apart()
         self.writer = ranks.of_first(os.getpid())
-        self.known: SavedCheckpoint | None = None  # the one that `latest` found, until another is saved
+        self.known: Path | None = None  # the one that `newest` found, until another is saved
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self.writing: tuple[int, Future[None]] | None = None
 
@@ -126,7 +126,25 @@ class Checkpoints:
             for older in sorted(self.folder.glob("step-*"))[:-count]:
                 shutil.rmtree(older)
 
+    def take(self, folder: Path, step: int) -> None:
+        """Seal a folder that another trainer has written, and make it the checkpoint of a step; not a collective."""
+        self.known = None
+        sums: dict[str, str] = {}
+        for file in sorted(folder.iterdir()):
+            files.flush_to_disk(file)
+            sums[file.name] = files.sha256_of(file)
+        checkpoint_seal.write_seal(folder, self.cell, step, sums)
+        path = self.folder / checkpoint_seal.step_folder_name(step)
+        path.parent.mkdir(exist_ok=True)
+        publish_checkpoint(folder, path)
+        self.keep(KEPT)
+
     def latest(self) -> SavedCheckpoint | None:
+        """Return the newest whole checkpoint; None before the first."""
+        path = self.newest()
+        return None if path is None else SavedCheckpoint.read(path)
+
+    def newest(self) -> Path | None:
         """Return the newest whole checkpoint, with a warning for each damaged newer one; None before the first."""
         if self.known is not None:
             return self.known
@@ -143,8 +161,8 @@ class Checkpoints:
                 if ranks.own_rank() == 0:
                     for newer in paths[:number]:
                         shutil.rmtree(newer)
-                self.known = SavedCheckpoint.read(path)
-                return self.known
+                self.known = path
+                return path
             if ranks.own_rank() == 0:
                 print(f"warning: the checkpoint {path} is damaged ({', '.join(wrong)})", flush=True)
         if paths:

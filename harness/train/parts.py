@@ -17,7 +17,7 @@ from harness.cells import provenance
 from harness.cells.heartbeat import Heartbeat
 from harness.cells.spec import CellSpec
 from harness.composition import Method, method_classes
-from harness.config import Config
+from harness.config import OWN, Config
 from harness.dist import ranks
 from harness.rollout import engines, models, templates
 from harness.rollout.proof import check_engine_weights
@@ -112,6 +112,9 @@ def build_parts(
             selected = training_pool(asker, ask, given, models.default_cache(), at_once, say)
     problems = ranks.of_first(selected)
     assert problems is not None
+    reference = None
+    if "ref_logp" in method.needs and config.train.backend == OWN:  # TRL loads it again
+        reference = Policy(base, *common)
     return Parts(
         cell=spec.id,
         config=config,
@@ -122,7 +125,7 @@ def build_parts(
         pool=problems,
         policy=policy,
         critic=critic,
-        reference=Policy(base, *common) if "ref_logp" in method.needs else None,
+        reference=reference,
         engine=engine,
         tokenizer=tokenizer,
         verifier=verifier,

@@ -146,7 +146,7 @@ def trained_by_trl(folder: Path, method: str | None) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "vllm", None)  # trl would take the folder tests/vllm for it
         pytest.importorskip("trl", reason="trl is not installed; the extra trl has it")
-        door: Any = importlib.import_module("entrobench.trl")
+        door: Any = importlib.import_module("harness.trl.trainer")
     problems = {problem.prompt: problem for problem in Countdown().problems("train")[:64]}
     base = models.resolve("countdown-tiny").folder()
 

@@ -26,7 +26,7 @@ from harness.doors import trl_refusal
 with pytest.MonkeyPatch.context() as patch:
     patch.setitem(sys.modules, "vllm", None)  # trl would take the folder tests/vllm for it
     pytest.importorskip("trl.trainer.grpo_trainer", reason="trl is not installed; the extra trl has it")
-    door: Any = importlib.import_module("entrobench.trl")
+    door: Any = importlib.import_module("harness.trl.trainer")
 
 pytestmark = pytest.mark.filterwarnings("ignore:You are using 'rollout_func'")
 WORDS = 7

@@ -172,11 +172,14 @@ class PortableMethod:
     """A method of the registry as a function of plain tensors; `entrobench.Method` is its name for users.
 
     `spec` is an objective and any number of controls, as in the methods of a configuration; `plugins` are modules with
-    methods of your own.
+    methods of your own, and `options` the values of their options wherever `spec` leaves them out, as
+    `method_options` in a configuration.
     """
 
-    def __init__(self, spec: str, plugins: Iterable[str] = ()) -> None:
-        self.composed = ComposedMethod.of(spec, baselines.table(plugins))
+    def __init__(
+        self, spec: str, plugins: Iterable[str] = (), options: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> None:
+        self.composed = ComposedMethod.of(spec, baselines.table(plugins), options)
         refusal = lr_refusal(self.composed)
         if refusal is not None:
             raise UserError(f"method {spec} {refusal}")
@@ -357,7 +360,7 @@ class PortableMethod:
         Only a method with `marks_steps` needs it.
         """
         fixed, part, layout = signal.part(rows)
-        current = self._current(layout, logp, mask, entropy, fixed).detach()
+        current = self.current(layout, logp, mask, entropy, fixed).detach()
         with ranks.as_only_rank():
             marked = self.composed.for_step(current, signal.fixed, part)
         return dataclasses.replace(signal, fixed=marked, stepped=True)
@@ -373,7 +376,7 @@ class PortableMethod:
         if self.marks_steps and not signal.stepped:
             raise UserError(f"method {self.spec} looks at each whole mini-batch before its update; call for_step first")
         fixed, part, layout = signal.part(rows)
-        current = self._current(layout, logp, mask, entropy, fixed)
+        current = self.current(layout, logp, mask, entropy, fixed)
         with ranks.as_only_rank():
             return self.composed.loss(current, fixed, part)
 
@@ -389,7 +392,7 @@ class PortableMethod:
     ) -> dict[str, Tensor]:
         """Return flat masks of the tokens of some rows that the objective clips and that each gate closes."""
         fixed, part, layout = signal.part(rows)
-        current = self._current(layout, logp, mask, entropy, fixed).detach()
+        current = self.current(layout, logp, mask, entropy, fixed).detach()
         with ranks.as_only_rank():
             return self.composed.touched(current, fixed, part)
 
@@ -414,7 +417,7 @@ class PortableMethod:
 
     # Parts
 
-    def _current(self, layout: Layout, logp: Any, mask: Any, entropy: Any, fixed: Signal) -> TokenStats:
+    def current(self, layout: Layout, logp: Any, mask: Any, entropy: Any, fixed: Signal) -> TokenStats:
         """Return the present policy's statistics, flat, with log p of the model before training."""
         asked = sorted({"entropy_now", "entropy_grad"} & self.composed.needs)
         if asked and entropy is None:

@@ -1,0 +1,119 @@
+"""A cell that TRL trains: the same records, evaluations and checkpoints as of a cell that our own trainer trains."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from harness.base import files, seeds
+from harness.cells import checkpoint_seal
+from harness.cells.log import MetricsLog, collapse
+from harness.portable import PortableMethod
+from harness.rollout import proof
+from harness.tokens.metrics import Stopwatch
+from harness.train.cell_evaluation import CellEvaluator
+from harness.train.checkpoint import Checkpoints
+from harness.train.parts import Parts
+from harness.train.policy import context_of
+from harness.trl.cell_trainer import RecordedTrainer
+from harness.trl.settings import updates_of_step
+
+
+class TrlTraining:
+    """The training of one cell by TRL, as `harness.trainer.Trainer` is ours."""
+
+    def __init__(self, parts: Parts, method: PortableMethod, folder: Path, checkpoints: Checkpoints) -> None:
+        self.parts, self.method, self.folder, self.checkpoints = parts, method, folder, checkpoints
+        self.config, self.policy = parts.config, parts.policy
+        self.log = MetricsLog(folder)
+        self.done_steps = -1  # -1: not even the evaluation before training is done
+        self.collapsed: int | None = None  # the step after which training ends early
+
+    @property
+    def last_step(self) -> int:
+        """The step at which training ends, as far as it is known."""
+        return self.config.train.steps if self.collapsed is None else self.collapsed
+
+    def run(self, on_durable: Callable[[int], None], leaving: Callable[[], bool] = lambda: False) -> None:
+        """Train from the last checkpoint to the end, or until the process is asked to stop (`leaving`)."""
+        self.on_durable, self.leaving = on_durable, leaving
+        checkpoint = self.resume()
+        with files.temporary_path(self.folder / "trl") as place:
+            self.place = place
+            self.trainer = RecordedTrainer(
+                self.parts, self.method, self.folder, place, self.end_step, self.end_checkpoint
+            )
+            self.trainer.generated = self.generated_before()
+            if checkpoint is None:
+                self.evaluated(0, dict(self.parts.pool.record), Stopwatch(self.parts.heartbeat))
+            elif self.done_steps == self.last_step:  # only the trained model is missing
+                self.trainer._load_from_checkpoint(str(checkpoint))
+            if self.done_steps < self.last_step:
+                self.trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+            files.remove_path(place)
+        self.checkpoints.keep(1)
+
+    def resume(self) -> Path | None:
+        """Take over the newest whole checkpoint, if there is one; return its folder."""
+        checkpoint = self.checkpoints.newest()
+        if checkpoint is not None:
+            self.done_steps = checkpoint_seal.step_of(checkpoint)
+            self.on_durable(self.done_steps)
+        self.log.truncate(self.done_steps)  # later steps are trained again, and logged again
+        self.collapsed = collapse(self.log.read(), self.config.stop.entropy_below)
+        return checkpoint
+
+    def generated_before(self) -> int:
+        """Return the tokens that were sampled up to the checkpoint."""
+        lines = self.log.read()
+        return int(lines[-1]["metrics"].get("tokens/generated_total", 0)) if lines else 0
+
+    # After each step
+
+    def end_step(self, record: dict[str, float]) -> None:
+        """Log the step that TRL has done, and decide whether it saves a checkpoint and goes on."""
+        step, control = self.done_steps + 1, self.trainer.control
+        assert step * updates_of_step(self.config) == self.trainer.state.global_step
+        # Before the evaluation: this may make the step the last one, which is always evaluated.
+        self.collapsed = collapse([{"step": step, "metrics": record}], self.config.stop.entropy_below)
+        self.evaluated(step, record, Stopwatch(self.parts.heartbeat))
+        early = self.leaving()
+        control.should_save = early or step % self.config.checkpoint.every == 0 or step == self.last_step
+        control.should_training_stop = early or step == self.last_step
+
+    def end_checkpoint(self, saved: Path) -> None:
+        """Make the checkpoint that TRL has saved one of the cell's."""
+        self.checkpoints.take(saved, self.done_steps)
+        self.on_durable(self.done_steps)
+
+    def evaluated(self, step: int, record: dict[str, float], watch: Stopwatch) -> None:
+        """Append a step to the log, with its evaluation if that is due."""
+        every = self.config.eval.every
+        if step in (0, self.last_step) or (every > 0 and step % every == 0):
+            with watch.phase("evaluate"):
+                record |= self.evaluate(step)
+        self.log.append(step, time.time(), record | watch.seconds)
+        self.done_steps = step
+
+    def evaluate(self, step: int) -> dict[str, float]:
+        """Evaluate the present weights with the cell's engine; return the scores."""
+        parts, module = self.parts, self.policy.module
+        parts.engine.load(module)
+        seed = seeds.derive("proof", parts.seed, step)
+        proof.check_engine_weights(parts.engine, module, self.policy.dtype, seed)
+        evaluator = CellEvaluator(
+            self.folder,
+            self.config,
+            parts.seed,
+            parts.task.name,
+            parts.evaluation_tasks,
+            parts.engine,
+            parts.tokenizer,
+            parts.verifier,
+            parts.chat,
+            None if self.config.eval.beyond_context else context_of(module.config),
+        )
+        record = evaluator.evaluate(step)
+        parts.engine.rest()
+        return record
