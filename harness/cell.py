@@ -32,8 +32,9 @@ from harness.cells.spec import CellSpec
 from harness.cells.state import State
 from harness.cells.status_writer import StatusWriter
 from harness.composition import method_classes
-from harness.config import OWN
+from harness.config import OWN, TRL
 from harness.dist import ranks
+from harness.doors import TRL_DISTRIBUTIONS
 from harness.portable import PortableMethod
 from harness.rollout import choice, digests, models
 from harness.train.checkpoint import Checkpoints, NoneWhole
@@ -210,8 +211,10 @@ def begin(folder: Path, spec: CellSpec, status: StatusWriter, *, lost: bool = Fa
     if earlier is None:
         device, _ = training_device(spec.config)
         gpu = torch.cuda.get_device_name() if device == "cuda" else None
-        engine = choice.DISTRIBUTIONS if spec.config.rollout.engine == "vllm" else ()
-        provenance.begin_attempt(folder, present, device, gpu, engine, base_model=base_model, harness=HARNESS)
+        packages = [*choice.DISTRIBUTIONS] if spec.config.rollout.engine == "vllm" else []
+        if spec.config.train.backend == TRL:
+            packages += TRL_DISTRIBUTIONS
+        provenance.begin_attempt(folder, present, device, gpu, packages, base_model=base_model, harness=HARNESS)
     before = State.read(folder)
     State("running", seconds=before.seconds).write(folder)
     return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import metadata
 
 from harness.base.errors import UserError
 from harness.composition import Method
@@ -52,6 +53,7 @@ REFUSALS: dict[str, Callable[[Method], str | None]] = {"trl": trl_refusal, "verl
 
 # TRL as the trainer of cells (train.backend)
 
+TRL_DISTRIBUTIONS = ("trl", "accelerate")  # that train
 LEAST_GROUP = 2  # of GRPOTrainer, which refuses a smaller num_generations
 
 
@@ -78,3 +80,15 @@ def check_backend(config: Config, method: Method) -> None:
         if not honored:
             shown_value = str(value).lower() if isinstance(value, bool) else value
             raise UserError(f"{key} is {shown_value}, which train.backend={TRL} cannot do; allowed: {allowed}")
+
+
+def backend_obstacle(config: Config) -> str | None:
+    """Return why the trainer of the cells cannot run on this machine, in one sentence; None if it can."""
+    if config.train.backend != TRL:
+        return None
+    for package in TRL_DISTRIBUTIONS:
+        try:
+            metadata.version(package)
+        except metadata.PackageNotFoundError:
+            return f"train.backend is {TRL!r}, but {package} is not installed here; pip install 'entrobench[trl]'"
+    return None

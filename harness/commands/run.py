@@ -28,6 +28,7 @@ from harness.commands.common import (
 )
 from harness.config import Config, variants
 from harness.dist import devices
+from harness.doors import backend_obstacle
 from harness.launch.launcher import Launcher
 from harness.launch.local import Local
 from harness.launch.pool import GpuPool
@@ -281,7 +282,11 @@ def check_problems(config: Config) -> None:
 
 
 def check_engines(matrix: Sequence[Cell]) -> None:
-    """Refuse cells whose engine cannot sample on this machine."""
+    """Refuse cells whose trainer or engine cannot run on this machine."""
+    one_of_each_backend = {cell.config.train.backend: cell.config for cell in matrix}
+    for config in one_of_each_backend.values():
+        if reason := backend_obstacle(config):
+            raise UserError(reason)
     one_of_each_model = {cell.model: cell for cell in matrix}
     for name, cell in one_of_each_model.items():
         if cell.settled.rollout.engine == "vllm":

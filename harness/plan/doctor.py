@@ -206,6 +206,15 @@ def find_sets(prepared: Mapping[str, bool]) -> MachineFinding:
     return MachineFinding("data sets", MISSING, text, "entrobench data prepare; countdown needs none")
 
 
+def find_trl() -> MachineFinding:
+    try:
+        version = metadata.version("trl")
+    except metadata.PackageNotFoundError:
+        remedy = "pip install 'entrobench[trl]'; only train.backend=trl needs it"
+        return MachineFinding("trainer trl", MISSING, "trl is not installed", remedy)
+    return MachineFinding("trainer trl", OK, f"trl {version} is installed")
+
+
 def find_folder(what: str, folder: Path, remedy: str) -> MachineFinding:
     """Return whether files can be made in a folder, or in the nearest existing one above it."""
     existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
@@ -230,6 +239,7 @@ def findings(config: Config, *, thorough: bool) -> Iterator[MachineFinding]:
         trials = threads.map(look, TRIALS)  # they start now and run in parallel with the quick checks
         yield find_python(platform.python_version())
         yield from find_hardware(machine)
+        yield find_trl()
         yield find_sets({name: cache.find_card(name) is not None for name in sets.SETS})
         yield find_folder("cache", files.default_cache(), "set ENTROBENCH_CACHE to a folder that can")
         yield find_folder("results", Path(config.results), "choose another results=")

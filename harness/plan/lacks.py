@@ -13,6 +13,7 @@ import tasks
 from harness.base.shape import ARCHITECTURES
 from harness.config import Config
 from harness.data import cache, sets
+from harness.doors import backend_obstacle
 from harness.matrix import Cell
 from harness.plan import cost
 from harness.plan.cost import Footprint, Needs
@@ -42,6 +43,7 @@ class Obstacles:
     def sentences(self) -> Iterator[str]:
         yield from self.no_device()
         yield from self.no_vllm()
+        yield from self.no_trainer()
         yield from self.too_large()
         yield from self.cache_too_small()
         yield from self.no_main_memory()
@@ -76,6 +78,10 @@ class Obstacles:
                 if reason:
                     reasons[reason] = None
         yield from reasons
+
+    def no_trainer(self) -> Iterator[str]:
+        if reason := backend_obstacle(self.config):
+            yield reason
 
     def too_large(self) -> Iterator[str]:
         """On a CPU the ranks of a cell share the memory of the machine; each GPU has its own."""

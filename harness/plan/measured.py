@@ -23,7 +23,7 @@ from harness.matrix import Cell
 
 # The settings on which the time of a cell depends.
 SIZE = {
-    "train": ("steps", "prompts", "group", "updates", "epochs", "filter", "resample", "dtype"),
+    "train": ("steps", "prompts", "group", "updates", "epochs", "filter", "resample", "dtype", "backend"),
     "rollout": ("engine", "max_new_tokens", "max_prompt_tokens", "lag"),
     "eval": ("tasks", "split", "problems", "samples", "every", "by_task"),
     "hardware": ("device", "nodes", "ranks", "threads", "share", "micro_tokens", "recompute", "offload"),

@@ -7,7 +7,7 @@ import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from harness.base.errors import UserError
 from harness.cells.log import MetricsLog
@@ -15,10 +15,7 @@ from harness.cells.provenance import Made, processor
 from harness.cells.spec import CellSpec
 from harness.rollout import digests, models
 
-if TYPE_CHECKING:
-    from harness.trainer import Trainer
-
-CLOCK = "time/"  # metrics that differ from run to run
+CLOCK = ("time/", "trl/step_time")  # metrics that differ from run to run
 
 
 def obstacle(folder: Path, spec: CellSpec) -> str | None:
@@ -74,14 +71,17 @@ def trained_lines(spec: CellSpec, folder: Path, steps: int) -> list[dict[str, An
     """Train the first steps of a cell in a folder, and return the lines of its log."""
     import transformers
 
+    from harness.cell import trainer_of
+    from harness.cells.checkpoint_seal import FOLDER
+    from harness.train.checkpoint import Checkpoints
     from harness.train.parts import build_parts
-    from harness.trainer import Trainer
     from harness.verify.pool import VerifierPool
 
     transformers.utils.logging.disable_progress_bar()
     spec.write(folder)
     with VerifierPool.of(spec.config.verify) as verifier:
-        trainer: Trainer = Trainer(build_parts(spec, verifier, say=ignore_message), folder)
+        parts = build_parts(spec, verifier, say=ignore_message)
+        trainer = trainer_of(spec, parts, folder, Checkpoints(folder / FOLDER, spec.id))
         trainer.run(lambda step: None, lambda: trainer.done_steps >= steps)
     return MetricsLog(folder).read()
 

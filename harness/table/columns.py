@@ -181,7 +181,7 @@ def table_lines(
     for column in chosen:
         lines[0].append(column.header.format(**names))
     for row in rows:
-        line = [method_text(row.method, row.mixed)]
+        line = [method_text(row.method, row.mixed, row.trainer)]
         for key in further:
             line.append(row.setting.get(key, ""))
         for axis in varied:
@@ -200,9 +200,14 @@ def short_text(column: TableColumn, row: LeaderboardRow) -> str:
     return column.text(row)
 
 
-def method_text(method: str, mixed: Sequence[str]) -> str:
+def method_text(method: str, mixed: Sequence[str], trainer: str | None = None) -> str:
     """Return the name of a method as a table shows it."""
-    return f"{method} {MIXED}" if mixed else method
+    parts = [method]
+    if trainer:
+        parts.append(f"(trained by {trainer})")
+    if mixed:
+        parts.append(MIXED)
+    return " ".join(parts)
 
 
 def header_names(rows: Sequence[LeaderboardRow], headline: str) -> dict[str, str]:

@@ -23,6 +23,7 @@
 | harness, base_model | the hash of the harness, the digest of the base model |
 | ruleset | published or tuned: how the options of methods were chosen |
 | checked | of a pack: reported, judged again or replayed |
+| trainer | `trl`, if `train.backend` is not our own |
 
 A missing number is NaN, a missing text is empty. Of a cell that is not done, only its key, its state and `made_of` are
 known.
@@ -59,7 +60,8 @@ import numpy as np
 from harness.base.errors import UserError
 from harness.cells.outcome import right_distinct
 from harness.cells.provenance import BASE_MODEL_TAG, HARNESS_TAG, by_another_source, sources_in
-from harness.config import PUBLISHED, setting_label
+from harness.config import OWN, PUBLISHED, setting_label
+from harness.matrix import BACKEND_AXIS
 from harness.rollout.digests import SHOWN
 from harness.statistics import Floats, pass_at_k
 from harness.table.verified import CHECKED_TAG
@@ -83,7 +85,7 @@ KEYS = ("method", "task", "model", "setting", "seed", "evaluated", "cell", "mome
 EVALUATION_MEASURES = ("length", "distinct", "distinct_answers", "after_answer")
 CELL_MEASURES = ("dropped", "hours", "tokens")
 NUMBERS = ("entropy_first", "entropy_last", *EVALUATION_MEASURES, *CELL_MEASURES, "collapsed")
-TEXTS = ("device", "version", "harness", "base_model", "ruleset", "checked")
+TEXTS = ("device", "version", "harness", "base_model", "ruleset", "checked", "trainer")
 COLUMNS = (*KEYS, *NUMBERS, "flags", *TEXTS)
 
 Axes = tuple[str, str, str, tuple[tuple[str, str], ...]]  # the values of TABLE
@@ -207,6 +209,7 @@ def key_columns(expected: Expected) -> dict[str, Any]:
         "moment": AFTER,
         "made_of": expected.made_of or "",
         "ruleset": expected.params.get("ruleset", PUBLISHED),
+        "trainer": expected.params.get(BACKEND_AXIS, OWN).removeprefix(OWN),
     }
 
 

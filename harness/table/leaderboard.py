@@ -94,6 +94,7 @@ class LeaderboardRow:
     collapsed_share: float | None = None  # of the seeds, by the definition in `endings`
     exploded_share: float | None = None
     checked: str | None = None  # of a row of a pack: reported, judged again or replayed
+    trainer: str | None = None  # of its cells (train.backend), if that is not our own
 
     @property
     def where(self) -> str:
@@ -195,6 +196,7 @@ def row_of(frames: Frames, cells: DataFrame, baseline_cells: DataFrame, baseline
         collapsed_share=collapsed_share,
         exploded_share=exploded_share,
         checked=mark_of_row(done["checked"]),
+        trainer=first["trainer"] or None,
         **measures(frames, done),
     )
 

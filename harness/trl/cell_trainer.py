@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset
+from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PrinterCallback, TrainerCallback
 from transformers.trainer import TRAINING_ARGS_NAME
@@ -24,12 +25,13 @@ from harness.base.errors import CellFailure
 from harness.batch import Rollout, TokenBatch
 from harness.portable import PortableMethod, PortableSignal
 from harness.rollout.rendering import render_prompt
+from harness.tokens import dynamics
 from harness.tokens.metrics import Stopwatch
 from harness.train.collect import Answered, Collected, Collector, answered_group
 from harness.train.parts import Parts
 from harness.train.record import Updates, record_of_step
 from harness.trl.settings import grpo_arguments, updates_of_step
-from harness.trl.trainer import EntrobenchTrainer, Scored
+from harness.trl.trainer import EntrobenchTrainer, Scored, gathered
 from harness.verify.background import judge_rollouts
 
 # Entries of TRL's logs that a record has under the harness's names, or that have no meaning there.
@@ -81,6 +83,8 @@ class RecordedTrainer(EntrobenchTrainer):
             method=method,
         )
         self.remove_callback(PrinterCallback)
+        if self.config.dynamics.every:
+            self._more_needs = frozenset({"sum_p2"})
 
     def _send_telemetry(self) -> None:
         """Report nothing to anybody."""
@@ -156,6 +160,7 @@ class RecordedTrainer(EntrobenchTrainer):
     def begin_step(self) -> None:
         self.watch, self.began = Stopwatch(self.parts.heartbeat), time.perf_counter()
         self.updates = Updates()
+        self.rows: list[list[Tensor]] = [[]]  # of the parts of each update
         self.logged: dict[str, list[float]] = defaultdict(list)  # by TRL
         self.signal: PortableSignal | None = None
 
@@ -168,10 +173,12 @@ class RecordedTrainer(EntrobenchTrainer):
         fixed, batch, layout = signal.part(part["rows"])
         current = self.method.current(layout, now.logp, part["mask"], now.entropy, fixed)
         self.updates.add_part(self.method.composed, current, fixed, batch)
+        self.rows[-1].append(part["rows"])
 
     def add_update(self, logs: Mapping[str, Any]) -> None:
         """Add TRL's log of an update; after the last one of a step, hand over the record of the step."""
         self.updates.add_update(logs["loss"], logs["grad_norm"])
+        self.rows.append([])
         if not math.isfinite(logs["grad_norm"]):
             raise CellFailure(f"the gradient of the policy is not finite (its norm is {logs['grad_norm']})")
         for key, value in logs.items():
@@ -205,12 +212,38 @@ class RecordedTrainer(EntrobenchTrainer):
             record |= {f"state/{name}/{key}": value for key, value in state.items()}
         for key, values in self.logged.items():
             record[key] = float(np.mean(values))
+        record |= self.dynamics_of(self.signal)
         seconds = self.watch.seconds
         seconds["time/update_s"] = time.perf_counter() - self.began - sum(seconds.values())
         return record | seconds
 
+    def dynamics_of(self, signal: PortableSignal) -> dict[str, float]:
+        """Return the predicted change of entropy, and on some steps the measured one, which takes a forward pass."""
+        every = self.config.dynamics.every
+        if not every:
+            return {}
+        with self.watch.phase("dynamics"):
+            minibatches = []
+            for parts in self.rows[: self.config.train.updates]:  # each is in every epoch
+                _, minibatch, _ = signal.part(torch.cat(parts))
+                minibatches.append(minibatch)
+            done_steps = self.state.global_step // updates_of_step(self.config)
+            after_T = self.entropy_now() if done_steps % every == 0 else None
+            temperature = self.config.rollout.temperature
+            return dynamics.of_step(self.method.composed, signal.fixed, signal.batch, minibatches, after_T, temperature)
 
-class StepCallback(TrainerCallback):  # type: ignore[misc]
+    @torch.no_grad()
+    def entropy_now(self) -> Tensor:
+        """Return the present entropy of the tokens of the step, in the order of its responses."""
+        scored = []
+        for part in self._buffered_inputs:
+            now = self._score_inputs(self.model, part)
+            scored.append({**part, "entropy": now.entropy})
+        columns, mask, _ = gathered(scored, {"entropy": "entropy"})
+        return columns["entropy"][mask]
+
+
+class StepCallback(TrainerCallback):
     """Tells a RecordedTrainer of the logs of its updates."""
 
     def __init__(self, trainer: RecordedTrainer) -> None:

@@ -178,6 +178,7 @@ class EntrobenchTrainer(GRPOTrainer):
         self._before: Scored | None = None
         self._keeps_next = False  # whether the next scores are of the policy before the update
         self._rewards_per_function: Tensor | None = None
+        self._more_needs: frozenset[str] = frozenset()  # statistics beyond those that the method reads
         super().__init__(model, reward_funcs, args, *more, **named)
         sizes = [("num_generations", self.num_generations)]
         if self.eval_dataset is not None:
@@ -202,7 +203,7 @@ class EntrobenchTrainer(GRPOTrainer):
     def _score(
         self, model: Any, *inputs: Any, before: bool = False, with_gradient: bool = False, **named: Any
     ) -> Scored:
-        needs = self.method.composed.needs
+        needs = self.method.composed.needs | self._more_needs
         head = StatisticsHead(
             entropy_grad=with_gradient and "entropy_grad" in needs,
             sum_p2=before and "sum_p2" in needs,
