@@ -61,7 +61,6 @@ class RecordedTrainer(EntrobenchTrainer):
         self.config = parts.config
         self.generated = 0  # tokens, in all steps so far
         self.answered: list[Answered] = []  # of the step at hand
-        self.begin_step()
         rows: list[dict[str, Any]] = []
         longest = 0
         for step in range(1, self.config.train.steps + 1):
@@ -163,6 +162,7 @@ class RecordedTrainer(EntrobenchTrainer):
         self.rows: list[list[Tensor]] = [[]]  # of the parts of each update
         self.logged: dict[str, list[float]] = defaultdict(list)  # by TRL
         self.signal: PortableSignal | None = None
+        self.memory = self.method.state()  # of the controls, which observe the step before its last update
 
     def _log_signal(self, signal: PortableSignal, mode: str) -> None:
         super()._log_signal(signal, mode)
@@ -230,7 +230,13 @@ class RecordedTrainer(EntrobenchTrainer):
             done_steps = self.state.global_step // updates_of_step(self.config)
             after_T = self.entropy_now() if done_steps % every == 0 else None
             temperature = self.config.rollout.temperature
-            return dynamics.of_step(self.method.composed, signal.fixed, signal.batch, minibatches, after_T, temperature)
+            observed = self.method.state()
+            self.method.load_state(self.memory)
+            record = dynamics.of_step(
+                self.method.composed, signal.fixed, signal.batch, minibatches, after_T, temperature
+            )
+            self.method.load_state(observed)
+            return record
 
     @torch.no_grad()
     def entropy_now(self) -> Tensor:
