@@ -160,7 +160,7 @@ def test_the_field_is_every_method_there_is() -> None:
         ("train.steps=[1]", ["train.steps is [1]; it must be a whole number"]),
         ("train=[1]", ["train is [1]; it must be a mapping of keys"]),
         (f"train.steps={'x' * 999}", ["train.steps is 'xxx", "xxx'; it must be a whole number"]),
-        (f"train.{'x' * 999}=1", ["unknown key train.xxx", "allowed: betas"]),
+        (f"train.{'x' * 999}=1", ["unknown key train.xxx", "allowed: backend"]),
         (f"methods=[{'x' * 999}", ["the override 'methods=[xxx", "cannot be read"]),
         ("seeds.0=1", ["'seeds.0' is not a key", "a list as a whole, such as seeds=[0,1]"]),
         ("seeds={0:1}", ["seeds is {'0:1': None}; it must be a list"]),

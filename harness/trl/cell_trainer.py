@@ -75,13 +75,16 @@ class RecordedTrainer(EntrobenchTrainer):
         super().__init__(
             module,
             self.judge,
-            GRPOConfig(output_dir=str(place), **arguments),
+            GRPOConfig(output_dir=str(place), beta=method.composed.objective.kl_coef, **arguments),
             train_dataset=Dataset.from_list(rows),
             processing_class=copy.deepcopy(parts.tokenizer),  # TRL gives it a padding token
             callbacks=[StepCallback(self)],
             method=method,
         )
         self.remove_callback(PrinterCallback)
+        # A response ends as in evaluation and in other cells. TRL adds the tokens of the model's generation_config.
+        self.eos_token_ids = [parts.tokenizer.eos_token_id]
+        self.generation_config.eos_token_id = self.generation_kwargs["eos_token_id"] = self.eos_token_ids
         if self.config.dynamics.every:
             self._more_needs = frozenset({"sum_p2"})
 

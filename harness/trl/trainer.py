@@ -178,7 +178,7 @@ class EntrobenchTrainer(GRPOTrainer):
         self._before: Scored | None = None
         self._keeps_next = False  # whether the next scores are of the policy before the update
         self._rewards_per_function: Tensor | None = None
-        self._more_needs: frozenset[str] = frozenset()  # statistics beyond those that the method reads
+        self._more_needs: frozenset[str] = frozenset()  # statistics that the method does not read
         super().__init__(model, reward_funcs, args, *more, **named)
         sizes = [("num_generations", self.num_generations)]
         if self.eval_dataset is not None:
