@@ -23,7 +23,7 @@ import baselines
 from harness.base.errors import UserError
 from harness.batch import TokenBatch, TokenStats
 from harness.composition import Method
-from harness.config import Config
+from harness.config import OWN, Config
 from harness.matrix import Cell
 from harness.terminal import layout
 from harness.terminal.layout import Column
@@ -43,7 +43,10 @@ def build_trainer(config: Config, method: str, folder: str, verifier: VerifierPo
     """Return the trainer of a cell of the first task, model and seed, without printing anything."""
     disable_progress_bar()
     set_verbosity_error()
-    planned = Cell.of(config, method, config.tasks[0], config.models[0], config.seeds[0])
+    ours = dataclasses.replace(
+        config, train=dataclasses.replace(config.train, backend=OWN)
+    )  # whose parts are looked at
+    planned = Cell.of(ours, method, config.tasks[0], config.models[0], config.seeds[0])
     trainer = Trainer(parts.build_parts(planned.spec, verifier, say=lambda _: None), Path(folder))
     trainer.engine.load(trainer.policy.module)
     return trainer
