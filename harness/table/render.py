@@ -180,6 +180,7 @@ def row_notes(rows: Sequence[LeaderboardRow]) -> list[str]:
                 f"{row_place(row)}: the entropy of {collapse_text(row)} fell so low that training ended there."
             )
     texts += ruleset_notes(rows)
+    texts += trainer_notes(rows)
     if near_bound:
         texts.append(doubt_near_bound(rows[0].baseline))
     if has_base_model:
@@ -201,6 +202,12 @@ RULESETS = {
     PUBLISHED: "methods have their published constants, and the options that the configuration names",
     TUNED: "options were chosen by one rule, from as many candidates of each method, on validation problems",
 }
+
+
+def trainer_notes(rows: Sequence[LeaderboardRow]) -> list[str]:
+    """Return a sentence on each trainer of cells that is not our own."""
+    trainers = dict.fromkeys(row.trainer for row in rows if row.trainer)
+    return [f"Trained by {name}: with train.backend={name}, not by entrobench's own trainer." for name in trainers]
 
 
 def ruleset_notes(rows: Sequence[LeaderboardRow]) -> list[str]:

@@ -289,7 +289,7 @@ def test_a_matrix_by_trl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     small = [*SMALL, "train.backend=trl", "results=results"]
     place = Commands(tmp_path, monkeypatch, capsys)
     table = place.entrobench("run", "smoke", *small)
-    for row in ("base model", "grpo (trained by trl)", "clip_b (trained by trl)"):
+    for row in ("base model", "grpo (trained by trl)", "clip_b (trained by trl)", "with train.backend=trl"):
         assert row in table
     settings = config.load_config("smoke", small)
     for cell in matrix.cells(settings):
