@@ -43,10 +43,10 @@ def build_trainer(config: Config, method: str, folder: str, verifier: VerifierPo
     """Return the trainer of a cell of the first task, model and seed, without printing anything."""
     disable_progress_bar()
     set_verbosity_error()
-    ours = dataclasses.replace(
-        config, train=dataclasses.replace(config.train, backend=OWN)
-    )  # whose parts are looked at
-    planned = Cell.of(ours, method, config.tasks[0], config.models[0], config.seeds[0])
+    train = dataclasses.replace(config.train, backend=OWN)  # whichever trains the matrix
+    planned = Cell.of(
+        dataclasses.replace(config, train=train), method, config.tasks[0], config.models[0], config.seeds[0]
+    )
     trainer = Trainer(parts.build_parts(planned.spec, verifier, say=lambda _: None), Path(folder))
     trainer.engine.load(trainer.policy.module)
     return trainer
