@@ -29,6 +29,9 @@ from harness.cells.state import State
 from harness.matrix import Cell
 from harness.pack.protocol import protocol_of
 from harness.plan import doctor
+from harness.table.board import expected_cell
+from harness.table.columns import method_text
+from harness.table.frames import key_columns
 from harness.tracking.sync import params_of
 from harness.train import parts
 from harness.train.checkpoint import Checkpoints
@@ -78,6 +81,13 @@ def test_the_trainer_may_be_an_axis() -> None:
     assert cells[0].id == planned("smoke")[0].id
     assert cells[1].id == planned("smoke", "train.backend=trl")[0].id
     assert [params_of(cell.spec)["train.backend"] for cell in cells] == ["own", "trl"]
+
+
+def test_tables_name_the_trainer_unless_it_is_our_own() -> None:
+    for overrides, trainer, name in (([], "", "grpo"), (["train.backend=trl"], "trl", "grpo (trained by trl)")):
+        columns = key_columns(expected_cell(planned("smoke", *overrides)[0]))
+        assert columns["trainer"] == trainer
+        assert method_text(columns["method"], [], columns["trainer"]) == name
 
 
 def test_the_engine_is_the_one_that_evaluates() -> None:
