@@ -210,6 +210,7 @@ def test_the_records_on_the_same_responses_are_those_of_our_trainer(
 ) -> None:
     """With one update in a pass: TRL draws the responses of several mini-batches in an order of its own."""
     settings = ["train.updates=1", "train.epochs=2", "train.warmup_steps=3", "dynamics.every=2"]
+    settings += ["hardware.micro_tokens=600"]  # so that an update has four micro-batches
     ours = trainers.build(tmp_path / "ours", method, *settings)
     sampled: list[list[list[Rollout]]] = []
     collect = ours.collector.collect
