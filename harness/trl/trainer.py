@@ -1,4 +1,4 @@
-"""GRPOTrainer with any method of the registry in the place of `loss_type`; users import it from entrobench.trl.
+"""GRPOTrainer with any method of the registry in place of `loss_type`; users import it from entrobench.trl.
 
 Sampling, rewards, optimizer, checkpoints and logs are TRL's. After each generation the statistics of the policy before
 the update are gathered from all processes, and every process computes the method's signal on the whole rollout batch
