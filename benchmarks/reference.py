@@ -28,10 +28,17 @@ REPOSITORY = Path(__file__).parent.parent
 REFERENCE = REPOSITORY / "results/reference"
 CURVES = REFERENCE / "demo/curves.csv"
 PICTURE = REFERENCE / "demo/curves.svg"
-PAGES = tuple(
-    REPOSITORY / page
-    for page in ("README.md", "docs/evidence/demo.md", "docs/evidence/coloring.md", "docs/evidence/field.md")
+STUDIES = ("objective-or-entropy", "strength", "sign")  # those that were run
+PAGE_NAMES = (
+    "README.md",
+    "docs/evidence/demo.md",
+    "docs/evidence/coloring.md",
+    "docs/evidence/field.md",
+    "docs/studies/objective-or-entropy.md",
+    "docs/studies/strength.md",
+    "docs/studies/sign.md",
 )
+PAGES = tuple(REPOSITORY / name for name in PAGE_NAMES)
 
 PASS_AT_16 = "eval/countdown/pass@16"
 ENTROPY = "entropy/mean"
@@ -91,7 +98,8 @@ def as_markdown(table: DataFrame) -> str:
 def tables() -> dict[str, str]:
     """Return each table of the pages by its name."""
     demo = reference_table("demo")
-    return {
+    studies = {name: as_markdown(reference_table(name)[FULL]) for name in STUDIES}
+    return studies | {
         "demo-short": as_markdown(demo.loc[SHOWN_FIRST, SHORT]),
         "demo": as_markdown(demo[FULL]),
         "demo-avx2": as_markdown(reference_table("demo-avx2")[FULL]),
