@@ -189,6 +189,26 @@ def test_the_tuned_methods_are_the_choice_of_entrobench_tune() -> None:
     assert sum(map(len, candidates.values())) == 42
 
 
+def test_objectives_and_controls_are_on_the_front() -> None:
+    scores: dict[str, dict[str, Any]] = {}
+    for row in read_reference("objective-or-entropy/compare.json"):
+        if row["method"] != "base model":
+            scores.setdefault(row["method"], {})[row["score"]] = row
+    means = {method: [each[score]["mean"]["mean"] for score in ("Avg@K", "Pass@16")] for method, each in scores.items()}
+
+    def is_beaten(method: str) -> bool:
+        avg, pass_at_16 = means[method]
+        return any(
+            other != [avg, pass_at_16] and other[0] >= avg and other[1] >= pass_at_16 for other in means.values()
+        )
+
+    front = {method for method in scores if not is_beaten(method)}
+    assert front == {"grpo", "rs_grpo", "clip_b(share=0.02)", "clip_v(share=0.02)", "maxrl", "pkpo"}
+    significant = [method for method, each in scores.items() if (each["Pass@16"]["p_holm"] or 1) < 0.05]
+    assert significant == ["clip_b(share=0.02)"]
+    assert all(scores[method]["Avg@K"]["difference"]["high"] < 0 for method in front - {"grpo"})
+
+
 def test_the_strengths_of_the_demo_follow_from_the_tuning() -> None:
     """By the rule of `entrobench tune`, from the candidates in the table of the round that chose them."""
     demo = config.load_config("demo")
