@@ -28,13 +28,14 @@ REPOSITORY = Path(__file__).parent.parent
 REFERENCE = REPOSITORY / "results/reference"
 CURVES = REFERENCE / "demo/curves.csv"
 PICTURE = REFERENCE / "demo/curves.svg"
-STUDIES = ("objective-or-entropy",)  # with results
+STUDIES = ("objective-or-entropy", "strength")  # with results
 PAGE_NAMES = (
     "README.md",
     "docs/evidence/demo.md",
     "docs/evidence/coloring.md",
     "docs/evidence/field.md",
     "docs/studies/objective-or-entropy.md",
+    "docs/studies/strength.md",
 )
 PAGES = tuple(REPOSITORY / name for name in PAGE_NAMES)
 

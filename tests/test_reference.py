@@ -189,6 +189,20 @@ def test_the_tuned_methods_are_the_choice_of_entrobench_tune() -> None:
     assert sum(map(len, candidates.values())) == 42
 
 
+def test_the_price_of_dropping_more_tokens() -> None:
+    rows = read_reference("strength/compare.json")
+    avg, pass_at_16 = ({row["method"]: row for row in rows if row["score"] == score} for score in ("Avg@K", "Pass@16"))
+    tested = [row["p_holm"] for row in pass_at_16.values() if row["p_holm"] is not None]
+    assert len(tested) == 10
+    assert 0.05 < min(tested) == pass_at_16["clip_v(share=0.03)"]["p_holm"] < 0.085
+    for clip in ("clip_b", "clip_v"):
+        of_shares = [f"{clip}(share={share})" for share in ("0.001", "0.003", "0.01", "0.03", "0.1")]
+        gains = [pass_at_16[method]["difference"]["mean"] for method in of_shares]
+        assert gains[:4] == sorted(gains[:4])
+        assert gains[4] < gains[3]
+        assert [avg[method]["difference"]["high"] < 0 for method in of_shares] == [False] * 3 + [True] * 2
+
+
 def test_objectives_and_controls_are_on_the_front() -> None:
     scores: dict[str, dict[str, Any]] = {}
     for row in read_reference("objective-or-entropy/compare.json"):
