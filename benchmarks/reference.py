@@ -28,7 +28,7 @@ REPOSITORY = Path(__file__).parent.parent
 REFERENCE = REPOSITORY / "results/reference"
 CURVES = REFERENCE / "demo/curves.csv"
 PICTURE = REFERENCE / "demo/curves.svg"
-STUDIES = ("objective-or-entropy", "strength")  # with results
+STUDIES = ("objective-or-entropy", "strength", "sign")  # with results
 PAGE_NAMES = (
     "README.md",
     "docs/evidence/demo.md",
@@ -36,6 +36,7 @@ PAGE_NAMES = (
     "docs/evidence/field.md",
     "docs/studies/objective-or-entropy.md",
     "docs/studies/strength.md",
+    "docs/studies/sign.md",
 )
 PAGES = tuple(REPOSITORY / name for name in PAGE_NAMES)
 
