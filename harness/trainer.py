@@ -23,11 +23,11 @@ from harness.tokens import dynamics, metrics
 from harness.tokens.correction import correct
 from harness.tokens.metrics import Stopwatch
 from harness.train import invariants
-from harness.train.cell_evaluation import CellEvaluator
+from harness.train.cell_evaluation import CellEvaluator, evaluation_due
 from harness.train.checkpoint import Checkpoints
 from harness.train.collect import Collected, Collector
 from harness.train.parts import Parts
-from harness.train.policy import Critic, Policy, context_of
+from harness.train.policy import Critic, Policy
 from harness.train.record import Updates, mean_loss, record_of_step
 
 
@@ -217,26 +217,11 @@ class Trainer:
     # Evaluation, samples, checkpoints
 
     def evaluation_due(self, step: int) -> bool:
-        every = self.config.eval.every
-        return step in (0, self.last_step) or (every > 0 and step % every == 0)
+        return evaluation_due(self.config, step, self.last_step)
 
     def evaluate(self, step: int) -> dict[str, float]:
         """Evaluate on all evaluation tasks; rank 0 computes the scores, and each rank samples and judges its share."""
-        context = None if self.config.eval.beyond_context else context_of(self.policy.module.config)
-        parts = self.parts
-        evaluator = CellEvaluator(
-            self.folder,
-            self.config,
-            parts.seed,
-            parts.task.name,
-            parts.evaluation_tasks,
-            self.engine,
-            parts.tokenizer,
-            parts.verifier,
-            parts.chat,
-            context,
-        )
-        return evaluator.evaluate(step)
+        return CellEvaluator.of_parts(self.parts, self.folder, self.engine).evaluate(step)
 
     def learners(self) -> dict[str, Policy | Critic]:
         return {"policy": self.policy} | ({"critic": self.critic} if self.critic else {})

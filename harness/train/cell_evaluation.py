@@ -16,10 +16,19 @@ from harness.dist import ranks
 from harness.rollout.protocol import Engine
 from harness.rollout.rendering import Chat
 from harness.train.evaluate import Sampler, evaluate_task
+from harness.train.policy import context_of
 from tasks import Task, Verifier
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from harness.train.parts import Parts
+
+
+def evaluation_due(config: Config, step: int, last_step: int) -> bool:
+    """True if a cell is evaluated after this step."""
+    every = config.eval.every
+    return step in (0, last_step) or (every > 0 and step % every == 0)
 
 
 @dataclass(frozen=True)
@@ -36,6 +45,22 @@ class CellEvaluator:
     verifier: Verifier
     chat: Chat
     context: int | None  # tokens of a prompt with its response, at most
+
+    @classmethod
+    def of_parts(cls, parts: Parts, folder: Path, engine: Engine) -> CellEvaluator:
+        """Return the evaluator of a cell that is being trained."""
+        return cls(
+            folder,
+            parts.config,
+            parts.seed,
+            parts.task.name,
+            parts.evaluation_tasks,
+            engine,
+            parts.tokenizer,
+            parts.verifier,
+            parts.chat,
+            None if parts.config.eval.beyond_context else context_of(parts.policy.module.config),
+        )
 
     def evaluate(self, step: int) -> dict[str, float]:
         """Evaluate on all evaluation tasks; rank 0 computes the scores, and each rank samples and judges its share."""

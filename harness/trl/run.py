@@ -12,10 +12,9 @@ from harness.cells.log import MetricsLog, collapse
 from harness.portable import PortableMethod
 from harness.rollout import proof
 from harness.tokens.metrics import Stopwatch
-from harness.train.cell_evaluation import CellEvaluator
+from harness.train.cell_evaluation import CellEvaluator, evaluation_due
 from harness.train.checkpoint import Checkpoints
 from harness.train.parts import Parts
-from harness.train.policy import context_of
 from harness.trl.cell_trainer import RecordedTrainer
 from harness.trl.settings import updates_of_step
 
@@ -89,8 +88,7 @@ class TrlTraining:
 
     def evaluated(self, step: int, record: dict[str, float], watch: Stopwatch) -> None:
         """Append a step to the log, with its evaluation if that is due."""
-        every = self.config.eval.every
-        if step in (0, self.last_step) or (every > 0 and step % every == 0):
+        if evaluation_due(self.config, step, self.last_step):
             with watch.phase("evaluate"):
                 record |= self.evaluate(step)
         self.log.append(step, time.time(), record | watch.seconds)
@@ -102,18 +100,6 @@ class TrlTraining:
         parts.engine.load(module)
         seed = seeds.derive("proof", parts.seed, step)
         proof.check_engine_weights(parts.engine, module, self.policy.dtype, seed)
-        evaluator = CellEvaluator(
-            self.folder,
-            self.config,
-            parts.seed,
-            parts.task.name,
-            parts.evaluation_tasks,
-            parts.engine,
-            parts.tokenizer,
-            parts.verifier,
-            parts.chat,
-            None if self.config.eval.beyond_context else context_of(module.config),
-        )
-        record = evaluator.evaluate(step)
+        record = CellEvaluator.of_parts(parts, self.folder, parts.engine).evaluate(step)
         parts.engine.rest()
         return record
