@@ -25,7 +25,7 @@ from harness.base.errors import CellFailure, UserError
 from harness.base.processes import python_command, wait_for_all
 from harness.cells import attempts, checksums, evaluation_files, lease, provenance
 from harness.cells.checkpoint_seal import FOLDER as CHECKPOINTS
-from harness.cells.log import MetricsLog, collapse
+from harness.cells.log import MetricsLog, collapse, last_step
 from harness.cells.provenance import Made
 from harness.cells.source_digest import SourceDigests, harness_digest
 from harness.cells.spec import CellSpec
@@ -283,23 +283,20 @@ def finish(trainer: Trainer | TrlTraining, folder: Path, status: StatusWriter) -
     if ranks.own_rank() == 0:
         check_complete(trainer)
         checksums.write_checksums(folder)  # before the state, so that every cell that is done has checksums
-        status.note(state="done", collapsed=trainer.collapsed)
+        below = trainer.parts.config.stop.entropy_below
+        status.note(state="done", collapsed=collapse(MetricsLog(folder).read(), below))
 
 
 def check_complete(trainer: Trainer | TrlTraining) -> None:
-    """Raise CellFailure if a cell lacks a step, or an answer of its last evaluation.
-
-    The last step is the first one with an entropy below stop.entropy_below, or else train.steps.
-    """
+    """Raise CellFailure if a cell lacks a step, or an answer of its last evaluation."""
     config, lines = trainer.parts.config, MetricsLog(trainer.folder).read()
-    collapsed = collapse(lines, config.stop.entropy_below)
-    last_step = config.train.steps if collapsed is None else collapsed
+    last = last_step(lines, config)
     steps = [line["step"] for line in lines]
-    if steps != list(range(last_step + 1)):
-        raise CellFailure(f"metrics.jsonl holds {len(steps)} steps where {last_step + 1} were expected")
+    if steps != list(range(last + 1)):
+        raise CellFailure(f"metrics.jsonl holds {len(steps)} steps where {last + 1} were expected")
     for name in trainer.parts.evaluation_tasks:
         samples = config.eval.of(name).samples
-        result = evaluation_files.read_evaluation(evaluation_files.evaluation_path(trainer.folder, name, last_step))
+        result = evaluation_files.read_evaluation(evaluation_files.evaluation_path(trainer.folder, name, last))
         if not result["right"] or {len(row) for row in result["right"]} != {samples}:
             raise CellFailure(f"the last evaluation of {name} lacks samples")
 

@@ -203,6 +203,15 @@ class Stop:
 
     entropy_below: float | None = number(None, above=0)
     """A cell ends after the first step with a lower `entropy/mean`, and that step is its result; null: never."""
+    tokens: int | None = number(None, least=1)
+    """A cell ends after the first step with which it has sampled this many tokens in training; null: never."""
+
+    def plain(self) -> dict[str, Any]:
+        """Return the settings; a number of tokens only if there is one, so that ids from before it stay the same."""
+        settings = dataclasses.asdict(self)
+        if self.tokens is None:
+            del settings["tokens"]
+        return settings
 
 
 @dataclass
@@ -359,6 +368,12 @@ class Config:
     """Python modules that offer further methods and tasks."""
     results: str = "results"
     """Folder of all results."""
+
+    def plain(self) -> dict[str, Any]:
+        """Return the configuration as plain values, in the form of identities and stored records."""
+        settings = dataclasses.asdict(self)
+        settings["train"], settings["stop"] = self.train.plain(), self.stop.plain()
+        return settings
 
     @property
     def setting(self) -> dict[str, Any]:

@@ -119,7 +119,7 @@ class Settled:
             "train": config.train.plain(),
             "rollout": dataclasses.asdict(config.rollout),
             "eval": dataclasses.asdict(config.eval),
-            "stop": dataclasses.asdict(config.stop),
+            "stop": config.stop.plain(),
             "verify": {"limit_s": config.verify.limit_s},
         }
         if config.train.dtype == "float32":
@@ -133,9 +133,9 @@ class Settled:
     @cached_property
     def plain(self) -> dict[str, Any]:
         """The configuration as plain values without secrets, since many people may read the files of a cell."""
-        settings = dataclasses.asdict(self.config)
-        if BACKEND_AXIS not in self.config.axes:  # at which every cell has its value
-            settings["train"] = self.config.train.plain()
+        settings = self.config.plain()
+        if BACKEND_AXIS in self.config.axes:  # at which every cell has its value
+            settings["train"]["backend"] = self.config.train.backend
         if self.config.tracking.uri is not None:
             settings["tracking"]["uri"] = visible_address(self.config.tracking.uri)
         return settings

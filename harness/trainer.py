@@ -15,7 +15,7 @@ from harness.base import seeds
 from harness.base.errors import CellFailure
 from harness.batch import TokenBatch, TokenStats
 from harness.cells.checkpoint_seal import FOLDER as CHECKPOINTS
-from harness.cells.log import MetricsLog, collapse
+from harness.cells.log import MetricsLog, early_end
 from harness.composition import Signal
 from harness.dist import ranks
 from harness.rollout import proof
@@ -40,7 +40,7 @@ class Trainer:
         self.log = MetricsLog(folder)
         self.checkpoints = checkpoints or Checkpoints(folder / CHECKPOINTS, parts.cell)
         self.done_steps = -1  # -1: not even the evaluation before training is done
-        self.collapsed: int | None = None  # the step after which training ends early
+        self.early_end: int | None = None  # the step after which `stop` ends training
 
     def run(self, on_durable: Callable[[int], None], leaving: Callable[[], bool] = lambda: False) -> None:
         """Train from the last checkpoint to the end, or until rank 0 is asked to stop (`leaving`).
@@ -57,7 +57,7 @@ class Trainer:
             watch, self.parts.heartbeat.step = Stopwatch(self.parts.heartbeat), step
             record = self.train_step(step, watch) if step else dict(self.parts.pool.record)
             # Before the evaluation: this may make the step the last one, which is always evaluated.
-            self.collapsed = collapse([{"step": step, "metrics": record}], self.config.stop.entropy_below)
+            self.early_end = early_end([{"step": step, "metrics": record}], self.config.stop)
             with watch.phase("evaluate"):
                 record |= self.evaluate(step) if self.evaluation_due(step) else {}
             if ranks.own_rank() == 0:
@@ -79,7 +79,7 @@ class Trainer:
     @property
     def last_step(self) -> int:
         """The step at which training ends, as far as it is known."""
-        return self.config.train.steps if self.collapsed is None else self.collapsed
+        return self.config.train.steps if self.early_end is None else self.early_end
 
     def train_step(self, step: int, watch: Stopwatch) -> dict[str, float]:
         """Sample, judge, update, and hand the new weights to the engine; return the record of the step."""
@@ -245,8 +245,8 @@ class Trainer:
                 learner.load_state(checkpoint.of(who), partial(checkpoint.fill, who))
         if ranks.own_rank() == 0:
             self.log.truncate(self.done_steps)  # later steps are trained again, and logged again
-            self.collapsed = collapse(self.log.read(), self.config.stop.entropy_below)
-        self.collapsed = ranks.of_first(self.collapsed)
+            self.early_end = early_end(self.log.read(), self.config.stop)
+        self.early_end = ranks.of_first(self.early_end)
 
 
 def with_reference(current: TokenStats, old: TokenStats, part: TokenBatch) -> TokenStats:

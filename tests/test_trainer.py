@@ -325,7 +325,7 @@ def test_a_cell_whose_entropy_collapses_ends_after_that_step(tmp_path: Path) -> 
     stopped = build(tmp_path / "stopped", "grpo", stop)
     durable: list[int] = []
     stopped.run(durable.append)
-    assert stopped.collapsed == durable[-1] == end
+    assert stopped.early_end == durable[-1] == end
     found = records(tmp_path / "stopped")
     evaluation = {key: value for key, value in found[end].items() if key.startswith("eval/")}
     assert evaluation.keys() == {key for key in expected[4] if key.startswith("eval/")}
@@ -335,7 +335,7 @@ def test_a_cell_whose_entropy_collapses_ends_after_that_step(tmp_path: Path) -> 
     before = list(durable)
     resumed = build(tmp_path / "stopped", "grpo", stop)
     resumed.run(durable.append)
-    assert (resumed.collapsed, durable) == (end, [*before, end]), "it stays stopped"
+    assert (resumed.early_end, durable) == (end, [*before, end]), "it stays stopped"
     assert same(weights(resumed), weights(stopped))
     assert records(tmp_path / "stopped") == found
     cell.check_complete(resumed)
@@ -346,6 +346,23 @@ def test_a_cell_whose_entropy_collapses_ends_after_that_step(tmp_path: Path) -> 
     resumed.log.truncate(end - 1)
     with pytest.raises(CellFailure, match=f"{end} steps where 5"):
         cell.check_complete(resumed)
+
+
+@pytest.mark.slow
+def test_a_cell_ends_with_the_step_that_spends_its_tokens(tmp_path: Path) -> None:
+    whole = build(tmp_path / "whole", "grpo")
+    whole.run(lambda step: None)
+    expected = records(tmp_path / "whole")
+    totals = [line["tokens/generated_total"] for line in expected[1:]]
+    for tokens, end in ((totals[1], 2), (totals[1] + 1, 3), (totals[-1] + 1, 4)):  # at the bound, above it, never
+        folder = tmp_path / str(tokens)
+        stopped = build(folder, "grpo", f"stop.tokens={tokens:.0f}")
+        stopped.run(lambda step: None)
+        found = records(folder)
+        evaluation = {key: value for key, value in found[end].items() if key.startswith("eval/")}
+        assert found == [*expected[:end], expected[end] | evaluation]
+        assert evaluation.keys() == {key for key in expected[4] if key.startswith("eval/")}
+        cell.check_complete(stopped)
 
 
 def test_cells_of_a_matrix_have_their_own_folders(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 from harness.base import files, seal
 from harness.base.errors import Damaged
+from harness.config import Config
+from harness.config_sections import Stop
 
 FILE = "metrics.jsonl"
 NUMBERS = {int, float}
@@ -66,6 +68,23 @@ def collapse(lines: Iterable[Mapping[str, Any]], below: float | None) -> int | N
             step: int = line["step"]
             return step
     return None
+
+
+def early_end(lines: Iterable[Mapping[str, Any]], stop: Stop) -> int | None:
+    """Return the first step after which `stop` ends a cell; None without such a step."""
+    for line in lines:
+        step: int = line["step"]
+        if collapse([line], stop.entropy_below) is not None:
+            return step
+        if stop.tokens is not None and line["metrics"].get("tokens/generated_total", 0) >= stop.tokens:
+            return step
+    return None
+
+
+def last_step(lines: Iterable[Mapping[str, Any]], config: Config) -> int:
+    """Return the step at which the training of a cell ends, as far as its lines tell."""
+    end = early_end(lines, config.stop)
+    return config.train.steps if end is None else end
 
 
 def sealed_line(record: Mapping[str, Any]) -> str:

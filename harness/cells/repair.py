@@ -52,7 +52,8 @@ def mend(folder: Path, spec: CellSpec) -> None:
     keep_whole_lines(folder)
     # Damage to the model counts as that of the step after the last line (see `harms`).
     model_alone_is_damaged = all(step == len(lines) for step in damages.values())
-    only_model = done and ended(folder, spec, len(lines)) and model_alone_is_damaged
+    has_all_steps = len(lines) == log.last_step(lines, spec.config) + 1  # step 0 has a line too
+    only_model = done and has_all_steps and model_alone_is_damaged
     if only_model and not any(seals.is_whole_checkpoint(path, spec.id) for path in checkpoints(folder).values()):
         keep_numbers(folder, damage_text)
     elif usable:
@@ -65,13 +66,6 @@ def mend(folder: Path, spec: CellSpec) -> None:
         state.change(folder, state="failed", reason=damage_text)
         aside = attempts.set_aside(folder, attempt)
         say(folder, f"{damage_text}; training starts at step 0, and the earlier attempt is kept in {aside}")
-
-
-def ended(folder: Path, spec: CellSpec, lines: int) -> bool:
-    """Return whether metrics.jsonl has all steps of a cell, or all up to its collapse."""
-    collapsed = State.read(folder).collapsed
-    last_step = spec.config.train.steps if collapsed is None else collapsed
-    return lines == last_step + 1  # step 0 has a line too
 
 
 def restore(folder: Path, spec: CellSpec) -> None:

@@ -26,6 +26,7 @@ SIZE = {
     "train": ("steps", "prompts", "group", "updates", "epochs", "filter", "resample", "dtype", "backend"),
     "rollout": ("engine", "max_new_tokens", "max_prompt_tokens", "lag"),
     "eval": ("tasks", "split", "problems", "samples", "every", "by_task"),
+    "stop": ("tokens",),
     "hardware": ("device", "nodes", "ranks", "threads", "share", "micro_tokens", "recompute", "offload"),
 }
 OTHERS = 64  # earlier cells whose configurations are read, the newest first: a folder may hold thousands

@@ -11,7 +11,7 @@ import tasks
 from harness.base import files, identities
 from harness.base.errors import Damaged, UserError
 from harness.cells import checksums, evaluation_files
-from harness.cells.log import MetricsLog
+from harness.cells.log import MetricsLog, last_step
 from harness.cells.spec import CellSpec
 from harness.cells.state import State
 from harness.pack.archive import Pack
@@ -83,7 +83,7 @@ def audit_cell(folder: Path, pack: Pack, verifier: Verifier, library: TaskLibrar
             return audit
         for damage, _ in checksums.changed_records(folder):
             audit.findings.append(str(damage))
-        check_records(audit, state)
+        check_records(audit)
         audit_answers(audit, verifier, library)
     except Damaged as damage:
         audit.findings.append(str(damage))
@@ -97,11 +97,11 @@ def audit_cell(folder: Path, pack: Pack, verifier: Verifier, library: TaskLibrar
     return audit
 
 
-def check_records(audit: CellAudit, state: State) -> None:
+def check_records(audit: CellAudit) -> None:
     """Check that a cell has all of its steps, and its last evaluation of each task."""
     spec, folder = audit.spec, audit.folder
     lines = MetricsLog(folder).read()
-    last = spec.config.train.steps if state.collapsed is None else state.collapsed
+    last = last_step(lines, spec.config)
     if [line["step"] for line in lines] != list(range(last + 1)):
         audit.findings.append(f"metrics.jsonl does not hold the steps 0 to {last}")
     for name in evaluation_specs(spec):

@@ -96,8 +96,7 @@ class Board:
         for cell in expected:
             for task in cell.eval_tasks:
                 ks[task] = config.eval.of(task).k
-        settings = dataclasses.asdict(config)
-        settings["train"] = config.train.plain()
+        settings = config.plain()
         del settings["tracking"]  # its URI may hold a password
         return cls(config.name, config.baseline, ks, expected, settings)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from harness.base import files, seeds
 from harness.cells import checkpoint_seal
-from harness.cells.log import MetricsLog, collapse
+from harness.cells.log import MetricsLog, early_end
 from harness.portable import PortableMethod
 from harness.rollout import proof
 from harness.tokens.metrics import Stopwatch
@@ -27,12 +27,12 @@ class TrlTraining:
         self.config, self.policy = parts.config, parts.policy
         self.log = MetricsLog(folder)
         self.done_steps = -1  # -1: not even the evaluation before training is done
-        self.collapsed: int | None = None  # the step after which training ends early
+        self.early_end: int | None = None  # the step after which `stop` ends training
 
     @property
     def last_step(self) -> int:
         """The step at which training ends, as far as it is known."""
-        return self.config.train.steps if self.collapsed is None else self.collapsed
+        return self.config.train.steps if self.early_end is None else self.early_end
 
     def run(self, on_durable: Callable[[int], None], leaving: Callable[[], bool] = lambda: False) -> None:
         """Train from the last checkpoint to the end, or until the process is asked to stop (`leaving`)."""
@@ -60,7 +60,7 @@ class TrlTraining:
             self.done_steps = checkpoint_seal.step_of(checkpoint)
             self.on_durable(self.done_steps)
         self.log.truncate(self.done_steps)  # later steps are trained again, and logged again
-        self.collapsed = collapse(self.log.read(), self.config.stop.entropy_below)
+        self.early_end = early_end(self.log.read(), self.config.stop)
         return checkpoint
 
     def generated_before(self) -> int:
@@ -75,7 +75,7 @@ class TrlTraining:
         step, control = self.done_steps + 1, self.trainer.control
         assert step * updates_of_step(self.config) == self.trainer.state.global_step
         # Before the evaluation: this may make the step the last one, which is always evaluated.
-        self.collapsed = collapse([{"step": step, "metrics": record}], self.config.stop.entropy_below)
+        self.early_end = early_end([{"step": step, "metrics": record}], self.config.stop)
         self.evaluated(step, record, Stopwatch(self.parts.heartbeat))
         early = self.leaving()
         control.should_save = early or step % self.config.checkpoint.every == 0 or step == self.last_step

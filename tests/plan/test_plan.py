@@ -434,7 +434,7 @@ def test_the_compute_type_is_the_cells(dtype: str, device: str, size: int) -> No
 @pytest.mark.parametrize(("steps", "every"), [(10, 0), (10, 1), (10, 4), (10, 5), (10, 10), (10, 11), (1, 1), (3, 2)])
 def test_evaluations_are_counted_as_the_trainer_does_them(steps: int, every: int) -> None:
     trainer = Trainer.__new__(Trainer)  # without a model: which steps are due is a matter of the configuration
-    trainer.config, trainer.collapsed = small(train={"steps": steps}, eval={"every": every}), None
+    trainer.config, trainer.early_end = small(train={"steps": steps}, eval={"every": every}), None
     due = [step for step in range(steps + 1) if trainer.evaluation_due(step)]
     assert due[0] == 0
     assert due[-1] == steps

@@ -285,7 +285,7 @@ def test_a_resumed_training_ends_with_the_same_numbers(tmp_path: Path) -> None:
 def test_a_collapse_ends_the_training(tmp_path: Path) -> None:
     training = built(tmp_path / "cell", "stop.entropy_below=9", "dynamics.every=0")
     training.run(lambda step: None)
-    assert (training.collapsed, training.done_steps, training.last_step) == (1, 1, 1)
+    assert (training.early_end, training.done_steps, training.last_step) == (1, 1, 1)
     last = MetricsLog(tmp_path / "cell").read()[-1]
     assert last["step"] == 1
     assert "eval/countdown/avg" in last["metrics"]
