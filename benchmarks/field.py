@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,11 @@ ALWAYS_SHOWN = (BASE_MODEL, BASELINE, "clip_b(share=0.02)", "clip_v(share=0.02)"
 RESAMPLES = 10_000
 
 
-def take_tables(results: str) -> None:
-    """Write the leaderboards and the comparisons of both matrices to results/reference."""
-    for matrix in TASKS:
+def take_tables(results: str, matrices: Iterable[str]) -> None:
+    """Write the leaderboards and the comparisons of matrices that were run to results/reference."""
+    for matrix in matrices:
+        if not (Path(results) / matrix).exists():
+            continue
         folder = REFERENCE / matrix
         folder.mkdir(exist_ok=True)
         command = [sys.executable, "-m", "harness.cli", "leaderboard", matrix, f"results={results}"]
@@ -159,7 +162,7 @@ def draw_picture() -> None:
 
 def main(*arguments: str) -> None:
     for results in arguments:
-        take_tables(results)
+        take_tables(results, TASKS)
     draw_picture()
     for matrix, words in TASKS.items():
         verdicts = {method: verdict(scores) for method, scores in compared(matrix).items() if method != BASE_MODEL}

@@ -1,0 +1,147 @@
+"""Whether effects of methods carry over between sizes, puzzles and papers, by the rules of docs/evidence/transfer.md.
+
+    python -m benchmarks.transfer RESULTS    # first take the tables of `transfer-1m` and `transfer-5m` from this folder
+    python -m benchmarks.transfer            # print the answers, from results/reference
+
+`python -m benchmarks.reference` then fills the page.
+"""
+
+from __future__ import annotations
+
+import sys
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pandas import DataFrame
+from scipy.stats import kendalltau
+
+from benchmarks import field
+from harness.table.literature import LITERATURE, read_literature
+
+SIZES = {"transfer-1m": "1 M", "transfer-5m": "5 M"}  # the matrices that only this page has
+SETTINGS = {"field": "0.2 M", **SIZES, "field-coloring": "coloring, 0.2 M"}
+PUBLISHED_BASELINE = "GRPO"
+RESAMPLES = 10_000
+
+Effects = dict[str, dict[str, Any]]  # by method: mean, low, high of a difference to GRPO
+
+
+def known_settings() -> dict[str, str]:
+    """Return the settings with results, the field's first."""
+    return {matrix: words for matrix, words in SETTINGS.items() if (field.REFERENCE / matrix / "compare.json").exists()}
+
+
+def effects(matrix: str, score: str) -> Effects:
+    """Return the difference of each method to GRPO in one setting."""
+    found = {}
+    for method, scores in field.compared(matrix).items():
+        if method not in (field.BASE_MODEL, field.BASELINE):
+            found[method] = scores[score]["difference"]
+    return found
+
+
+def sign(effect: dict[str, Any]) -> int:
+    """Return the sign of an effect whose interval excludes 0; else 0."""
+    if effect["low"] is None:
+        return 0
+    return int(effect["low"] > 0) - int(effect["high"] < 0)
+
+
+def tau_with_interval(first_M: NDArray[np.float64], second_M: NDArray[np.float64]) -> tuple[float, float, float]:
+    """Return Kendall's tau with its 95 % bootstrap interval over methods."""
+    generator, found = np.random.default_rng(0), []
+    for _ in range(RESAMPLES):
+        chosen = generator.integers(len(first_M), size=len(first_M))
+        found.append(kendalltau(first_M[chosen], second_M[chosen]).statistic)
+    low, high = np.nanpercentile(found, [2.5, 97.5])
+    return float(kendalltau(first_M, second_M).statistic), float(low), float(high)
+
+
+def shown_tau(first: list[float], second: list[float]) -> str:
+    tau, low, high = tau_with_interval(np.array(first), np.array(second))
+    return f"{tau:.2f} [{low:.2f}, {high:.2f}]"
+
+
+def agreement_table() -> DataFrame:
+    """Return for each pair of settings and each score how many signs carry over, and Kendall's tau."""
+    lines = []
+    for (first, first_words), (second, second_words) in combinations(known_settings().items(), 2):
+        for score in (field.PASS, field.AVG):
+            ours, theirs = effects(first, score), effects(second, score)
+            methods = sorted(ours.keys() & theirs.keys())
+            products = [sign(ours[method]) * sign(theirs[method]) for method in methods]
+            means = [[each[method]["mean"] for method in methods] for each in (ours, theirs)]
+            lines.append(
+                {
+                    "settings": f"{first_words} and {second_words}",
+                    "score": score,
+                    "methods": str(len(methods)),
+                    "carried over": str(products.count(1)),
+                    "contradicted": str(products.count(-1)),
+                    "open": str(products.count(0)),
+                    "Kendall's tau": shown_tau(*means),
+                }
+            )
+    return DataFrame(lines)
+
+
+def effects_table() -> DataFrame:
+    """Return the effects of the methods of the larger sizes in all settings."""
+    settings = known_settings()
+    columns = {}
+    for matrix, words in settings.items():
+        for score in (field.AVG, field.PASS):
+            columns[f"{words}: {score} - grpo"] = effects(matrix, score)
+    larger = [set(effects(matrix, field.PASS)) for matrix in settings if matrix in SIZES]
+    lines = []
+    for method in sorted(set.union(*larger)) if larger else []:
+        line = {"method": method}
+        for heading, by_method in columns.items():
+            effect = by_method.get(method)
+            line[heading] = field.shown_difference({"difference": effect}) if effect else ""
+        lines.append(line)
+    return DataFrame(lines)
+
+
+def published_effects() -> dict[str, list[float]]:
+    """Return the reported differences to GRPO in Avg@K of each method, as shares."""
+    found: dict[str, list[float]] = {}
+    for number in read_literature(LITERATURE):
+        if number.score == "avg" and number.baseline == PUBLISHED_BASELINE:
+            found.setdefault(number.method, []).append((number.value - number.baseline_value) / 100)
+    return found
+
+
+def literature_table() -> DataFrame:
+    """Return the published and our effect in Avg@K of each method that has both."""
+    lines = []
+    for method, reported in sorted(published_effects().items()):
+        ours = field.mean_difference(method, field.AVG)
+        if np.isfinite(ours):
+            lines.append(
+                {
+                    "method": method,
+                    "reported": float(np.mean(reported)),
+                    "numbers": len(reported),
+                    "the field": ours,
+                }
+            )
+    return DataFrame(lines)
+
+
+def main(*arguments: str) -> None:
+    for results in arguments:
+        field.take_tables(results, SIZES)
+    print(effects_table().to_string(index=False))
+    print(agreement_table().to_string(index=False))
+    published = literature_table()
+    print(published.to_string(index=False))
+    same = int((np.sign(published["reported"]) == np.sign(published["the field"])).sum())
+    tau = shown_tau(published["reported"].tolist(), published["the field"].tolist())
+    print(f"papers: {same} of {len(published)} signs in Avg@K agree; Kendall's tau {tau}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
