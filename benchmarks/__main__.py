@@ -3,6 +3,8 @@
 It does not compare versions of the demo, as `python -m benchmarks.demo --against COMMIT` does.
 """
 
+import time
+
 from benchmarks import (
     cells,
     data,
@@ -19,4 +21,6 @@ from benchmarks import (
 )
 
 for benchmark in (rollout, phases, padding, methods, tokenstats, data, verify, launchers, startup, cells, demo, peers):
+    start = time.perf_counter()
     benchmark.main()
+    print(f"`{benchmark.__name__}` took {time.perf_counter() - start:.0f} s\n", flush=True)

@@ -142,12 +142,13 @@ class Inputs:
         self.hidden_TD.grad = self.weight_VD.grad = None
 
 
-def measure(tokens: int, gradient: bool, repeats: int) -> list[list[str]]:
+def measure(rivals: Sequence[str], tokens: int, gradient: bool, repeats: int) -> list[list[str]]:
     """Return the row of each rival for this number of tokens."""
     inputs = Inputs.drawn(tokens, gradient)
     seconds: dict[str, float] = {}
     peak_bytes: dict[str, int] = {}
-    running = {name: rival for name, rival in RIVALS.items() if rival.fits(tokens)}
+    names = dict.fromkeys((ALONE, *rivals))  # all others are compared with the first
+    running = {name: RIVALS[name] for name in names if RIVALS[name].fits(tokens)}
     if not gradient:
         running = {name: rival for name, rival in running.items() if not rival.only_gradient}
     for name, rival in running.items():
@@ -171,6 +172,7 @@ def main(arguments: Sequence[str] = ()) -> None:
     parser.add_argument("--tokens", type=int, nargs="+", default=[2048])
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--rivals", nargs="+", choices=list(RIVALS), default=list(RIVALS), metavar="NAME")
     given = parser.parse_args(arguments)
     for threads in given.threads:
         torch.set_num_threads(threads)
@@ -181,7 +183,7 @@ def main(arguments: Sequence[str] = ()) -> None:
                     f"{'with' if gradient else 'without'} the gradient of log p"
                 )
                 columns = ["", "s", "times log p alone", "MiB at most"]
-                show(title, columns, measure(tokens, gradient, given.repeats))
+                show(title, columns, measure(given.rivals, tokens, gradient, given.repeats))
 
 
 if __name__ == "__main__":
