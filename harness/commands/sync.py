@@ -105,9 +105,7 @@ def fed_folders(config: Config, folders: Sequence[Path]) -> Iterator[tuple[Path,
             return damage
         return None
 
-    # One cell alone makes the experiment and the entry of the data set, which cells at the same time would collide on.
-    yield from results_as_ready(feed, folders[:1], 1)
-    yield from results_as_ready(feed, folders[1:], AT_ONCE if is_server(uri) else 1)
+    yield from results_as_ready(feed, folders, AT_ONCE if is_server(uri) else 1)
 
 
 def in_time(config: Config, work: Callable[[], object], what: str) -> None:
