@@ -136,7 +136,7 @@ class Artifacts:
 def artifact_repository(artifacts: str, uri: str) -> ArtifactRepository:
     """Return MLflow's access to the files of a run, given their URI.
 
-    MLflow's client takes the run's id instead, and then requests the run and its models for each call.
+    MLflow's client takes the run's id instead, and then requests the run, and its models for each listing.
     """
     from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
     from mlflow.utils.uri import add_databricks_profile_info_to_artifact_uri

@@ -179,7 +179,7 @@ def send_records(client: MlflowClient, records: CellRecords, uri: str) -> bool:
     else:
         client.update_run(run_id, RUN_STATUS[state.state])
     # Last, so that these tags vouch for all the rest: an interrupted sync is repeated. MLflow writes the parameters of
-    # a request before its tags, and a request for each would cost a server as much again.
+    # a request before its tags, so that one request is enough for both.
     send_params_and_tags(client, run_id, params_of(spec), tags)
     return True
 

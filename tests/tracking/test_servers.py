@@ -216,12 +216,11 @@ def test_cells_are_sent_side_by_side_and_counted(
 
 
 def test_a_new_cell_takes_few_requests(server: str, tmp_path: Path) -> None:
-    """A request costs a server as much time as the points of ten steps, and MLflow's client makes more than needed."""
+    """MLflow's client alone would request the run and its models again for each listing of files."""
     folders = []
-    for seed in (0, 1):
-        [spec] = specs("few", ["grpo"], ["countdown"], ["tiny"], [seed])
-        fill(tmp_path / str(seed), spec, ["countdown"], level=0)
-        folders.append(tmp_path / str(seed))
+    for spec in specs("few", ["grpo"], ["countdown"], ["tiny"], [0, 1]):
+        folders.append(tmp_path / spec.id)
+        fill(folders[-1], spec, ["countdown"], level=0)
     sync.sync(folders[0], server)  # which also creates the experiment
     sent_files = ["config.yaml", OUTCOME, *(folders[1] / "evals").iterdir(), *(folders[1] / "samples").glob("*")]
     with between(server) as (uri, proxy):
