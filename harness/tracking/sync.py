@@ -399,8 +399,9 @@ def post_metrics(uri: str, run_id: str, points: Sequence[Metric]) -> None:
 
     metrics = []
     for point in points:
-        # JSON has no such numbers; MLflow reads these names, as its client sends them.
-        value = point.value if math.isfinite(point.value) else NOT_FINITE[str(point.value)]
+        value: float | str = float(point.value)
+        if not math.isfinite(point.value):  # JSON has no such numbers; MLflow reads names, which its client sends too
+            value = NOT_FINITE[str(value)]
         metrics.append({"key": point.key, "value": value, "timestamp": point.timestamp, "step": point.step})
     content = {"run_id": run_id, "metrics": metrics}
     verify_rest_response(http_request(get_default_host_creds(uri), LOG_BATCH, "POST", json=content), LOG_BATCH)
