@@ -93,7 +93,7 @@ def folders_with_records(cell_folders: Sequence[Path]) -> list[Path]:
 
 def fed_folders(config: Config, folders: Sequence[Path]) -> Iterator[tuple[Path, Damaged | None]]:
     """Feed MLflow with cells, and yield each folder with the damage for which it was not fed."""
-    from harness.tracking.store import is_server
+    from harness.tracking.store import is_server, store
     from harness.tracking.sync import sync
 
     uri = config.tracking_uri
@@ -105,9 +105,15 @@ def fed_folders(config: Config, folders: Sequence[Path]) -> Iterator[tuple[Path,
             return damage
         return None
 
-    # One cell alone makes the experiment and the entry of the data set, which cells at the same time would collide on.
-    yield from results_as_ready(feed, folders[:1], 1)
-    yield from results_as_ready(feed, folders[1:], AT_ONCE if is_server(uri) else 1)
+    def connect() -> None:
+        with store(uri, write=True):  # loads MLflow here, not in several threads at the same time
+            pass
+
+    threads = 1
+    if is_server(uri):
+        in_time(config, connect, "the connection")
+        threads = AT_ONCE
+    yield from results_as_ready(feed, folders, threads)
 
 
 def in_time(config: Config, work: Callable[[], object], what: str) -> None:

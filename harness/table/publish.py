@@ -136,7 +136,7 @@ class MatrixSummary:
         else:
             tags = origin(None) | {board.KIND: board.SUMMARY, board.KEY: self.key, "mlflow.note.content": NOTE}
             run = client.create_run(experiment.id, tags=tags, run_name="leaderboard").info.run_id
-        artifacts = Artifacts(client, client.get_run(run), experiment.uri)
+        artifacts = Artifacts(client.get_run(run), experiment.uri)
         artifacts.bring_home()
         for name, text in self.texts.items():
             artifacts.write(name, text)

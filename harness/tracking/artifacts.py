@@ -7,6 +7,7 @@ import sqlite3
 import tempfile
 from contextlib import closing
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlparse
@@ -15,8 +16,8 @@ from harness.base import files
 from harness.tracking.store import database, unusable_store
 
 if TYPE_CHECKING:
-    from mlflow import MlflowClient
     from mlflow.entities import Run
+    from mlflow.store.artifact.artifact_repo import ArtifactRepository
 
 FOLDER = "mlartifacts"  # next to the database of an SQLite store
 COMPLETE = "[!.]*"  # a glob pattern: a killed process leaves half a file under a hidden name
@@ -47,29 +48,34 @@ class Artifacts:
     They are read from there, except if only the recorded path exists.
     """
 
-    def __init__(self, client: MlflowClient, run: Run, uri: str) -> None:
-        self.client, self.run, self.uri = client, run, uri
+    def __init__(self, run: Run, uri: str) -> None:
+        self.run, self.uri = run, uri
         self.recorded = local_folder(run.info.artifact_uri) if database(uri) else None
         self.home = None if self.recorded is None else home_of_run(self.recorded, uri)
         self.place = artifact_folder(run.info.artifact_uri, uri)
 
+    @cached_property
+    def repository(self) -> ArtifactRepository:
+        """MLflow's access to the files on a server."""
+        return artifact_repository(self.run.info.artifact_uri, self.uri)
+
     def sizes(self, folder: str) -> dict[str, int]:
         """Return the size of each file of a folder, by its path."""
         if self.place is None:
-            entries = self.client.list_artifacts(self.run.info.run_id, folder)
+            entries = self.repository.list_artifacts(folder or None)
             return {entry.path: entry.file_size for entry in entries if not entry.is_dir}
         return LocalFiles(self.place).sizes(folder)
 
     def fetch(self, path: str, temporary: str) -> Path:
         """Return the local path of a file of the run; a server's file is downloaded to the temporary folder."""
         if self.place is None:
-            return Path(self.client.download_artifacts(self.run.info.run_id, path, temporary))
+            return Path(self.repository.download_artifacts(path, temporary))
         return self.place / path
 
     def send(self, source: Path, folder: str = "") -> None:
         """Copy a file to the run."""
         if self.place is None:
-            self.client.log_artifact(self.run.info.run_id, str(source), folder or None)
+            self.repository.log_artifact(str(source), folder or None)
             return
         with files.atomic(self.place / folder / source.name) as copy, open(source, "rb") as original:
             shutil.copyfileobj(original, copy)
@@ -85,10 +91,13 @@ class Artifacts:
 
     def write(self, name: str, text: str) -> None:
         """Write a text as a file of the run, replacing an earlier one."""
-        if self.place is None:
-            self.client.log_text(self.run.info.run_id, text, name)
-        else:
+        if self.place is not None:
             files.write_text(self.place / name, text)
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            copy = Path(folder, name)
+            copy.write_bytes(text.encode())
+            self.send(copy)
 
     def sweep(self) -> None:
         """Remove the half-written files of killed processes; no other process may be sending now."""
@@ -122,6 +131,17 @@ class Artifacts:
                 )
         except sqlite3.Error as error:
             raise unusable_store(self.uri, error) from error
+
+
+def artifact_repository(artifacts: str, uri: str) -> ArtifactRepository:
+    """Return MLflow's access to the files of a run, given their URI.
+
+    MLflow's client takes the run's id instead, and then requests the run, and its models for each listing.
+    """
+    from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+    from mlflow.utils.uri import add_databricks_profile_info_to_artifact_uri
+
+    return get_artifact_repository(add_databricks_profile_info_to_artifact_uri(artifacts, uri), tracking_uri=uri)
 
 
 def settled_files(artifacts: str, uri: str) -> LocalFiles | None:

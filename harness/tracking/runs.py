@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Protocol
 
-from harness.tracking.artifacts import COMPLETE, artifact_folder
+from harness.tracking.artifacts import COMPLETE, artifact_folder, artifact_repository
 from harness.tracking.store import answer_in_time, foreign_server, is_server, store
 
 if TYPE_CHECKING:
@@ -208,13 +208,11 @@ class ClientReader:
 
     def text(self, run: Run, path: str, folder: Path) -> bytes | None:
         from mlflow.exceptions import MlflowException
-        from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
         uri, download_folder = self.client.tracking_uri, folder / run.id
         download_folder.mkdir()
         try:
-            # By the known address: given the run's id, MLflow would first request the run and its models.
-            repository = get_artifact_repository(run.artifacts, uri)
+            repository = artifact_repository(run.artifacts, uri)
             repository.thread_pool = InThisThread()
             download = partial(repository.download_artifacts, path, str(download_folder))
             copy = answer_in_time(uri, download) if is_server(uri) else download()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Container, Iterator, Mapping, Set
+from collections.abc import Container, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +18,7 @@ from harness.base.locks import lock
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Run
+    from mlflow.entities import Metric, Run
 
 from harness.cells import checksums
 from harness.cells.adopted import TRAINER
@@ -33,13 +34,15 @@ from harness.config import PUBLISHED
 from harness.tracking.artifacts import COMPLETE, Artifacts, LocalFiles, home_of_experiment, settled_files
 from harness.tracking.origin import KIND, NOTE, commit_tags, dataset_input, origin
 from harness.tracking.reader import database_reader
-from harness.tracking.store import database, foreign_server, store
+from harness.tracking.store import database, foreign_server, is_server, store
 
 RUN_STATUS = {"running": "RUNNING", "done": "FINISHED", "failed": "FAILED"}
 LINES = "lines"  # a tag: the number of lines of metrics.jsonl that the run holds in full
 SENDING = "lines.sending"  # a tag: some or all lines up to this number were sent before a checkpoint covered them
 SOURCE = "mlflow.source.name"  # a tag, written after metrics and parameters: with it, the first sync was complete
 METRICS_PER_CALL = 1000  # MLflow refuses more
+LOG_BATCH = "/api/2.0/mlflow/runs/log-batch"  # of MLflow's REST API
+NOT_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 LONGEST_VALUE = 500  # characters of a parameter or tag that every version of MLflow takes
 FOLDERS = ("evals", "samples")  # folders of a cell that are sent when it has ended
 
@@ -142,7 +145,7 @@ def send_records(client: MlflowClient, records: CellRecords, uri: str) -> bool:
     folder, spec, state, lines = records.folder, records.spec, records.state, records.lines
     run = run_of_cell(client, records, uri)
     run_id, present_tags = run.info.run_id, run.data.tags
-    artifacts = Artifacts(client, run, uri)
+    artifacts = Artifacts(run, uri)
     artifacts.bring_home()
     artifacts.sweep()
     content = RunContent(present_tags, run.data.params.keys(), steps_in_run(run, uri), artifacts)
@@ -160,9 +163,11 @@ def send_records(client: MlflowClient, records: CellRecords, uri: str) -> bool:
     repeated = points_in_run(client, run, lines[confirmed:attempted])
     if lines and lines[-1]["step"] > state.durable_step:
         client.set_tag(run_id, SENDING, str(max(attempted, len(lines))))
-    send_metrics(client, run_id, lines[confirmed:], repeated)
-    send_params(client, run_id, spec)
-    send_origin(client, run, spec, records.made)
+    send_metrics(client, uri, run_id, lines[confirmed:], repeated)
+    tags = records.tags(present_tags)
+    if SOURCE not in present_tags:
+        send_dataset(client, run_id, spec)
+        tags |= origin(records.made)
     artifacts.send(folder / FILE)
     for path in unsent_files(records, artifacts):
         artifacts.send(path, path.parent.name)
@@ -173,8 +178,9 @@ def send_records(client: MlflowClient, records: CellRecords, uri: str) -> bool:
         client.set_terminated(run_id, RUN_STATUS[state.state], end)
     else:
         client.update_run(run_id, RUN_STATUS[state.state])
-    # Last, so that these tags vouch for all the rest: an interrupted sync is repeated.
-    send_tags(client, run_id, records.tags(present_tags))
+    # Last, so that these tags vouch for all the rest: an interrupted sync is repeated. MLflow writes the parameters of
+    # a request before its tags, so that one request is enough for both.
+    send_params_and_tags(client, run_id, params_of(spec), tags)
     return True
 
 
@@ -271,12 +277,12 @@ def run_of_cell(client: MlflowClient, records: CellRecords, uri: str) -> Run:
             return run
     experiment = experiment_of(client, spec.matrix, uri)
     candidates: list[Run] = []
-    for attempt_tag in dict.fromkeys((attempt, "")):
-        same_cell = f"tags.cell = '{spec.id}' and tags.attempt = '{attempt_tag}'"
-        candidates += client.search_runs([experiment], same_cell, order_by=["attributes.start_time ASC"])
+    same_cell = client.search_runs([experiment], f"tags.cell = '{spec.id}'", order_by=["attributes.start_time ASC"])
+    for attempt_tag in (attempt, ""):
+        candidates += [run for run in same_cell if run.data.tags.get("attempt") == attempt_tag]
     run = candidates[0] if candidates else new_run(client, experiment, spec, made, records.lines)
     if made is not None and run.data.tags["attempt"] != attempt:
-        send_tags(client, run.info.run_id, made.tags() | commit_tags(made))
+        send_params_and_tags(client, run.info.run_id, {}, made.tags() | commit_tags(made))
         run = client.get_run(run.info.run_id)
     files.write_json(kept, {"run": run.info.run_id})
     return run
@@ -360,7 +366,9 @@ def points_in_run(client: MlflowClient, run: Run, lines: Lines) -> set[tuple[str
     return present
 
 
-def send_metrics(client: MlflowClient, run_id: str, lines: Lines, repeated: Container[tuple[str, int]]) -> None:
+def send_metrics(
+    client: MlflowClient, uri: str, run_id: str, lines: Lines, repeated: Container[tuple[str, int]]
+) -> None:
     """Send the points of some lines, without repeated ones.
 
     An interrupted call may be made again: MLflow keeps one of several equal points (key, value, time, step).
@@ -377,7 +385,26 @@ def send_metrics(client: MlflowClient, run_id: str, lines: Lines, repeated: Cont
     # then has to change only once for each metric, and in few rows for each call.
     points.sort(key=lambda point: (point.key, -point.step))
     for start in range(0, len(points), METRICS_PER_CALL):
-        client.log_batch(run_id, points[start : start + METRICS_PER_CALL])
+        batch = points[start : start + METRICS_PER_CALL]
+        if is_server(uri):
+            post_metrics(uri, run_id, batch)
+        else:
+            client.log_batch(run_id, batch)
+
+
+def post_metrics(uri: str, run_id: str, points: Sequence[Metric]) -> None:
+    """Send points by MLflow's REST API: its client takes 12 ms for the JSON of 1,000 points instead of 2."""
+    from mlflow.utils.credentials import get_default_host_creds
+    from mlflow.utils.rest_utils import http_request, verify_rest_response
+
+    metrics = []
+    for point in points:
+        value: float | str = float(point.value)
+        if not math.isfinite(point.value):  # JSON has no such numbers; MLflow reads names, which its client sends too
+            value = NOT_FINITE[str(value)]
+        metrics.append({"key": point.key, "value": value, "timestamp": point.timestamp, "step": point.step})
+    content = {"run_id": run_id, "metrics": metrics}
+    verify_rest_response(http_request(get_default_host_creds(uri), LOG_BATCH, "POST", json=content), LOG_BATCH)
 
 
 def metric_name(key: str) -> str:
@@ -385,15 +412,11 @@ def metric_name(key: str) -> str:
     return re.sub(r"[^\w/.: -]", "_", key.replace("@", "_at_"))
 
 
-def send_params(client: MlflowClient, run_id: str, spec: CellSpec) -> None:
-    """Send the factors of a cell. They never change: MLflow refuses another value for a parameter that it has."""
-    from mlflow.entities import Param
-
-    client.log_batch(run_id, params=[Param(key, value) for key, value in params_of(spec).items()])
-
-
 def params_of(spec: CellSpec) -> dict[str, str]:
-    """Return the factors of a cell as MLflow's parameters; an option of a method is method.clip_b.share."""
+    """Return the factors of a cell as MLflow's parameters; an option of a method is method.clip_b.share.
+
+    They never change: MLflow refuses another value for a parameter that it has.
+    """
     factors = spec.key.factors()
     for component in spec.identity.get("method", []):
         name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", component["component"]).lower()
@@ -414,22 +437,23 @@ def params_of(spec: CellSpec) -> dict[str, str]:
     return cut_for_mlflow(factors)
 
 
-def send_origin(client: MlflowClient, run: Run, spec: CellSpec, made: Made | None) -> None:
-    """Fill the columns that MLflow's own pages have for the source of a run, once."""
-    if SOURCE in run.data.tags:
-        return
+def send_dataset(client: MlflowClient, run_id: str, spec: CellSpec) -> None:
+    """Send the problems of a cell's task as the input of its run."""
     from mlflow.exceptions import MlflowException
 
     inputs = [dataset_input(spec.key.task, spec.identity.get("task"))]
     try:
-        client.log_inputs(run.info.run_id, inputs)
+        client.log_inputs(run_id, inputs)
     except MlflowException:
         # Two processes that send the same new data set collide in MLflow's table; the second try finds its row.
-        client.log_inputs(run.info.run_id, inputs)
-    send_tags(client, run.info.run_id, origin(made))
+        client.log_inputs(run_id, inputs)
 
 
-def send_tags(client: MlflowClient, run_id: str, tags: dict[str, str]) -> None:
-    from mlflow.entities import RunTag
+def send_params_and_tags(client: MlflowClient, run_id: str, params: Mapping[str, str], tags: Mapping[str, str]) -> None:
+    from mlflow.entities import Param, RunTag
 
-    client.log_batch(run_id, tags=[RunTag(key, value) for key, value in cut_for_mlflow(tags).items()])
+    client.log_batch(
+        run_id,
+        params=[Param(key, value) for key, value in params.items()],
+        tags=[RunTag(key, value) for key, value in cut_for_mlflow(tags).items()],
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import os
 import subprocess
 import sys
@@ -16,7 +17,8 @@ from typing import Any
 import boards
 import pytest
 import requests
-from matrices import BEGAN, STEPS, experiment, fill, right_of
+from endings import end
+from matrices import BEGAN, STEPS, experiment, fill, right_of, specs
 from rich.console import Console
 from servers import PASSWORD, between
 
@@ -24,13 +26,14 @@ from benchmarks.patience import HANG, patient
 from harness import cli
 from harness import config as configs
 from harness.base import files
+from harness.cells.log import MetricsLog
 from harness.cells.outcome import FILE as OUTCOME
 from harness.cells.provenance import Made
 from harness.cells.spec import FILE as SPEC
 from harness.commands import sync as command
 from harness.launch import progress
 from harness.matrix import cells
-from harness.tracking import evaluation, runs, store
+from harness.tracking import evaluation, runs, store, sync
 from harness.tracking.evaluation import Evaluated
 from harness.tracking.reader import reader
 from harness.tracking.runs import FINAL
@@ -198,7 +201,8 @@ def test_cells_are_sent_side_by_side_and_counted(
     assert command.sync_matrix(made.config, made.cells) == (6, 0)
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("feeding MLflow with cells: ")]
     assert [line.partition(",")[0].rpartition(": ")[2] for line in lines] == [f"{done} of 6" for done in range(1, 7)]
-    assert lines[0].endswith(f", last {made.cells[0].folder.name}")
+    names = {line.rpartition(", last ")[2] for line in lines}
+    assert names == {cell.folder.name for cell in made.cells}
     with store.store(server, write=False) as client:
         experiment = client.get_experiment_by_name("together").experiment_id
         sent = client.search_runs([experiment])
@@ -209,6 +213,40 @@ def test_cells_are_sent_side_by_side_and_counted(
     assert command.sync_matrix(made.config, made.cells) == (6, 0)
     with store.store(server, write=False) as client:
         assert len(client.search_runs([experiment])) == 6
+
+
+def test_a_new_cell_takes_few_requests(server: str, tmp_path: Path) -> None:
+    """MLflow's client alone would request the run and its models again for each listing of files."""
+    folders = []
+    for spec in specs("few", ["grpo"], ["countdown"], ["tiny"], [0, 1]):
+        folders.append(tmp_path / spec.id)
+        fill(folders[-1], spec, ["countdown"], level=0)
+    sync.sync(folders[0], server)  # which also creates the experiment
+    sent_files = ["config.yaml", OUTCOME, *(folders[1] / "evals").iterdir(), *(folders[1] / "samples").glob("*")]
+    with between(server) as (uri, proxy):
+        with store.store(uri, write=True):
+            connected = proxy.calls
+        sync.sync(folders[1], uri)
+    # Experiment, search, run, points, data set, two listings, status, and last the parameters with the tags.
+    assert proxy.calls - connected == 9 + len(sent_files)
+
+
+def test_points_that_are_not_finite_reach_a_server_as_they_reach_a_file(
+    server: str, tmp_path: Path, mlflow_uri: str
+) -> None:
+    [spec] = specs("infinite", ["grpo"], ["countdown"], ["tiny"], [0])
+    fill(tmp_path / "cell", spec, ["countdown"], level=0)
+    MetricsLog(tmp_path / "cell").append(STEPS + 1, 1.0, {"a": math.nan, "b": math.inf, "c": -math.inf, "d": 0.1})
+    end(tmp_path / "cell", durable_step=STEPS + 1, device="cpu")
+    histories = []
+    for uri in (server, mlflow_uri):
+        sync.sync(tmp_path / "cell", uri)
+        with store.store(uri, write=False) as client:
+            [run] = client.search_runs([client.get_experiment_by_name("infinite").experiment_id])
+            points = [client.get_metric_history(run.info.run_id, key) for key in run.data.metrics]
+        histories.append(sorted((p.key, p.step, p.timestamp, repr(p.value)) for metric in points for p in metric))
+    assert {point[0] for point in histories[0]} >= {"a", "b", "c", "d", "entropy/mean"}
+    assert histories[0] == histories[1]
 
 
 def contains(part: str, path: str) -> bool:

@@ -541,7 +541,7 @@ def test_files_are_read_where_they_are(tmp_path: Path, mlflow_uri: str) -> None:
         for name in (".", "copy", "alone", "moved"):
             uri = f"sqlite:///{tmp_path / name / 'mlflow.db'}"
             with store.store(uri, write=False) as client:
-                place = Artifacts(client, client.get_run(run.info.run_id), uri).place
+                place = Artifacts(client.get_run(run.info.run_id), uri).place
             assert place is not None
             found.append(place.relative_to(tmp_path))
         return found
