@@ -11,13 +11,16 @@ from collections.abc import Callable, Generator, Iterator
 from itertools import islice
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 from servers import guarded_server, mlflow_server
 
 from harness.rollout import templates
 from harness.tracking import store
+
+if TYPE_CHECKING:
+    from boards import Made
 
 PROGRAMS = Path(sys.executable).parent
 
@@ -75,6 +78,15 @@ def put_store(migrated: Path) -> Callable[[Path], None]:
         shutil.copy(migrated, results / "mlflow.db")
 
     return put
+
+
+@pytest.fixture(scope="session")
+def sent_matrix(migrated: Path, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """A made-up matrix in a store of MLflow, for tests that only read both."""
+    from boards import Made  # takes a second, and the process that distributes the tests needs none of it
+
+    folder = tmp_path_factory.mktemp("sent")
+    return Made(folder, f"sqlite:///{shutil.copy(migrated, folder / 'mlflow.db')}").end_all()
 
 
 @pytest.fixture
