@@ -736,10 +736,10 @@ def test_the_correction_for_the_engine_multiplies_the_weights(tmp_path: Path) ->
 def test_the_benchmark_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     benchmark = importlib.import_module("benchmarks.door")  # after trl, which the top of this file imports with care
     small = ["--vocabulary=64", "--hidden=8", "--layers=1", "--prompt=2", "--length=4", "--responses=4"]
-    benchmark.main([*small, "--updates", "1", "2", "--steps=2", "--rounds=1", "--threads=1"])
+    benchmark.main([*small, "--updates", "2", "--steps=2", "--rounds=1", "--threads=1"])
     printed = capsys.readouterr().out
     for row in ("| TRL | ", "| EntrobenchTrainer, grpo | ", "| EntrobenchTrainer, clip_b | "):
-        assert printed.count(row) == 2
+        assert printed.count(row) == 1
 
 
 # Mistakes
