@@ -55,15 +55,15 @@ def run_ranks(folder: Path, count: int = 2) -> int:
     ]
     for process in processes:
         process.start()
-    running = {process.sentinel: process for process in processes}
-    failed = 0
-    while running:
-        for sentinel in wait(list(running)):
-            code = running.pop(sentinel).exitcode
-            failed = failed or code or 0
-        if failed:
-            for process in running.values():
-                process.kill()
+    running, failed = processes, 0
+    while running and not failed:
+        wait([process.sentinel for process in running])
+        ended = [process for process in running if process.exitcode is not None]
+        failed = next(filter(None, [process.exitcode for process in ended]), 0)
+        running = [process for process in running if process not in ended]
+    for process in running:
+        process.kill()
+        process.join()
     meeting.unlink(missing_ok=True)
     return failed
 
