@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 import sys
+from functools import cache
 from pathlib import Path
 
 import matplotlib as mpl
@@ -95,8 +96,9 @@ def as_markdown(table: DataFrame) -> str:
     return "\n".join(lines)
 
 
+@cache
 def tables() -> dict[str, str]:
-    """Return each table of the pages by its name."""
+    """Return each table of the pages by its name; read once for all pages."""
     demo = reference_table("demo")
     studies = {name: as_markdown(reference_table(name)[FULL]) for name in STUDIES}
     return studies | {

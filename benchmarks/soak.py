@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, cycle, islice
 from pathlib import Path
@@ -217,15 +217,20 @@ def kill(run: Run, victim: str) -> float:
         time.sleep(0.02)
 
 
-def run_with_kills(folder: Path, settings: list[str], kills: int, until: float, seed: int) -> Harm:
-    """Run a matrix to its end, and kill its processes `kills` times or until a time (monotonic) has come."""
+def run_with_kills(
+    folder: Path, settings: list[str], kills: int, until: float, seed: int, first: Sequence[tuple[str, str]]
+) -> Harm:
+    """Run a matrix to its end, and kill its processes `kills` times or until a time (monotonic) has come.
+
+    `first`: those of ONCE that come before the moments at random.
+    """
     dice, harm = random.Random(seed), Harm()
     victims = (*VICTIMS, "rank") if "hardware.ranks=1" not in settings else VICTIMS
     plan = [(moment, victim) for moment in MOMENTS for victim in victims]
     dice.shuffle(plan)
     run = None
     try:
-        for moment, victim in islice(chain(ONCE, cycle(plan)), kills):
+        for moment, victim in islice(chain(first, cycle(plan)), kills):
             if time.monotonic() > until:
                 break
             if run is None or run.process.poll() is not None:
@@ -351,14 +356,22 @@ def least_memory(looks: list[Look], cells: int, quarter: int) -> int:
     return min(look.memory for look in looks if 4 * look.done // cells == quarter)
 
 
-def soak(folder: Path, cells: int, kills: int, minutes: float, seed: int, ranks: int = 1) -> tuple[Harm, list[Look]]:
+def soak(
+    folder: Path,
+    cells: int,
+    kills: int,
+    minutes: float,
+    seed: int,
+    ranks: int = 1,
+    first: Sequence[tuple[str, str]] = ONCE,
+) -> tuple[Harm, list[Look]]:
     """Raise AssertionError if a matrix with kills ends differently from an uninterrupted one."""
     settings = [*SETTINGS, f"seeds=[{','.join(map(str, range(cells // 2)))}]", f"hardware.ranks={ranks}"]
     uninterrupted, killed = folder / "uninterrupted", folder / "killed"
     for place in (uninterrupted, killed):
         place.mkdir()
     looks = run_uninterrupted(uninterrupted, settings)
-    harm = run_with_kills(killed, settings, kills, time.monotonic() + 60 * minutes, seed)
+    harm = run_with_kills(killed, settings, kills, time.monotonic() + 60 * minutes, seed, first)
     expected = records(uninterrupted)
     assert len(expected) == cells
     assert records(killed) == expected

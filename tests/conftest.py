@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterator
+from itertools import islice
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 from servers import guarded_server, mlflow_server
@@ -18,7 +20,19 @@ from servers import guarded_server, mlflow_server
 from harness.rollout import templates
 from harness.tracking import store
 
+if TYPE_CHECKING:
+    from boards import Made
+
 PROGRAMS = Path(sys.executable).parent
+# Python looks for unreachable cycles whenever the number of objects has grown by a quarter. While tests are collected,
+# torch, transformers, MLflow and the tests themselves become millions of objects that all stay: a fifth of that time.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Look for cycles among the objects of the tests only."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_configure() -> None:
@@ -30,16 +44,30 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests marked `long` unless -m names them, and put the files that start processes first.
-
-    Their tests are the longest, and one that started last would keep a single worker busy while the others are idle.
-    Files stay whole, so that a fixture of a module is set up once.
-    """
+    """Leave out the tests marked `long` unless -m names them, and put the rest in the order for several workers."""
     if "long" not in config.option.markexpr:
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("long")])
         items[:] = [item for item in items if not item.get_closest_marker("long")]
-    starting = {item.path for item in items if item.get_closest_marker("processes")}
-    items.sort(key=lambda item: item.path not in starting)
+    workers = getattr(config, "workerinput", {}).get("workercount", 1)
+    items[:] = in_parts(items, workers)
+
+
+def in_parts(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
+    """Return tests in equal parts, one for each worker, that begin with the files that start processes.
+
+    Their tests are the longest: one that started last would keep a single worker busy while the others are idle. With
+    `--dist worksteal`, a worker begins with its part, and then takes tests from the end of another's part, which are
+    quick. Files stay whole, so that a fixture of a module is set up once.
+    """
+    starting = dict.fromkeys(item.path for item in items if item.get_closest_marker("processes"))
+    part_of = {path: number % workers for number, path in enumerate(starting)}
+    quick = iter([item for item in items if item.path not in part_of])
+    ordered: list[pytest.Item] = []
+    for part in range(workers):
+        ordered += [item for item in items if part_of.get(item.path) == part]
+        end = len(items) * (part + 1) // workers
+        ordered += islice(quick, max(0, end - len(ordered)))
+    return [*ordered, *quick]
 
 
 @pytest.fixture(scope="session")
@@ -60,6 +88,15 @@ def put_store(migrated: Path) -> Callable[[Path], None]:
         shutil.copy(migrated, results / "mlflow.db")
 
     return put
+
+
+@pytest.fixture(scope="session")
+def sent_matrix(migrated: Path, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """A made-up matrix in a store of MLflow, for tests that only read both."""
+    from boards import Made  # takes a second, and the process that distributes the tests needs none of it
+
+    folder = tmp_path_factory.mktemp("sent")
+    return Made(folder, f"sqlite:///{shutil.copy(migrated, folder / 'mlflow.db')}").end_all()
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """The command line from end to end: a short matrix, killed, resumed and read; mistakes end with exit code 2.
 
-Matrices run in processes of their own; most other commands run in this one, so that imports are shared.
+The first matrix runs in a process of its own; most other commands run in this one, so that imports are shared.
 """
 
 from __future__ import annotations
@@ -115,13 +115,13 @@ def test_no_secret_of_the_environment_is_written_anywhere(finished: Path) -> Non
         assert b"open-sesame" not in content, path
 
 
-def test_a_second_run_does_nothing_again(finished: Path) -> None:
+def test_a_second_run_does_nothing_again(finished: Path, here: Here) -> None:
     before = {path: path.stat().st_mtime_ns for path in finished.glob("results/demo/*/metrics.jsonl")}
     assert len(before) == 4
-    result = entrobench("run", "demo", *SHORT, cwd=finished)
+    printed = here("run", "demo", *SHORT, cwd=finished)
     model = models.resolve("countdown-tiny")
-    assert f"base model countdown-tiny: {model.digest(model.folder())[:12]}\n" in result.stdout
-    assert "4 done before, 0 to run" in result.stdout
+    assert f"base model countdown-tiny: {model.digest(model.folder())[:12]}\n" in printed
+    assert "4 done before, 0 to run" in printed
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
@@ -238,8 +238,9 @@ def test_one_failing_cell_is_one_row(
     faulty = [f"faulty(how={how})" for how in ENDS]
     methods = f"methods=[grpo,{','.join(map(repr, faulty))}]"
     short = [methods, "seeds=[0]", *SHORT[2:], "train.steps=1", "eval.every=0", "--plugin", "faulty_methods"]
-    result = entrobench("run", "demo", *short, cwd=tmp_path, code=1)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    printed, _ = here.ended("run", "demo", *short, cwd=tmp_path, code=1)
     rows = json.loads(here("leaderboard", "demo", *short, "--format", "json", cwd=tmp_path))
     assert {row["method"]: row["seeds_done"] for row in rows} == {
         "base model": 1,
@@ -248,7 +249,7 @@ def test_one_failing_cell_is_one_row(
     }
     told = here("status", "demo", *short, cwd=tmp_path)
     for how, end in ENDS.items():
-        assert end in result.stdout, how
+        assert end in printed, how
         assert end[:40] in told, how
     assert told.count("the end of ") == len(ENDS)
     for words in ("IndexError: list index out of range\n", "hardware.micro_tokens, set hardware.recompute=true or "):
@@ -256,7 +257,7 @@ def test_one_failing_cell_is_one_row(
 
     (tmp_path / "mended").touch()
     chosen = ["seeds=[0,1]", "--retry-failed", "--only", faulty[0], "--only", "grpo"]
-    again = entrobench("run", "demo", *short, *chosen, cwd=tmp_path).stdout
+    again = here("run", "demo", *short, *chosen, cwd=tmp_path)
     assert "matrix demo: 1 of 14 cells, 0 done before, 1 to run" in again
     states = [json.loads((cell / "state.json").read_text())["state"] for cell in cells(tmp_path)]
     assert sorted(states) == ["done"] * 2 + ["failed"] * (len(ENDS) - 1), "and nothing else has run"

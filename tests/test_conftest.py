@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from places import REPOSITORY
@@ -50,15 +51,21 @@ class Item:
         return name in self.marks
 
 
+@pytest.fixture
+def ours(request: pytest.FixtureRequest) -> Any:
+    """The module conftest.py, as pytest has loaded it."""
+    plugins = request.config.pluginmanager.get_plugins()
+    [found] = [each for each in plugins if getattr(each, "__file__", None) == str(REPOSITORY / "tests" / "conftest.py")]
+    return found
+
+
 @pytest.mark.parametrize(
     ("markexpr", "order"),
     [("", ["process", "plain", "quick"]), ("long or slow", ["process", "long", "plain", "quick"])],
 )
 def test_long_tests_are_left_out_and_files_that_start_processes_come_first(
-    markexpr: str, order: list[str], request: pytest.FixtureRequest
+    markexpr: str, order: list[str], ours: Any
 ) -> None:
-    plugins = request.config.pluginmanager.get_plugins()
-    [ours] = [each for each in plugins if getattr(each, "__file__", None) == str(REPOSITORY / "tests" / "conftest.py")]
     items = [
         Item("quick", Path("test_a.py")),
         Item("process", Path("test_b.py"), ("processes",)),
@@ -71,3 +78,14 @@ def test_long_tests_are_left_out_and_files_that_start_processes_come_first(
     ours.pytest_collection_modifyitems(config, items)
     assert [item.name for item in items] == order
     assert [item.name for item in deselected] == [name for name in ["long"] if name not in order]
+
+
+@pytest.mark.parametrize(
+    ("workers", "order"), [(1, "p p r r s 1 2 3 4 5"), (2, "p p s 1 2 r r 3 4 5"), (3, "p p 1 r r 2 s 3 4 5")]
+)
+def test_the_part_of_each_worker_begins_with_files_that_start_processes(workers: int, order: str, ours: Any) -> None:
+    marked = [Item(name, Path(f"{name}.py"), ("processes",)) for name in "prs"]
+    same_files = [Item(name, Path(f"{name}.py")) for name in "pr"]
+    quick = [Item(name, Path("quick.py")) for name in "12345"]
+    items = [quick[0], marked[0], same_files[0], *quick[1:], marked[1], same_files[1], marked[2]]
+    assert " ".join(item.name for item in ours.in_parts(items, workers)) == order

@@ -301,6 +301,7 @@ def test_a_notebook_and_a_cell_that_fails(tmp_path: Path, mlflow_uri: str) -> No
 # A notebook
 
 TOUR = REPOSITORY / "docs" / "tour.ipynb"
+MINIATURE = '"train.steps=2", "train.prompts=4", "train.group=4"'
 
 
 def test_the_tour_holds_no_outputs() -> None:
@@ -308,6 +309,7 @@ def test_the_tour_holds_no_outputs() -> None:
     calls = "".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
     for name in ("load", "plan", "run", "status", "curves", "samples", "report"):
         assert f".{name}(" in calls
+    assert '"train.steps=6"' in calls, "the next test replaces it"
     for cell in cells:
         assert cell["cell_type"] == "markdown" or (cell["outputs"], cell["execution_count"]) == ([], None)
 
@@ -324,6 +326,8 @@ def test_the_tour_runs_in_a_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     notebook = nbformat.read(TOUR, as_version=4)
     nbformat.validate(notebook)
+    for cell in notebook.cells:
+        cell["source"] = cell["source"].replace('"train.steps=6"', MINIATURE)
     place = {"metadata": {"path": str(tmp_path)}}
     NotebookClient(notebook, timeout=int(HANG), kernel_name="python3", resources=place).execute()
     shown = [output for cell in notebook.cells for output in cell.get("outputs", [])]

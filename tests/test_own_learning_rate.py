@@ -148,6 +148,7 @@ def test_other_trainers_refuse_it(trainer: str) -> None:
 # Output
 
 
+@pytest.mark.slow
 def test_the_table_the_plan_and_mlflow_show_it(
     tmp_path: Path, mlflow_uri: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import os
+import io
 import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
 import yaml
 from places import REPOSITORY
 
-from benchmarks.patience import HANG
+import entrobench
 from docs import generate
 from harness import cli, config, matrix
 from harness.commands.common import config_of_arguments
@@ -49,16 +50,13 @@ NOT_RUN = {  # with the reason
 }
 
 
-def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        timeout=HANG,
-        check=False,
-    )
+def call(*arguments: str, cwd: Path) -> str:
+    """Call a command in this process, so that imports are shared; return the printed text."""
+    printed, errors = io.StringIO(), io.StringIO()
+    with chdir(cwd), redirect_stdout(printed), redirect_stderr(errors), pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    assert ended.value.code == 0, printed.getvalue() + errors.getvalue()
+    return printed.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -67,11 +65,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory, put_store: Callable[[Path],
     path = tmp_path_factory.mktemp("reader")
     put_store(path / "results")
     (path / "my_methods.py").write_text(A_METHOD)
-    result = run("-m", "harness.cli", "run", "smoke", *TINY, cwd=path)
-    assert result.returncode == 0, result.stderr
-    (path / "output.txt").write_text(result.stdout)
-    packed = run("-m", "harness.cli", "pack", "smoke", *TINY, "--out", "demo.zip", cwd=path)  # for `verify demo.zip`
-    assert packed.returncode == 0, packed.stderr
+    (path / "output.txt").write_text(call("run", "smoke", *TINY, cwd=path))
+    call("pack", "smoke", *TINY, "--out", "demo.zip", cwd=path)  # for `verify demo.zip`
     return path
 
 
@@ -137,13 +132,12 @@ def test_the_terminal_looks_like_the_transcript(folder: Path) -> None:
 
 
 @pytest.mark.processes
-def test_python_means_the_same_cells(folder: Path) -> None:
-    example = f"import entrobench; print(entrobench.load('smoke', *{TINY}).run())"
+def test_python_means_the_same_cells(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
     finished = (folder / "results/smoke").glob("*/state.json")
     before = {path: path.stat().st_mtime_ns for path in finished}
-    result = run("-c", example, cwd=folder)
-    assert result.returncode == 0, result.stderr
-    assert "clip_b" in result.stdout
+    table = entrobench.load("smoke", *TINY).run()
+    assert "clip_b" in list(table["method"])
     assert before
     assert {path: path.stat().st_mtime_ns for path in before} == before
 

@@ -12,15 +12,17 @@ from benchmarks import soak
 @pytest.mark.processes
 @pytest.mark.slow
 def test_a_matrix_whose_processes_are_killed_ends_with_the_same_results(tmp_path: Path) -> None:
-    """The kills come while its base model is made, while problems are filtered, and while its MLflow store is made."""
-    harm, _ = soak.soak(tmp_path, cells=2, kills=len(soak.ONCE), minutes=5, seed=0)
-    assert harm.killed == {f"{victim} at {moment}": 1 for moment, victim in soak.ONCE}
+    """The kills come while problems are filtered, and while its MLflow store is made."""
+    first = soak.ONCE[1:]
+    harm, _ = soak.soak(tmp_path, cells=2, kills=len(first), minutes=5, seed=0, first=first)
+    assert harm.killed == {f"{victim} at {moment}": 1 for moment, victim in first}
 
 
 @pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.long
 def test_a_matrix_whose_processes_are_killed_at_random_ends_with_the_same_results(tmp_path: Path) -> None:
+    """The first kill comes while its base model is made."""
     harm, looks = soak.soak(tmp_path, cells=8, kills=12, minutes=5, seed=0)
     assert harm.killed.total() > len(soak.ONCE)
     assert soak.kept_open(looks) == set()

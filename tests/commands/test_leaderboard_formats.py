@@ -46,9 +46,8 @@ def test_choices_that_would_do_nothing_are_one_sentence(
 
 
 @pytest.mark.slow
-def test_each_format_reaches_its_file(tmp_path: Path, mlflow_uri: str, capsys: pytest.CaptureFixture[str]) -> None:
-    Made(tmp_path, mlflow_uri).end_all()
-    out, asked = tmp_path / "out", ["--experiment", "made", "--uri", mlflow_uri]
+def test_each_format_reaches_its_file(tmp_path: Path, sent_matrix: Made, capsys: pytest.CaptureFixture[str]) -> None:
+    out, asked = tmp_path / "out", ["--experiment", "made", "--uri", sent_matrix.config.tracking_uri]
     begins = {
         ("--format", "latex"): "% countdown-tiny: means",
         ("--compare",): "countdown, countdown-tiny: Avg@K",

@@ -722,7 +722,7 @@ def test_two_ranks_are_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     """Take also methods behind one that hangs the processes which it is checked in."""
     (tmp_path / "on_ranks.py").write_text(ON_RANKS)
     monkeypatch.syspath_prepend(tmp_path)
-    patience_s = patient(12.0)  # which includes the start of the processes
+    patience_s = patient(8.0)  # which includes the start of the processes
     monkeypatch.setattr(two_ranks, "PATIENCE_S", patience_s)
     specs = ["own_mean", "waits", "ppo+clip_v(share=0.2)", "grpo(normalise=sequence)+adaptive_entropy"]
     found = two_ranks.check_on_two_ranks(specs, ["on_ranks"])

@@ -14,7 +14,7 @@ from unittest import mock
 import pytest
 import torch
 from cells import ONE, divided, lines, write
-from companions import on_ranks
+from companions import on_ranks, run_ranks
 from living import at_work, wait_until
 from safetensors.torch import load_file
 from trainers import build, sampled, weights
@@ -56,7 +56,7 @@ def test_a_relay_of_one_two_and_one_processes_is_one_process(tmp_path: Path) -> 
     write(tmp_path / "relay", *shared, "train.steps=1", key=ONE)
     cell.work(tmp_path / "relay")
     write(tmp_path / "relay", *shared, end, "hardware.ranks=2", *SAVING, key=ONE)
-    assert divided(tmp_path / "relay", 2) == 0
+    assert run_ranks(tmp_path / "relay") == 0
     state = State.read(tmp_path / "relay")
     assert (state.state, state.collapsed, state.durable_step) == ("done", 2 if falls else None, 2)
     assert list(lines(tmp_path / "relay")) == [0, 1, 2]
@@ -241,7 +241,7 @@ def test_two_ranks_say_once_why_a_model_cannot_be_read(
     shutil.copytree(models.resolve("countdown-tiny").folder(), model)
     harm(model)
     write(tmp_path / "cell", "hardware.ranks=2", f"models=[{model}]", model=str(model))
-    assert divided(tmp_path / "cell", 2) == 1
+    assert run_ranks(tmp_path / "cell") == 1
     state, log = State.read(tmp_path / "cell"), (tmp_path / "cell" / "log.txt").read_text()
     reason = str(state.reason)
     assert state.state == "failed"
@@ -262,7 +262,7 @@ def test_two_ranks_say_once_that_a_checkpoint_is_damaged(tmp_path: Path) -> None
     content[-1] ^= 1
     shard.write_bytes(content)
     write(folder, "train.steps=2", "eval.every=0", "hardware.ranks=2", key=ONE)
-    assert divided(folder, 2) == 0
+    assert run_ranks(folder) == 0
     assert State.read(folder).state == "done"
     [aside] = attempts.earlier_attempts(folder)
     log = "".join((each / "log.txt").read_text() for each in (aside, folder))

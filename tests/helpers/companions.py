@@ -8,12 +8,15 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections.abc import Callable
+from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch.multiprocessing import start_processes
+
+from harness import cell
 
 Work = Callable[[int, Path], None]
 
@@ -31,7 +34,7 @@ def start(main: Callable[..., None], *given: object, count: int = 2) -> None:
 
 def forkserver() -> ForkServerContext:
     """Return the context of the server that has imported the slow modules."""
-    multiprocessing.set_forkserver_preload(["harness.trainer"])
+    multiprocessing.set_forkserver_preload(["harness.cell"])
     return multiprocessing.get_context("forkserver")
 
 
@@ -41,3 +44,32 @@ def meet(rank: int, work: Work, folder: Path, count: int) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=count)
     work(rank, folder)
     dist.destroy_process_group()
+
+
+def run_ranks(folder: Path, count: int = 2) -> int:
+    """Run the ranks of a cell, as `cell.divide` does in new processes; return the first exit code that is not 0."""
+    context = forkserver()
+    meeting = folder.with_name(f"{folder.name}-meeting")
+    processes = [
+        context.Process(target=work_as_rank, args=(rank, count, folder, meeting), daemon=True) for rank in range(count)
+    ]
+    for process in processes:
+        process.start()
+    running, failed = processes, 0
+    while running and not failed:
+        wait([process.sentinel for process in running])
+        ended = [process for process in running if process.exitcode is not None]
+        failed = next(filter(None, [process.exitcode for process in ended]), 0)
+        running = [process for process in running if process not in ended]
+    for process in running:
+        process.kill()
+        process.join()
+    meeting.unlink(missing_ok=True)
+    return failed
+
+
+def work_as_rank(rank: int, count: int, folder: Path, meeting: Path) -> None:
+    torch.set_num_threads(1)
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
+    os.environ |= {"RENDEZVOUS": str(meeting), "GLOO_SOCKET_IFNAME": "lo"}
+    cell.main(str(folder))

@@ -16,7 +16,7 @@ import pytest
 from places import REPOSITORY
 
 from benchmarks.patience import HANG
-from harness import config, matrix
+from harness import cli, config, matrix
 from harness.base.errors import UserError
 from harness.cells import lease
 from harness.cells.log import MetricsLog
@@ -188,15 +188,20 @@ def test_a_cell_whose_folder_cannot_be_written_fails_alone(
 
 
 @pytest.mark.slow
-def test_two_runs_on_one_folder_share_its_cells(tmp_path: Path, put_store: Callable[[Path], None]) -> None:
+def test_two_runs_on_one_folder_share_its_cells(
+    tmp_path: Path, put_store: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
+) -> None:
     """Each waits for what the other runs, and both end with the same table."""
     put_store(tmp_path)
     settings = ["methods=[grpo,clip_b]", "seeds=[0]", "train.steps=2", "train.prompts=8", "train.group=8"]
     settings += ["eval.problems=4", "eval.samples=4", "eval.k=2", f"results={tmp_path}"]
     command = [sys.executable, "-m", "harness.cli", "run", "smoke", *settings]
-    runs = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) for _ in range(2)]
-    tables = [run.communicate(timeout=HANG)[0].partition("countdown, countdown-tiny")[2] for run in runs]
-    assert [run.returncode for run in runs] == [0, 0]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) as other:
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["run", "smoke", *settings])
+        printed = [capsys.readouterr().out, other.communicate(timeout=HANG)[0]]
+    tables = [output.partition("countdown, countdown-tiny")[2] for output in printed]
+    assert (ended.value.code, other.returncode) == (0, 0)
     cells = matrix.cells(config.load_config("smoke", settings))
     for cell in cells:
         assert State.read(cell.folder).state == "done"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,13 +23,12 @@ from harness.pack import archive
 from harness.pack.protocol import protocol_of
 from harness.table.frames import Frames, check_all_comparable
 
+NO_STORE = "sqlite:///no-such-folder/mlflow.db"  # which packing does not open
+
 
 def packed(tmp_path: Path, name: str, *overrides: str, out: str | None = None) -> Path:
     """Write the pack of a made-up matrix, which needs no MLflow, and return its path."""
-    uri = f"sqlite:///{tmp_path / name}.db"
-    made = Made(tmp_path / f"results-{name}", uri, *overrides, name=name)
-    for cell in made.cells:
-        made.write(cell)
+    made = Made(tmp_path / f"results-{name}", NO_STORE, *overrides, name=name).write_all()
     path = tmp_path / (out or f"{name}.zip")
     pack_matrix(made.config, path)
     return path
@@ -55,19 +55,28 @@ def without_marks(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 # The round trip
 
 
+@pytest.fixture(scope="module")
+def sent(tmp_path_factory: pytest.TempPathFactory, migrated: Path) -> tuple[Made, Path]:
+    """A made-up matrix in MLflow, where one cell has failed and one has not begun, and its pack."""
+    folder = tmp_path_factory.mktemp("sent")
+    shutil.copy(migrated, folder / "mlflow.db")
+    made = Made(folder / "results", f"sqlite:///{folder / 'mlflow.db'}", "axes={train.lr: [0.1, 0.2]}")
+    for cell in made.cells[:-2]:
+        made.end(cell)
+    made.end(made.cells[-2], state="failed")
+    path = folder / "made.zip"
+    assert pack_matrix(made.config, path) == (len(made.cells) - 1, len(made.cells))
+    return made, path
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--compare"], ["--baseline", "ppo"], ["--where", "seed=0"]])
 def test_the_table_of_a_pack_is_that_of_the_folder(
-    tmp_path: Path, mlflow_uri: str, capsys: pytest.CaptureFixture[str], options: list[str]
+    sent: tuple[Made, Path], capsys: pytest.CaptureFixture[str], options: list[str]
 ) -> None:
-    made = Made(tmp_path / "results", mlflow_uri, "axes={train.lr: [0.1, 0.2]}")
-    for cell in made.cells[:-2]:
-        made.end(cell)
-    made.end(made.cells[-2], state="failed")  # and the last cell has not begun
-    path = tmp_path / "made.zip"
-    assert pack_matrix(made.config, path) == (len(made.cells) - 1, len(made.cells))
-    ours = ["name=made", f"results={tmp_path / 'results'}", f"tracking.uri={mlflow_uri}", "methods=[grpo,clip_b,ppo]"]
-    ours += ["seeds=[0,1]", "axes={train.lr: [0.1, 0.2]}"]
+    made, path = sent
+    ours = [f"results={made.config.results}", f"tracking.uri={made.config.tracking_uri}", "name=made"]
+    ours += ["methods=[grpo,clip_b,ppo]", "seeds=[0,1]", "axes={train.lr: [0.1, 0.2]}"]
     of_folder = listed(capsys, "smoke", *ours, *options)
     of_pack = listed(capsys, "--pack", str(path), *options)
     assert without_marks(of_pack) == without_marks(of_folder)
@@ -89,8 +98,8 @@ def test_the_page_of_a_pack_has_its_rows(pack: Path, tmp_path: Path) -> None:
         assert method in page
 
 
-def test_the_same_records_give_the_same_bytes(tmp_path: Path, mlflow_uri: str) -> None:
-    made = Made(tmp_path / "results", mlflow_uri).end_all()
+def test_the_same_records_give_the_same_bytes(tmp_path: Path) -> None:
+    made = Made(tmp_path / "results", NO_STORE).write_all()
     contents = []
     for name in ("one.zip", "two.zip"):
         pack_matrix(made.config, tmp_path / name)
@@ -98,14 +107,14 @@ def test_the_same_records_give_the_same_bytes(tmp_path: Path, mlflow_uri: str) -
     assert contents[0] == contents[1]
 
 
-def test_a_pack_has_no_weights_and_is_a_plain_zip(tmp_path: Path, mlflow_uri: str) -> None:
-    made = Made(tmp_path / "results", mlflow_uri)
+def test_a_pack_has_no_weights_and_is_a_plain_zip(tmp_path: Path) -> None:
+    made = Made(tmp_path / "results", NO_STORE)
     for cell in made.cells:
         (cell.folder / "model").mkdir(parents=True)
         (cell.folder / "model" / "model.safetensors").write_bytes(b"weights")
         (cell.folder / "checkpoints").mkdir()
         (cell.folder / "log.txt").write_text("output")
-        made.end(cell)
+        made.write(cell)
     pack_matrix(made.config, tmp_path / "made.zip")
     with zipfile.ZipFile(tmp_path / "made.zip") as file:
         names = file.namelist()
@@ -117,16 +126,16 @@ def test_a_pack_has_no_weights_and_is_a_plain_zip(tmp_path: Path, mlflow_uri: st
     assert len(entrobench.Packs(tmp_path / "made.zip").leaderboard()) == 4
 
 
-def test_a_matrix_without_a_finished_cell_is_not_packed(tmp_path: Path, mlflow_uri: str) -> None:
-    made = Made(tmp_path / "results", mlflow_uri)
-    made.end(made.cells[0], state="failed")
+def test_a_matrix_without_a_finished_cell_is_not_packed(tmp_path: Path) -> None:
+    made = Made(tmp_path / "results", NO_STORE)
+    made.write(made.cells[0], state="failed")
     with pytest.raises(UserError, match=r"no cell of the matrix made in .* is done, so there is nothing to pack"):
         pack_matrix(made.config, tmp_path / "made.zip")
     assert not (tmp_path / "made.zip").exists()
 
 
-def test_a_damaged_cell_is_not_packed(tmp_path: Path, mlflow_uri: str) -> None:
-    made = Made(tmp_path / "results", mlflow_uri).end_all()
+def test_a_damaged_cell_is_not_packed(tmp_path: Path) -> None:
+    made = Made(tmp_path / "results", NO_STORE).write_all()
     metrics = made.cells[0].folder / "metrics.jsonl"
     metrics.write_bytes(metrics.read_bytes().replace(b"2.0", b"3.0", 1))
     with pytest.raises(Damaged, match=r"metrics\.jsonl"):

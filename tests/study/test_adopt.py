@@ -329,6 +329,7 @@ def test_a_folder_that_is_missing_gets_one_sentence(place: Place, tmp_path: Path
     assert "nowhere is not a folder" in place.adopt(tmp_path / "nowhere", code=2)
 
 
+@pytest.mark.slow
 def test_a_seed_has_one_model(place: Place, checkpoint: Path) -> None:
     place.adopt(checkpoint, "--method", "my_idea", "--unregistered", "--trainer", "my_loop")
     assert "my_idea (trained elsewhere: my_loop)" in place.rows()
@@ -340,6 +341,7 @@ def test_a_seed_has_one_model(place: Place, checkpoint: Path) -> None:
     assert len(place.folders) == 2
 
 
+@pytest.mark.slow
 def test_an_interrupted_evaluation_continues(place: Place, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from harness.study import adopt
 
@@ -362,6 +364,7 @@ def test_an_interrupted_evaluation_continues(place: Place, checkpoint: Path, mon
     assert State.read(folder).state == "done"
 
 
+@pytest.mark.slow
 def test_a_damaged_record_is_made_again(place: Place, checkpoint: Path) -> None:
     place.adopt(checkpoint)
     [folder] = place.folders
@@ -376,6 +379,7 @@ def test_a_damaged_record_is_made_again(place: Place, checkpoint: Path) -> None:
     assert place.rows()["grpo (trained elsewhere: trl)"]["seeds_done"] == 1
 
 
+@pytest.mark.slow
 def test_other_settings_of_the_evaluation_are_another_cell(place: Place, checkpoint: Path) -> None:
     place.adopt(checkpoint)
     place.overrides.append("eval.samples=8")

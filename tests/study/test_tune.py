@@ -150,6 +150,7 @@ def test_a_learning_rate_may_be_tuned_like_any_option(tmp_path: Path) -> None:
         cells(tuning_matrix(loaded(tmp_path, "tune.candidates={grpo: [grpo(lr=1e-3)], clip_b: [clip_b]}")))
 
 
+@pytest.mark.slow
 def test_an_interrupted_tune_chooses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(matrix: Config, *_: object) -> int:
         end_cells(matrix, broken=("clip_b(share=0.05)",))

@@ -51,9 +51,9 @@ def test_without_a_configuration_it_is_the_same_table(
 
 
 def test_the_uri_comes_from_the_environment_where_none_is_given(
-    tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, sent_matrix: Made, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Made(tmp_path, mlflow_uri).end_all()
+    mlflow_uri = sent_matrix.config.tracking_uri
     monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_uri)
     assert "clip_b" in told(capsys, "--experiment", "made")
     other = f"sqlite:///{tmp_path / 'other.db'}"
@@ -61,11 +61,8 @@ def test_the_uri_comes_from_the_environment_where_none_is_given(
     assert Config(name="x").tracking_uri == mlflow_uri
 
 
-def test_rows_and_columns_are_chosen_and_sorted(
-    tmp_path: Path, mlflow_uri: str, at: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    Made(tmp_path, mlflow_uri).end_all()
-    asked = ["--experiment", "made", *at]
+def test_rows_and_columns_are_chosen_and_sorted(sent_matrix: Made, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["--experiment", "made", "--uri", sent_matrix.config.tracking_uri]
     table = told(capsys, *asked, "--columns", "hours,tokens,length,dropped,entropy_kept", "--format", "md").splitlines()
     assert table[2] == "| method | CPU-hours a cell | tokens a cell | length | dropped | entropy kept |"
     assert table[4:6] == ["| base model |  |  |  |  |  |", "| grpo | 0.5 | 200 | 8.0 | 0.125 | 50.0% |"]
@@ -84,10 +81,9 @@ def test_rows_and_columns_are_chosen_and_sorted(
 
 
 def test_diversity_is_distinct_right_answers_over_problems_and_seeds(
-    tmp_path: Path, mlflow_uri: str, at: list[str], capsys: pytest.CaptureFixture[str]
+    sent_matrix: Made, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Made(tmp_path, mlflow_uri).end_all()
-    asked = ["--experiment", "made", *at]
+    asked = ["--experiment", "made", "--uri", sent_matrix.config.tracking_uri]
 
     def distinct(seed: int, *method: int) -> np.ndarray:
         right = np.random.default_rng([seed, *method]).random((6, 16)) < 0.3
@@ -115,10 +111,8 @@ def test_an_evaluation_without_answers_is_one_sentence(at: list[str]) -> None:
         right_distinct({"task": "countdown"}, "countdown-000001.json")
 
 
-def test_the_base_model_is_the_first_row(
-    tmp_path: Path, mlflow_uri: str, at: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    Made(tmp_path, mlflow_uri).end_all()
+def test_the_base_model_is_the_first_row(sent_matrix: Made, capsys: pytest.CaptureFixture[str]) -> None:
+    at = ["--uri", sent_matrix.config.tracking_uri]
     rows = listed(capsys, "--experiment", "made", *at)
     assert [row["method"] for row in rows] == ["base model", "grpo", "clip_b", "ppo"]
     drawn = [(np.random.default_rng([seed]).random((6, 16)) < 0.3).mean() for seed in (0, 1)]
@@ -231,11 +225,12 @@ def test_further_axes_are_columns_and_methods_are_compared_within_a_setting(
     compared = listed(capsys, "--experiment", "made", *at, "--compare")
     assert {each["setting"] for each in compared} == {f"train.lr={x}, train.updates={y}" for x, y in settings}
     # One cell less: the table counts it, whether or not a summary tells of it.
-    unfinished = Made(tmp_path, mlflow_uri, "methods=[grpo,clip_b]", axes, name="other")
+    one_axis = "axes={train.updates: [1, 2]}"
+    unfinished = Made(tmp_path, mlflow_uri, "methods=[grpo,clip_b]", one_axis, name="other")
     for cell in unfinished.cells[:-1]:
         unfinished.end(cell)
     rows = trained(listed(capsys, "--experiment", "other", *at))
-    assert [(row["seeds_done"], row["seeds_expected"]) for row in rows] == [(2, 2)] * 7 + [(1, 2)]
+    assert [(row["seeds_done"], row["seeds_expected"]) for row in rows] == [(2, 2)] * 3 + [(1, 2)]
 
 
 def test_collapsed_cells_count_and_are_reported(
@@ -452,10 +447,10 @@ def test_the_help_of_columns_names_what_csv_has(capsys: pytest.CaptureFixture[st
 
 
 def test_the_leaderboard_in_python_prints_itself_as_the_table(
-    tmp_path: Path, mlflow_uri: str, at: list[str], capsys: pytest.CaptureFixture[str]
+    sent_matrix: Made, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = Made(tmp_path, mlflow_uri).end_all()
-    frame = leaderboard_frame(leaderboard.matrix_rows(made.config, made.cells))
+    at = ["--uri", sent_matrix.config.tracking_uri]
+    frame = leaderboard_frame(leaderboard.matrix_rows(sent_matrix.config, sent_matrix.cells))
     assert repr(frame) == told(capsys, "--experiment", "made", *at)
     [header, *_] = told(capsys, "--experiment", "made", *at, "--format", "csv").splitlines()
     assert list(frame.columns) == header.split(",")

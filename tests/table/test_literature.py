@@ -106,10 +106,9 @@ def test_only_tables_of_scores_have_it(options: list[str], capsys: pytest.Captur
 
 @pytest.mark.slow
 def test_no_number_of_a_leaderboard_changes(
-    tmp_path: Path, mlflow_uri: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, sent_matrix: Made, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Made(tmp_path, mlflow_uri).end_all()
-    selected = ["--experiment", "made", "--uri", mlflow_uri]
+    selected = ["--experiment", "made", "--uri", sent_matrix.config.tracking_uri]
     forms = [["--format", how] for how in ("table", "md", "csv", "json", "latex")] + [["--compare", "--format", "json"]]
     before = [told(capsys, *selected, *form) for form in forms]
     sentence = "\nNo number in results/literature is about countdown.\n"

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -139,11 +140,18 @@ def test_a_server_that_sends_a_byte_at_a_time_is_left(
     foreign.body, foreign.pause = b" " * 3600, 0.2  # each byte in time, all of them in twelve minutes
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
     sentence = f"the MLflow store at {foreign.uri} did not answer in full within 4 s"
+
+    def written() -> None:
+        with store.store(foreign.uri, write=True):
+            pass
+
     start = time.monotonic()
-    code, text = said(capsys, "leaderboard", "--experiment", "made", "--uri", foreign.uri)
-    assert (code, sentence in text) == (2, True)
-    with pytest.raises(UserError, match=sentence), store.store(foreign.uri, write=True):
-        pass
+    with ThreadPoolExecutor() as pool:  # both wait for the same 4 seconds
+        writing = pool.submit(written)
+        code, text = said(capsys, "leaderboard", "--experiment", "made", "--uri", foreign.uri)
+        assert (code, sentence in text) == (2, True)
+        with pytest.raises(UserError, match=sentence):
+            writing.result()
     assert time.monotonic() - start < 60
 
 

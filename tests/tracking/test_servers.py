@@ -262,8 +262,8 @@ SLOW_ANSWERS = [
 
 
 def test_a_server_that_gets_slow_after_its_first_answers_holds_no_command(server: str, tmp_path: Path) -> None:
-    """Each command waits for the same 12 seconds, so all of them run at the same time."""
-    environment = {**os.environ, "MLFLOW_HTTP_REQUEST_TIMEOUT": "3", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
+    """Each command waits for the same 8 seconds, so all of them run at the same time."""
+    environment = {**os.environ, "MLFLOW_HTTP_REQUEST_TIMEOUT": "2", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
     experiment(tmp_path, server, name="slow", methods=["grpo"], seeds=[0])
     with ExitStack() as stack:
         uris, processes = [], []
@@ -280,5 +280,5 @@ def test_a_server_that_gets_slow_after_its_first_answers_holds_no_command(server
         outputs = [process.communicate(timeout=HANG) for process in processes]
     assert time.monotonic() - began < patient(90), "nor does a process wait for the rest when it ends"
     for uri, process, output in zip(uris, processes, outputs, strict=True):
-        sentence = f"entrobench: the MLflow store at {uri} did not answer in full within 12 s\n"
+        sentence = f"entrobench: the MLflow store at {uri} did not answer in full within 8 s\n"
         assert (process.returncode, *output) == (2, "", sentence)

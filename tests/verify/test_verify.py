@@ -15,7 +15,7 @@ import threading
 import time
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from typing import Any
 import cells
 import pytest
 from golden import hostile, triples
+from judging import judge_in_child
 from places import REAL
 
 from benchmarks.patience import HANG, patient
@@ -418,14 +419,41 @@ def test_a_worker_that_cannot_start_is_no_verdict(monkeypatch: pytest.MonkeyPatc
         verifier.verdicts(boxed("1+4"))
 
 
-def in_judge(code: str) -> str:
-    """What this code prints in a process like that of a worker."""
-    prelude = "import json, resource, math_verify.grader, sympy; from harness.verify import judge\n"
-    return subprocess.run([sys.executable, "-c", prelude + code], capture_output=True, text=True, check=True).stdout
+# Imports what a worker does, which takes seconds, and runs each line of its input in a fork of its own.
+JUDGE = """
+import json, math_verify.grader, os, resource, sympy, sys, traceback
+from harness.verify import judge
+for line in sys.stdin:
+    if os.fork() == 0:
+        try:
+            exec(json.loads(line))
+        except BaseException:
+            traceback.print_exc(file=sys.stdout)
+        sys.stdout.flush()
+        os._exit(0)
+    os.wait()
+    print("end", flush=True)
+"""
+InJudge = Callable[[str], str]
+
+
+@pytest.fixture(scope="module")
+def in_judge() -> Iterator[InJudge]:
+    """A function that returns what code prints in a process like that of a worker."""
+    command = [sys.executable, "-c", JUDGE]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        def printed_by(code: str) -> str:
+            print(json.dumps(code), file=process.stdin, flush=True)
+            return "".join(iter(process.stdout.readline, "end\n"))  # type: ignore[union-attr]
+
+        yield printed_by
 
 
 @pytest.mark.processes
-def test_memory_is_limited() -> None:
+def test_memory_is_limited(in_judge: InJudge) -> None:
     printed = in_judge(
         "judge.patch_libraries(); judge.judge_answer('1', r'\\operatorname{zeros}(2,2)')\n"
         "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
@@ -437,7 +465,7 @@ def test_memory_is_limited() -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("error", ["MemoryError", "RecursionError"])
-def test_exhaustion_that_the_library_swallows_is_an_error(error: str) -> None:
+def test_exhaustion_that_the_library_swallows_is_an_error(error: str, in_judge: InJudge) -> None:
     printed = in_judge(
         f"def broken(*_): raise {error}\n"
         "math_verify.grader.simplify = broken; judge.patch_libraries()\n"
@@ -447,7 +475,7 @@ def test_exhaustion_that_the_library_swallows_is_an_error(error: str) -> None:
 
 
 @pytest.mark.processes
-def test_sympy_cannot_evaluate_text() -> None:
+def test_sympy_cannot_evaluate_text(in_judge: InJudge) -> None:
     printed = in_judge(
         "judge.patch_libraries(); print(sympy.S('3/2'))\n"
         "for text in ('x', 'print(1)', '__import__(\"os\").getcwd()', '(1).__class__', 'Integer.mro()'):\n"
@@ -504,11 +532,6 @@ def test_threads_share_a_verifier(verifier: VerifierPool) -> None:
     for thread in threads:
         thread.join()
     assert found == {i: expected[i::4] for i in range(4)}
-
-
-def judge_in_child(pipe: multiprocessing.connection.Connection) -> None:
-    with VerifierPool(workers=1) as own:
-        pipe.send(own.verdicts(boxed("1+4", "1+5")))
 
 
 @pytest.mark.processes
