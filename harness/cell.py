@@ -101,6 +101,7 @@ def divide(folder: Path, count: int) -> None:
     """Start a process for each rank, and exit with their code. All ranks end if one fails, or if this process ends."""
     loopback = next(name for _, name in socket.if_nameindex() if name in ("lo", "lo0"))
     shared = {"WORLD_SIZE": str(count), "GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
+    shared["LOCAL_WORLD_SIZE"] = str(count)  # without it, accelerate takes the ranks for several machines
     with tempfile.TemporaryDirectory() as meeting:
         shared["RENDEZVOUS"] = f"{meeting}/ranks"
         processes = [

@@ -68,7 +68,6 @@ def check_backend(config: Config, method: Method) -> None:
         )
     hardware, train = config.hardware, config.train
     allowed_values = {  # by key: the value, whether TRL can honor it, and the values that it can
-        "hardware.nodes x hardware.ranks": (hardware.world, hardware.world == 1, "1"),
         "hardware.offload": (hardware.offload, not hardware.offload, "false"),
         "rollout.engine": (config.rollout.engine, config.rollout.engine != "vllm", "auto or embedded, which evaluates"),
         "rollout.lag": (config.rollout.lag, not config.rollout.lag, "0"),
