@@ -132,9 +132,10 @@ class Checkpoints:
         ranks.meet()  # each rank writes files of its own, which must all be there
         if ranks.own_rank() == 0:
             sums: dict[str, str] = {}
-            for file in sorted(folder.iterdir()):
-                files.flush_to_disk(file)
-                sums[file.name] = files.sha256_of(file)
+            for entry in sorted(folder.rglob("*")):  # sharded weights are in folders of their own
+                files.flush_to_disk(entry)
+                if entry.is_file():
+                    sums[entry.relative_to(folder).as_posix()] = files.sha256_of(entry)
             checkpoint_seal.write_seal(folder, self.cell, step, sums)
             path = self.folder / checkpoint_seal.step_folder_name(step)
             path.parent.mkdir(exist_ok=True)

@@ -158,7 +158,8 @@ class RecordedTrainer(EntrobenchTrainer):
         super()._save_checkpoint(model, trial)
         saved = Path(self.args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         if self.args.should_save:
-            (saved / TRAINING_ARGS_NAME).unlink()  # pickled, and read by nothing
+            # Pickled, and read by nothing. With FSDP it may be missing.
+            (saved / TRAINING_ARGS_NAME).unlink(missing_ok=True)
         self.on_checkpoint(saved)
 
     # The record
