@@ -1,4 +1,4 @@
-"""The file of hardware.accelerate, which shards the cells that TRL trains, as `accelerate config` writes it; no torch."""
+"""The file of hardware.accelerate, which shards cells that TRL trains, as `accelerate config` writes it; no torch."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ def check_sharding(kind: str, settings: Mapping[str, Any], config: Config, where
     """Refuse a sharding that accelerate would ignore here, or that the trainer cannot work with."""
     if config.hardware.world < 2:
         raise UserError(
-            f"{where}: distributed_type is {kind}, but hardware.nodes x hardware.ranks is 1; allowed: 2 and more, among "
-            "which it divides the model"
+            f"{where}: distributed_type is {kind}, but hardware.nodes x hardware.ranks is 1; allowed: 2 and more, "
+            "among which it divides the model"
         )
     if config.hardware.device != "cuda":
         raise UserError(
