@@ -96,7 +96,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
 def test_a_file_that_cannot_hold_is_refused(case: str, tmp_path: Path) -> None:
     content, sentence = REFUSED[case]
     with pytest.raises(UserError, match=sentence) as refusal:
-        cell_of(written(tmp_path, content)).identity
+        cell_of(written(tmp_path, content))
     assert "accelerate.yaml" in str(refusal.value)
 
 
@@ -117,7 +117,7 @@ def test_a_file_that_cannot_hold_is_refused(case: str, tmp_path: Path) -> None:
 def test_a_configuration_that_cannot_use_the_file_is_refused(override: str, sentence: str, tmp_path: Path) -> None:
     content = {key: value for key, value in FSDP.items() if key not in ("num_processes", "mixed_precision")}
     with pytest.raises(UserError, match=sentence):
-        cell_of(written(tmp_path, content), override).identity
+        cell_of(written(tmp_path, content), override)
 
 
 def test_a_missing_file_ends_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

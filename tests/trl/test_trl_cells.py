@@ -247,7 +247,7 @@ def test_a_collapse_ends_the_training(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_a_matrix_by_trl_on_two_ranks(
+def test_a_matrix_on_two_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("trl", reason="trl is not installed; the extra trl has it")
