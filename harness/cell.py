@@ -262,12 +262,11 @@ def trainer_of(spec: CellSpec, parts: Parts, folder: Path, checkpoints: Checkpoi
     """Return the trainer that a cell's configuration names."""
     if spec.config.train.backend == OWN:
         return Trainer(parts, folder, checkpoints)
-    sharding = spec.identity.get("accelerate")
-    if sharding:
-        from harness.trl.accelerate_variables import accelerate_variables
+    # These imports take seconds, and few cells need them.
+    from harness.trl.accelerate_variables import export_variables
 
-        os.environ.update(accelerate_variables(sharding, spec.config.hardware.world))
-    from harness.trl.run import TrlTraining  # takes seconds, and few cells need it
+    export_variables(spec.identity.get("accelerate", {}), spec.config.hardware)  # before TRL is imported
+    from harness.trl.run import TrlTraining
 
     method = PortableMethod(spec.key.method, spec.config.plugins, spec.config.method_options)
     return TrlTraining(parts, method, folder, checkpoints)

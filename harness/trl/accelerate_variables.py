@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from collections.abc import Mapping
 from typing import Any
@@ -12,8 +13,17 @@ from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu
 
 from harness.accelerate_file import DECIDED, DEEPSPEED, FSDP, KEY, SECTIONS
 from harness.base.errors import UserError, nearest
+from harness.config import Hardware
 
 OF_ACCELERATE = ("ACCELERATE_", "FSDP_")  # how the names of its variables begin
+
+
+def export_variables(sharding: Mapping[str, Any], hardware: Hardware) -> None:
+    """Set the variables that accelerate and transformers read in this process."""
+    # Without it, accelerate sets the threads of torch to all cores where a cell has several ranks.
+    os.environ.setdefault("OMP_NUM_THREADS", str(hardware.threads))
+    if sharding:
+        os.environ.update(accelerate_variables(sharding, hardware.world))
 
 
 def accelerate_variables(settings: Mapping[str, Any], world: int) -> dict[str, str]:
