@@ -265,6 +265,7 @@ def cells(config: Config) -> list[Cell]:
     """Return all cells, checked. Seeds are the outermost loop, so an unfinished matrix compares methods fairly."""
     shared, settings = Shared(config), variants(config)
     check_methods_fit(config, settings, shared)
+    accelerate_file.check_used(settings)
     check_evaluations(config, shared)
     if config.baseline not in config.methods:
         raise UserError(f"baseline is {config.baseline!r}, which is not among methods ({', '.join(config.methods)})")
@@ -284,7 +285,6 @@ def check_methods_fit(config: Config, settings: list[Config], shared: Shared) ->
             raise UserError(
                 f"axes varies {LR_AXIS}, but method {spec!r} has a learning rate of its own; allowed: one of the two"
             )
-        accelerate_file.check_used(settings)
         for setting in settings:
             check_backend(setting, method)
             if setting.train.group < method.min_group:

@@ -8,9 +8,6 @@ import tempfile
 from collections.abc import Mapping
 from typing import Any
 
-from accelerate.commands.launch import _validate_launch_command, launch_command_parser
-from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
-
 from harness.accelerate_file import DECIDED, DEEPSPEED, FSDP, KEY, SECTIONS
 from harness.base.errors import UserError, nearest
 from harness.config import Hardware
@@ -31,6 +28,10 @@ def accelerate_variables(settings: Mapping[str, Any], world: int) -> dict[str, s
 
     The functions are those of `accelerate launch`, without its start of processes.
     """
+    # Here, since one of them is private: another version of accelerate may lack it, and few cells need it.
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+    from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
+
     kind = settings["distributed_type"]
     section = dict(settings[SECTIONS[kind]])
     if kind == DEEPSPEED:
