@@ -45,6 +45,7 @@ def accelerate_variables(settings: Mapping[str, Any], world: int) -> dict[str, s
         check_known(kind, section, vars(arguments))
         arguments, _, _ = _validate_launch_command(arguments)
     if kind == DEEPSPEED:
+        arguments.deepspeed_fields_from_accelerate_config = ",".join(section)  # as `accelerate launch` sets it
         _, variables = prepare_deepspeed_cmd_env(arguments)
     else:
         variables = prepare_multi_gpu_env(arguments)
