@@ -152,6 +152,15 @@ def test_a_missing_trl_is_named(
     )
 
 
+def test_a_plan_names_the_ranks_and_estimates_no_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["plan", "smoke", "train.backend=trl", "hardware.ranks=2", *HERE, f"results={tmp_path}/results"])
+    output = " ".join(capsys.readouterr().out.split())
+    assert end.value.code == 0
+    assert "of 2 processes, each on a CPU core" in output
+    assert "memory of 2 processes a machine: not estimated, since TRL trains these cells" in output
+
+
 # Settings
 
 
