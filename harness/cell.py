@@ -101,6 +101,7 @@ def divide(folder: Path, count: int) -> None:
     """Start a process for each rank, and exit with their code. All ranks end if one fails, or if this process ends."""
     loopback = next(name for _, name in socket.if_nameindex() if name in ("lo", "lo0"))
     shared = {"WORLD_SIZE": str(count), "GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
+    shared["LOCAL_WORLD_SIZE"] = str(count)  # without it, accelerate takes the ranks for several machines
     with tempfile.TemporaryDirectory() as meeting:
         shared["RENDEZVOUS"] = f"{meeting}/ranks"
         processes = [
@@ -261,7 +262,11 @@ def trainer_of(spec: CellSpec, parts: Parts, folder: Path, checkpoints: Checkpoi
     """Return the trainer that a cell's configuration names."""
     if spec.config.train.backend == OWN:
         return Trainer(parts, folder, checkpoints)
-    from harness.trl.run import TrlTraining  # takes seconds, and few cells need it
+    # These imports take seconds, and few cells need them.
+    from harness.trl.accelerate_variables import export_variables
+
+    export_variables(spec.identity.get("accelerate", {}), spec.config.hardware)  # before TRL is imported
+    from harness.trl.run import TrlTraining
 
     method = PortableMethod(spec.key.method, spec.config.plugins, spec.config.method_options)
     return TrlTraining(parts, method, folder, checkpoints)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import metadata
+from importlib.util import find_spec
 
+from harness.accelerate_file import DEEPSPEED, KEY, sharding_settings
 from harness.base.errors import UserError
 from harness.composition import Method
 from harness.config import TRL, Config
@@ -68,7 +70,6 @@ def check_backend(config: Config, method: Method) -> None:
         )
     hardware, train = config.hardware, config.train
     allowed_values = {  # by key: the value, whether TRL can honor it, and the values that it can
-        "hardware.nodes x hardware.ranks": (hardware.world, hardware.world == 1, "1"),
         "hardware.offload": (hardware.offload, not hardware.offload, "false"),
         "rollout.engine": (config.rollout.engine, config.rollout.engine != "vllm", "auto or embedded, which evaluates"),
         "rollout.lag": (config.rollout.lag, not config.rollout.lag, "0"),
@@ -91,4 +92,6 @@ def backend_obstacle(config: Config) -> str | None:
             metadata.version(package)
         except metadata.PackageNotFoundError:
             return f"train.backend is {TRL!r}, but {package} is not installed here; pip install 'entrobench[trl]'"
+    if sharding_settings(config).get("distributed_type") == DEEPSPEED and find_spec("deepspeed") is None:
+        return f"{KEY} asks for DeepSpeed, but deepspeed is not installed here; pip install deepspeed"
     return None

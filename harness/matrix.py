@@ -13,7 +13,7 @@ from typing import Any
 
 import baselines
 import tasks
-from harness import composition
+from harness import accelerate_file, composition
 from harness.base import files, identities, registry
 from harness.base.addresses import visible_address
 from harness.base.errors import Damaged, UserError, nearest
@@ -128,6 +128,8 @@ class Settled:
             identity["correction"] = dataclasses.asdict(correction)
         if config.hardware.device != "cpu":
             identity["device"] = config.hardware.device
+        if config.train.backend == TRL:
+            identity |= trl_identity(config)
         return identity
 
     @cached_property
@@ -139,6 +141,20 @@ class Settled:
         if self.config.tracking.uri is not None:
             settings["tracking"]["uri"] = visible_address(self.config.tracking.uri)
         return settings
+
+
+def trl_identity(config: Config) -> dict[str, Any]:
+    """Return the part of the hardware that decides the results of a cell by TRL.
+
+    Each of its ranks draws responses with a random state of its own, and shuffles its own part of a rollout batch. Our
+    own trainer does neither, so there the number of ranks is not in the identity.
+    """
+    identity: dict[str, Any] = {}
+    if config.hardware.world > 1:
+        identity["ranks"] = config.hardware.world
+    if sharding := accelerate_file.sharding_settings(config):
+        identity["accelerate"] = sharding
+    return identity
 
 
 @dataclass(frozen=True)
@@ -249,6 +265,7 @@ def cells(config: Config) -> list[Cell]:
     """Return all cells, checked. Seeds are the outermost loop, so an unfinished matrix compares methods fairly."""
     shared, settings = Shared(config), variants(config)
     check_methods_fit(config, settings, shared)
+    accelerate_file.check_used(settings)
     check_evaluations(config, shared)
     if config.baseline not in config.methods:
         raise UserError(f"baseline is {config.baseline!r}, which is not among methods ({', '.join(config.methods)})")

@@ -11,7 +11,7 @@ from places import REPOSITORY
 import entrobench
 
 FLOORS = [
-    "base config config_sections config_checks statistics",
+    "base config config_sections config_checks accelerate_file statistics",
     "terminal dist cells data",
     "tokens batch method composition doors",
     "verify",

@@ -42,7 +42,7 @@ def read_seal(path: Path, cell: str) -> dict[str, str]:
         raise Damaged(path, f"it is of the cell {record['cell']}, not of {cell}")
     if step_folder_name(record["step"]) != path.name:
         raise Damaged(path, f"it is of step {record['step']}")
-    present = {file.name for file in path.iterdir()}
+    present = {entry.relative_to(path).as_posix() for entry in path.rglob("*") if entry.is_file()}
     other = sums.keys() ^ (present - {FILE})
     if other:
         raise Damaged(path, f"{', '.join(sorted(other))} should not be there, or is missing")

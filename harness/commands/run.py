@@ -283,7 +283,7 @@ def check_problems(config: Config) -> None:
 
 def check_engines(matrix: Sequence[Cell]) -> None:
     """Refuse cells whose trainer or engine cannot run on this machine."""
-    one_of_each_backend = {cell.config.train.backend: cell.config for cell in matrix}
+    one_of_each_backend = {cell.config.train.backend: cell.settled for cell in matrix}
     for config in one_of_each_backend.values():
         if reason := backend_obstacle(config):
             raise UserError(reason)

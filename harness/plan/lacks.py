@@ -11,7 +11,7 @@ from typing import Any
 
 import tasks
 from harness.base.shape import ARCHITECTURES
-from harness.config import Config
+from harness.config import OWN, Config
 from harness.data import cache, sets
 from harness.doors import backend_obstacle
 from harness.matrix import Cell
@@ -44,9 +44,10 @@ class Obstacles:
         yield from self.no_device()
         yield from self.no_vllm()
         yield from self.no_trainer()
-        yield from self.too_large()
-        yield from self.cache_too_small()
-        yield from self.no_main_memory()
+        if self.config.train.backend == OWN:  # the memory of other trainers is not estimated
+            yield from self.too_large()
+            yield from self.cache_too_small()
+            yield from self.no_main_memory()
         yield from self.no_disk()
         yield from self.not_prepared()
         for name, model in self.models.items():

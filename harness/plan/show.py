@@ -8,7 +8,7 @@ from math import ceil
 
 from rich.console import Console
 
-from harness.config import Config
+from harness.config import TRL, Config
 from harness.plan import cost
 from harness.plan.cost import SPEEDS, Footprint, ResponseCount
 from harness.plan.estimate import Plan
@@ -105,6 +105,10 @@ def side_by_side_line(plan: Plan, seconds: float) -> str:
 
 def memory_lines(plan: Plan) -> Iterator[str]:
     ranks = plan.config.hardware.ranks
+    if plan.config.train.backend == TRL:
+        processes = plural(ranks, "process", "processes")
+        yield f"memory of {processes} a machine: not estimated, since TRL trains these cells"
+        return
     whose = "memory" if ranks == 1 else f"memory of each of {ranks} processes"
     for footprint in plan.footprints:
         parameters = f"{footprint.shape.parameters:,} parameters"

@@ -34,7 +34,7 @@ from harness.table.frames import (
     with_base_models,
 )
 from harness.table.leaderboard import mixed_rows, place_text, scores_near_bound
-from harness.table.render import doubt_near_bound, render_document, two_seeds
+from harness.table.render import doubt_near_bound, render_document, trainer_notes, two_seeds
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -70,6 +70,7 @@ class Comparison:
     setting: str = ""  # the values at the further axes of the matrix
     mixed: list[str] = field(default_factory=list)  # how its cells, or the baseline's, are not of one experiment
     experiment: str | None = None  # set if a table has rows of several
+    trainer: str | None = None  # of its cells (train.backend), if that is not our own
 
     @property
     def where(self) -> str:
@@ -127,7 +128,8 @@ def comparisons(frames: Frames, baseline: str, ks: Mapping[str, int]) -> list[Co
                 for axes in tables:
                     sentences |= dict.fromkeys(mixed.get((result.method, axes), []))
                 labeled = replace(result, task=label, model=model, score=score, setting=setting_text(pairs))
-                results.append(replace(labeled, mixed=list(sentences)))
+                trainer = frames.tables[tables[0]][result.method].iloc[0]["trainer"]
+                results.append(replace(labeled, mixed=list(sentences), trainer=trainer or None))
     return results
 
 
@@ -319,7 +321,7 @@ def render_comparisons(results: Sequence[Comparison], how: str, width: int | Non
 
 
 def comparison_line(result: Comparison, methods: int) -> list[str]:
-    name, rank = method_text(result.method, result.mixed), rank_text(result, methods)
+    name, rank = method_text(result.method, result.mixed, result.trainer), rank_text(result, methods)
     if result.method == result.baseline:
         return [name, format_estimate(result.iqm), "baseline", *[""] * 4, rank, str(result.seeds)]
     mark = NEAR_BOUND if result.near_bound else ""
@@ -378,6 +380,7 @@ def comparison_notes(results: Sequence[Comparison]) -> list[str]:
             needed.setdefault(where, {})[result.score] = result.seeds_needed
     if has_base_model:
         notes.append(f"{BASE_MODEL}: the model before training; it has no rank and no part in Holm's adjustment.")
+    notes += trainer_notes(result.trainer for result in results)
     notes += mixed
     if one_seed:
         notes.append("One seed cannot tell how much seeds differ: it gives no interval, no p-value, and any rank.")

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from harness.base.errors import one_of
@@ -180,7 +180,7 @@ def row_notes(rows: Sequence[LeaderboardRow]) -> list[str]:
                 f"{row_place(row)}: the entropy of {collapse_text(row)} fell so low that training ended there."
             )
     texts += ruleset_notes(rows)
-    texts += trainer_notes(rows)
+    texts += trainer_notes(row.trainer for row in rows)
     if near_bound:
         texts.append(doubt_near_bound(rows[0].baseline))
     if has_base_model:
@@ -204,10 +204,10 @@ RULESETS = {
 }
 
 
-def trainer_notes(rows: Sequence[LeaderboardRow]) -> list[str]:
-    """Return a sentence on each trainer of cells that is not our own."""
-    trainers = dict.fromkeys(row.trainer for row in rows if row.trainer)
-    return [f"Trained by {name}: with train.backend={name}, not by entrobench's own trainer." for name in trainers]
+def trainer_notes(trainers: Iterable[str | None]) -> list[str]:
+    """Return a sentence on each trainer of rows; None is our own, which needs none."""
+    named = dict.fromkeys(filter(None, trainers))
+    return [f"Trained by {name}: with train.backend={name}, not by entrobench's own trainer." for name in named]
 
 
 def ruleset_notes(rows: Sequence[LeaderboardRow]) -> list[str]:

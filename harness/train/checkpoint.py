@@ -127,17 +127,20 @@ class Checkpoints:
                 shutil.rmtree(older)
 
     def take(self, folder: Path, step: int) -> None:
-        """Seal a folder that another trainer has written, and make it the checkpoint of a step; not a collective."""
+        """Seal a folder that all ranks have written with another trainer, and make it the checkpoint of a step."""
         self.known = None
-        sums: dict[str, str] = {}
-        for file in sorted(folder.iterdir()):
-            files.flush_to_disk(file)
-            sums[file.name] = files.sha256_of(file)
-        checkpoint_seal.write_seal(folder, self.cell, step, sums)
-        path = self.folder / checkpoint_seal.step_folder_name(step)
-        path.parent.mkdir(exist_ok=True)
-        publish_checkpoint(folder, path)
-        self.keep(KEPT)
+        ranks.meet()  # each rank writes files of its own, which must all be there
+        if ranks.own_rank() == 0:
+            sums: dict[str, str] = {}
+            for entry in sorted(folder.rglob("*")):  # sharded weights are in folders of their own
+                files.flush_to_disk(entry)
+                if entry.is_file():
+                    sums[entry.relative_to(folder).as_posix()] = files.sha256_of(entry)
+            checkpoint_seal.write_seal(folder, self.cell, step, sums)
+            path = self.folder / checkpoint_seal.step_folder_name(step)
+            path.parent.mkdir(exist_ok=True)
+            publish_checkpoint(folder, path)
+            self.keep(KEPT)
 
     def latest(self) -> SavedCheckpoint | None:
         """Return the newest whole checkpoint; None before the first."""

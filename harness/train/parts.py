@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -87,7 +88,10 @@ def build_parts(
     templates.warm_up(base)
     train = dataclasses.replace(config.train, lr=method.learning_rate(config.train.lr))
     common = (train, config.rollout.temperature, device, dtype, config.hardware, heartbeat.forward)
-    policy = Policy(base, *common)
+    # TRL shards the policy, if anything does, so it starts from whole weights on every rank.
+    alone = contextlib.nullcontext() if config.train.backend == OWN else ranks.as_only_rank()
+    with alone:
+        policy = Policy(base, *common)
     critic = None
     if "values" in method.needs:
         critic_lr = vars(method.objective)["critic_lr"]  # an option of every objective that needs values

@@ -23,11 +23,12 @@ from trl import GRPOConfig
 
 from harness.base.errors import CellFailure
 from harness.batch import Rollout, TokenBatch
+from harness.dist import ranks
 from harness.portable import PortableMethod, PortableSignal
 from harness.rollout.rendering import render_prompt
 from harness.tokens import dynamics
 from harness.tokens.metrics import Stopwatch
-from harness.train.collect import Answered, Collected, Collector, answered_group
+from harness.train.collect import SHOWN_PROBLEMS, Answered, Collected, Collector, answered_group, of_all
 from harness.train.parts import Parts
 from harness.train.record import Updates, record_of_step
 from harness.trl.settings import grpo_arguments, updates_of_step
@@ -60,11 +61,14 @@ class RecordedTrainer(EntrobenchTrainer):
         self.on_step, self.on_checkpoint = on_step, on_checkpoint
         self.config = parts.config
         self.generated = 0  # tokens, in all steps so far
-        self.answered: list[Answered] = []  # of the step at hand
+        # Of each step, on this rank. TRL gives each rank consecutive prompts, and a rank has an equal part of them.
+        share = self.config.train.prompts // ranks.count()
+        self.places = range(ranks.own_rank() * share, (ranks.own_rank() + 1) * share)
+        self.answered: list[Answered] = []  # of the step at hand, by this rank
         rows: list[dict[str, Any]] = []
         longest = 0
         for step in range(1, self.config.train.steps + 1):
-            for problem in self.problems(step):
+            for problem in self.collector.problems(step, range(self.config.train.prompts)):
                 rows.append({"prompt": problem.prompt, "step": step})
         for prompt in {row["prompt"] for row in rows}:
             longest = max(longest, len(self.prompt_tokens(prompt)))
@@ -96,9 +100,6 @@ class RecordedTrainer(EntrobenchTrainer):
         """The training step at hand, from 1."""
         return self.state.global_step // updates_of_step(self.config) + 1
 
-    def problems(self, step: int) -> Sequence[Any]:
-        return self.collector.problems(step, range(self.config.train.prompts))
-
     def prompt_tokens(self, prompt: str) -> list[int]:
         """Return the tokens of a prompt as every cell has them."""
         return render_prompt(self.parts.tokenizer, prompt, self.parts.chat)
@@ -114,23 +115,25 @@ class RecordedTrainer(EntrobenchTrainer):
             return super()._generate_single_turn(*inputs, **named)
 
     def judge(self, completion_ids: Sequence[list[int]], step: Sequence[int], **_: Any) -> list[float]:
-        """Return the rewards of the responses of a step, which are whole groups in the order of its problems."""
+        """Return the rewards of this rank's responses in a step, which are whole groups in the order of its places."""
         with self.watch.phase("verify"):
-            problems, size = self.problems(step[0]), self.config.train.group
+            problems, size = self.collector.problems(step[0], self.places), self.config.train.group
             groups: dict[int, list[Rollout]] = {}
-            for place, problem in enumerate(problems):
+            for number, problem in enumerate(problems):
                 prompt, group = self.collector.prompt(problem), []
-                for response in completion_ids[place * size : (place + 1) * size]:
+                for response in completion_ids[number * size : (number + 1) * size]:
                     finished = bool(response) and response[-1] in self.eos_token_ids
                     group.append(Rollout(prompt, response, [0.0] * len(response), finished))
-                groups[place] = group
+                groups[number] = group
             results = iter(judge_rollouts(self.parts.task, self.parts.verifier, self.parts.tokenizer, problems, groups))
             self.answered = []
-            for place, problem in enumerate(problems):
-                self.answered.append(answered_group(place, problem, groups[place], list(islice(results, size))))
+            for number, (place, problem) in enumerate(zip(self.places, problems, strict=True)):
+                self.answered.append(answered_group(place, problem, groups[number], list(islice(results, size))))
             self.collector.check_verdicts(step[0], self.answered)
         if step[0] == 1 or step[0] % self.config.checkpoint.every == 0:
-            self.collector.keep_samples(step[0], self.answered)
+            shown = of_all(self.answered[:SHOWN_PROBLEMS])
+            if ranks.own_rank() == 0:
+                self.collector.keep_samples(step[0], shown)
         return [reward for group in self.answered for reward in group.rewards]
 
     # Updates
@@ -154,7 +157,9 @@ class RecordedTrainer(EntrobenchTrainer):
         """Save as TRL does, and hand the folder over."""
         super()._save_checkpoint(model, trial)
         saved = Path(self.args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-        (saved / TRAINING_ARGS_NAME).unlink()  # pickled, and read by nothing
+        if self.args.should_save:
+            # Pickled, and read by nothing. With FSDP it may be missing.
+            (saved / TRAINING_ARGS_NAME).unlink(missing_ok=True)
         self.on_checkpoint(saved)
 
     # The record
@@ -180,7 +185,8 @@ class RecordedTrainer(EntrobenchTrainer):
 
     def add_update(self, logs: Mapping[str, Any]) -> None:
         """Add TRL's log of an update; after the last one of a step, hand over the record of the step."""
-        self.updates.add_update(logs["loss"], logs["grad_norm"])
+        # TRL has added up the parts of all ranks, and so will the record.
+        self.updates.add_update(logs["loss"] / ranks.count(), logs["grad_norm"])
         self.rows.append([])
         if not math.isfinite(logs["grad_norm"]):
             raise CellFailure(f"the gradient of the policy is not finite (its norm is {logs['grad_norm']})")
@@ -193,16 +199,21 @@ class RecordedTrainer(EntrobenchTrainer):
             self.begin_step()
 
     def record(self) -> dict[str, float]:
-        """Return the record of the step whose updates are all done."""
+        """Return the record of the step whose updates are all done, on all ranks."""
         assert self.signal is not None
-        collected = Collected(self.answered, sum(group.tokens for group in self.answered), 0, {})
+        own_tokens = sum(group.tokens for group in self.answered)
+        collected = Collected(self.answered, sum(ranks.each(own_tokens)), 0, {})
         self.generated += collected.generated
+        rows = len(self.places) * self.config.train.group
+        own_rows = torch.arange(ranks.own_rank() * rows, (ranks.own_rank() + 1) * rows)
+        fixed, _, _ = self.signal.part(own_rows)
         batch = TokenBatch.of(
             collected.groups,
             collected.rewards,
             self.config.rollout.max_new_tokens,
-            str(self.signal.fixed.weights_T.device),
+            str(fixed.weights_T.device),
             answers=collected.answers,
+            places=collected.places,
             copies=collected.copies,
         )
         generated = {
@@ -210,7 +221,7 @@ class RecordedTrainer(EntrobenchTrainer):
             "tokens/generated_total": float(self.generated),
         }
         composed = self.method.composed
-        record = record_of_step(composed, batch, self.signal.fixed, collected, {}, self.updates, {}, generated)
+        record = record_of_step(composed, batch, fixed, collected, {}, self.updates, {}, generated)
         for name, state in self.method.state().items():
             record |= {f"state/{name}/{key}": value for key, value in state.items()}
         for key, values in self.logged.items():
@@ -228,16 +239,17 @@ class RecordedTrainer(EntrobenchTrainer):
         with self.watch.phase("dynamics"):
             minibatches = []
             for parts in self.rows[: self.config.train.updates]:  # each is in every epoch
-                _, minibatch, _ = signal.part(torch.cat(parts))
+                _, minibatch, _ = signal.part(ranks.gather(torch.cat(parts)))
                 minibatches.append(minibatch)
             done_steps = self.state.global_step // updates_of_step(self.config)
             after_T = self.entropy_now() if done_steps % every == 0 else None
             temperature = self.config.rollout.temperature
             observed = self.method.state()
             self.method.load_state(self.memory)
-            record = dynamics.of_step(
-                self.method.composed, signal.fixed, signal.batch, minibatches, after_T, temperature
-            )
+            with ranks.as_only_rank():  # on the responses of all ranks
+                record = dynamics.of_step(
+                    self.method.composed, signal.fixed, signal.batch, minibatches, after_T, temperature
+                )
             self.method.load_state(observed)
             return record
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from harness.base import files, seeds
 from harness.cells import checkpoint_seal
 from harness.cells.log import MetricsLog, early_end
+from harness.dist import ranks
 from harness.portable import PortableMethod
 from harness.rollout import proof
 from harness.tokens.metrics import Stopwatch
@@ -38,8 +40,7 @@ class TrlTraining:
         """Train from the last checkpoint to the end, or until the process is asked to stop (`leaving`)."""
         self.on_durable, self.leaving = on_durable, leaving
         checkpoint = self.resume()
-        with files.temporary_path(self.folder / "trl") as place:
-            self.place = place
+        with temporary_folder(self.folder / "trl") as place:
             self.trainer = RecordedTrainer(
                 self.parts, self.method, self.folder, place, self.end_step, self.end_checkpoint
             )
@@ -50,7 +51,6 @@ class TrlTraining:
                 self.trainer._load_from_checkpoint(str(checkpoint))
             if self.done_steps < self.last_step:
                 self.trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-            files.remove_path(place)
         self.checkpoints.keep(1)
 
     def resume(self) -> Path | None:
@@ -59,13 +59,15 @@ class TrlTraining:
         if checkpoint is not None:
             self.done_steps = checkpoint_seal.step_of(checkpoint)
             self.on_durable(self.done_steps)
-        self.log.truncate(self.done_steps)  # later steps are trained again, and logged again
-        self.early_end = early_end(self.log.read(), self.config.stop)
+        if ranks.own_rank() == 0:
+            self.log.truncate(self.done_steps)  # later steps are trained again, and logged again
+            self.early_end = early_end(self.log.read(), self.config.stop)
+        self.early_end = ranks.of_first(self.early_end)
         return checkpoint
 
     def generated_before(self) -> int:
         """Return the tokens that were sampled up to the checkpoint."""
-        lines = self.log.read()
+        lines = ranks.of_first(self.log.read())
         return int(lines[-1]["metrics"].get("tokens/generated_total", 0)) if lines else 0
 
     # After each step
@@ -77,7 +79,7 @@ class TrlTraining:
         # Before the evaluation: this may make the step the last one, which is always evaluated.
         self.early_end = early_end([{"step": step, "metrics": record}], self.config.stop)
         self.evaluated(step, record, Stopwatch(self.parts.heartbeat))
-        early = self.leaving()
+        early = ranks.of_first(self.leaving())  # one rank's answer for all, or some would wait for the others forever
         control.should_save = early or step % self.config.checkpoint.every == 0 or step == self.last_step
         control.should_training_stop = early or step == self.last_step
 
@@ -91,7 +93,8 @@ class TrlTraining:
         if evaluation_due(self.config, step, self.last_step):
             with watch.phase("evaluate"):
                 record |= self.evaluate(step)
-        self.log.append(step, time.time(), record | watch.seconds)
+        if ranks.own_rank() == 0:
+            self.log.append(step, time.time(), record | watch.seconds)
         self.done_steps = step
 
     def evaluate(self, step: int) -> dict[str, float]:
@@ -103,3 +106,16 @@ class TrlTraining:
         record = CellEvaluator.of_parts(parts, self.folder, parts.engine).evaluate(step)
         parts.engine.rest()
         return record
+
+
+@contextmanager
+def temporary_folder(path: Path) -> Iterator[Path]:
+    """Yield a temporary folder of all ranks, which rank 0 removes at the end."""
+    if ranks.own_rank() == 0:
+        with files.temporary_path(path) as place:
+            yield ranks.of_first(place)
+            files.remove_path(place)
+    else:
+        place_of_first = ranks.of_first(None)
+        assert place_of_first is not None
+        yield place_of_first

@@ -12,9 +12,14 @@ def updates_of_step(config: Config) -> int:
     return config.train.updates * config.train.epochs
 
 
+def rows_of_update(config: Config) -> int:
+    """Return the responses that one rank adds to an update."""
+    return config.train.prompts * config.train.group // (config.train.updates * config.hardware.world)
+
+
 def rows_of_micro_batch(config: Config, longest_prompt: int) -> int:
     """Return the responses of a micro-batch: as many as fit, of equally many in each micro-batch of an update."""
-    rows = config.train.prompts * config.train.group // config.train.updates
+    rows = rows_of_update(config)
     longest = longest_prompt + config.rollout.max_new_tokens
     for size in range(rows, 1, -1):
         if rows % size == 0 and size * longest <= config.hardware.micro_tokens:
@@ -26,7 +31,7 @@ def grpo_arguments(config: Config, seed: int, longest_prompt: int) -> dict[str, 
     """Return the arguments of GRPOConfig for a settled configuration, except for the folder."""
     train, rollout, on_cpu = config.train, config.rollout, config.hardware.device == "cpu"
     micro = rows_of_micro_batch(config, longest_prompt)
-    accumulated = train.prompts * train.group // (train.updates * micro)
+    accumulated = rows_of_update(config) // micro
     return {
         "seed": seed,
         "use_cpu": on_cpu,

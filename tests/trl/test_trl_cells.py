@@ -16,6 +16,7 @@ import trainers
 from cells import lines
 from commands import Commands
 from places import REPOSITORY
+from trl_cells import CLOCK, METHOD, built, kill_after, same_weights, without_clock
 
 from benchmarks.patience import HANG
 from harness import cli, config, matrix
@@ -33,16 +34,11 @@ from harness.table.board import expected_cell
 from harness.table.columns import method_text
 from harness.table.frames import key_columns
 from harness.tracking.sync import params_of
-from harness.train import parts
-from harness.train.checkpoint import Checkpoints
 from harness.trl.settings import grpo_arguments
-from harness.verify.pool import VerifierPool
 
 HERE = ["hardware.device=cpu", "rollout.engine=embedded"]
 SMALL = ["train.steps=2", "train.prompts=4", "train.group=4", "train.updates=2", "eval.problems=6", "eval.samples=4"]
 SMALL += ["eval.k=2", "rollout.max_new_tokens=12"]
-METHOD = "grpo+clip_b(share=0.05)+adaptive_entropy(target=9,delta=0.01,highest=1)"  # batch statistics, and a memory
-CLOCK = ("time/", "trl/step_time")
 
 
 def planned(name: str, *overrides: str) -> list[Cell]:
@@ -101,7 +97,6 @@ CANNOT = {
     "methods=[grpo,ppo]": "method 'ppo' needs a critic, which GRPOTrainer lacks; allowed: `entrobench list methods",
     "methods=[grpo,grpo(lr=1e-4)]": "sets the learning rate 0.0001",
     "methods=[grpo,outcome_exploration]": "compares the answers of a group",
-    "hardware.ranks=2": "hardware.nodes x hardware.ranks is 2, which train.backend=trl cannot do; allowed: 1",
     "hardware.offload=true": "hardware.offload is true, which train.backend=trl cannot do; allowed: false",
     "rollout.engine=vllm": "rollout.engine is vllm, which train.backend=trl cannot do; allowed: auto or embedded",
     "rollout.lag=1": "rollout.lag is 1, which train.backend=trl cannot do; allowed: 0",
@@ -157,6 +152,15 @@ def test_a_missing_trl_is_named(
     )
 
 
+def test_a_plan_names_the_ranks_and_estimates_no_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["plan", "smoke", "train.backend=trl", "hardware.ranks=2", *HERE, f"results={tmp_path}/results"])
+    output = " ".join(capsys.readouterr().out.split())
+    assert end.value.code == 0
+    assert "of 2 processes, each on a CPU core" in output
+    assert "memory of 2 processes a machine: not estimated, since TRL trains these cells" in output
+
+
 # Settings
 
 
@@ -175,32 +179,6 @@ def test_the_settings_of_trl_are_those_of_the_cell(micro_tokens: int, size: int)
 
 
 # Training
-
-
-def built(folder: Path, *overrides: str, method: str = METHOD) -> Any:
-    """Return the training of a short cell by TRL in this process."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "vllm", None)  # trl would take the folder tests/vllm for it
-        pytest.importorskip("trl", reason="trl is not installed; the extra trl has it")
-        from harness.cell import trainer_of
-
-        settings = config.load_config("demo", [*trainers.SHORT, "train.backend=trl", *overrides])
-        spec = Cell.of(settings, method, "countdown", "countdown-tiny", seed=0).spec
-        folder.mkdir(exist_ok=True)
-        built_parts = parts.build_parts(spec, VerifierPool())  # Countdown does not use it
-        return trainer_of(spec, built_parts, folder, Checkpoints(folder / FOLDER, spec.id))
-
-
-def without_clock(folder: Path) -> list[dict[str, Any]]:
-    kept = []
-    for record in trainers.records(folder):
-        kept.append({key: value for key, value in record.items() if not key.startswith(CLOCK)})
-    return kept
-
-
-def same_weights(one: Any, other: Any) -> bool:
-    ours, theirs = (training.policy.module.state_dict() for training in (one, other))
-    return all(weight.equal(theirs[name]) for name, weight in ours.items())
 
 
 @pytest.mark.slow
@@ -242,29 +220,14 @@ def test_the_records_on_the_same_responses_are_those_of_our_trainer(
                 assert other[key] == pytest.approx(own[key], rel=1e-4, abs=1e-6, nan_ok=True), (own["step"], key)
 
 
-class Killed(BaseException):
-    """The end of a process, for a test within one."""
-
-
 @pytest.mark.slow
 def test_a_resumed_training_ends_with_the_same_numbers(tmp_path: Path) -> None:
     settings = ["train.steps=5", "train.epochs=2", "eval.every=3", "dynamics.every=2"]
     whole = built(tmp_path / "whole", *settings)
     whole.run(lambda step: None)
 
-    def killed_after(steps: int) -> Any:
-        training = built(tmp_path / "cut", *settings)
-
-        def leaving() -> bool:
-            if training.done_steps == steps:  # which is logged, and not in the newest checkpoint
-                raise Killed
-            return False
-
-        with pytest.raises(Killed):
-            training.run(lambda step: None, leaving)
-
-    killed_after(1)
-    killed_after(3)
+    for steps in (1, 3):
+        kill_after(steps, tmp_path / "cut", *settings)
     stopped = built(tmp_path / "cut", *settings)
     durable: list[int] = []
     stopped.run(durable.append, lambda: stopped.done_steps == 3)
@@ -293,33 +256,39 @@ def test_a_collapse_ends_the_training(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_a_matrix_by_trl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_matrix_on_two_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("trl", reason="trl is not installed; the extra trl has it")
     hidden = [path for path in sys.path if not (Path(path) / "vllm").is_dir()]  # trl would take tests/vllm for it
     monkeypatch.setattr(sys, "path", hidden)  # which cells inherit
-    small = [*SMALL, "train.backend=trl", "results=results"]
+    small = [*SMALL, "train.backend=trl", "hardware.ranks=2", "methods=[grpo]", "results=results"]
     place = Commands(tmp_path, monkeypatch, capsys)
     table = place.entrobench("run", "smoke", *small)
-    for row in ("base model", "grpo (trained by trl)", "clip_b (trained by trl)", "with train.backend=trl"):
+    for row in ("base model", "grpo (trained by trl)", "with train.backend=trl"):
         assert row in table
+    compared = place.entrobench("leaderboard", "smoke", "--compare", *small)
+    assert "grpo (trained by trl)" in compared
     settings = config.load_config("smoke", small)
     for cell in matrix.cells(settings):
         assert (State.read(cell.folder).state, State.read(cell.folder).durable_step) == ("done", 2)
         made = Made.read(cell.folder)
         assert made is not None
         assert {"trl", "accelerate"} <= made.versions.keys()
+        assert len(State.read(cell.folder).where) == 2
         assert CellSpec.read(cell.folder).identity["train"]["backend"] == "trl"
         assert (cell.folder / "model" / "model.safetensors").is_file()
         assert sorted(lines(cell.folder)) == [0, 1, 2]
-    assert "2 done before, 0 to run" in place.entrobench("run", "smoke", *small)
+    assert "1 done before, 0 to run" in place.entrobench("run", "smoke", *small)
     place.entrobench("report", "smoke", *small)
 
 
 @pytest.mark.long
 @pytest.mark.processes
-def test_a_killed_process_is_resumed(tmp_path: Path) -> None:
+def test_killed_ranks_are_resumed(tmp_path: Path) -> None:
     pytest.importorskip("trl", reason="trl is not installed; the extra trl has it")
     overrides = [*SMALL, "train.steps=6", "checkpoint.every=2", "train.backend=trl", "methods=[grpo]"]
+    overrides.append("hardware.ranks=2")
     command = [sys.executable, "-m", "harness.cell"]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
 
