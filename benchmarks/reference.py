@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 import entrobench
-from benchmarks import field
+from benchmarks import field, transfer
 
 REPOSITORY = Path(__file__).parent.parent
 REFERENCE = REPOSITORY / "results/reference"
@@ -35,12 +35,14 @@ PAGE_NAMES = (
     "docs/evidence/demo.md",
     "docs/evidence/coloring.md",
     "docs/evidence/field.md",
+    "docs/evidence/transfer.md",
     "docs/studies/objective-or-entropy.md",
     "docs/studies/strength.md",
     "docs/studies/sign.md",
 )
 PAGES = tuple(REPOSITORY / name for name in PAGE_NAMES)
 
+SEVERAL_VERSIONS = " §"  # after a method whose cells are of several versions of the code
 PASS_AT_16 = "eval/countdown/pass@16"
 ENTROPY = "entropy/mean"
 
@@ -70,7 +72,9 @@ def reference_table(folder: str) -> DataFrame:
         if line.startswith("|"):
             lines.append([cell.strip() for cell in line.strip("|").split("|")])
     heading, _, *rows = lines
-    return DataFrame(rows, columns=heading).set_index("method", drop=False)
+    table = DataFrame(rows, columns=heading)
+    table["method"] = table["method"].str.removesuffix(SEVERAL_VERSIONS)  # the page says so in words
+    return table.set_index("method", drop=False)
 
 
 def tuned() -> DataFrame:
@@ -80,9 +84,9 @@ def tuned() -> DataFrame:
 
 
 def short_field() -> DataFrame:
-    """Return the upper part of the field's table: the methods that its rule 3 names, GRPO and the tuned clips."""
+    """Return the upper part of the field's table: GRPO, and the methods that gain on both tasks."""
     table = field.table()
-    shown = [*field.ALWAYS_SHOWN, *field.shortlist()]
+    shown = [field.BASE_MODEL, field.BASELINE, *field.gains_on_both()]
     differences = [column for column in table.columns if column == "method" or column.endswith(" - grpo")]
     return table.loc[table["method"].isin(shown), differences]
 
@@ -109,6 +113,8 @@ def tables() -> dict[str, str]:
         "coloring": as_markdown(reference_table("coloring")[FULL]),
         "field": as_markdown(field.table()),
         "field-short": as_markdown(short_field()),
+        "transfer-agreement": as_markdown(transfer.agreement_table()),
+        "transfer-literature": as_markdown(transfer.literature_table()),
     }
 
 

@@ -114,20 +114,26 @@ def published_effects() -> dict[str, list[float]]:
     return found
 
 
-def literature_table() -> DataFrame:
-    """Return the published and our effect in Avg@K of each method that has both."""
-    lines = []
+def paired_with_papers() -> dict[str, tuple[list[float], float]]:
+    """Return the reported effects and ours in Avg@K of each method that has both."""
+    pairs = {}
     for method, reported in sorted(published_effects().items()):
         ours = field.mean_difference(method, field.AVG)
         if np.isfinite(ours):
-            lines.append(
-                {
-                    "method": method,
-                    "reported": float(np.mean(reported)),
-                    "numbers": len(reported),
-                    "the field": ours,
-                }
-            )
+            pairs[method] = (reported, ours)
+    return pairs
+
+
+def literature_table() -> DataFrame:
+    """Return the effects in Avg@K of papers and of the field as text."""
+    lines = []
+    for method, (reported, ours) in paired_with_papers().items():
+        shown = {
+            "reported, mean": f"{np.mean(reported):+.3f}",
+            "numbers": str(len(reported)),
+            "the field": f"{ours:+.3f}",
+        }
+        lines.append({"method": method} | shown)
     return DataFrame(lines)
 
 
@@ -136,11 +142,11 @@ def main(*arguments: str) -> None:
         field.take_tables(results, SIZES)
     print(effects_table().to_string(index=False))
     print(agreement_table().to_string(index=False))
-    published = literature_table()
-    print(published.to_string(index=False))
-    same = int((np.sign(published["reported"]) == np.sign(published["the field"])).sum())
-    tau = shown_tau(published["reported"].tolist(), published["the field"].tolist())
-    print(f"papers: {same} of {len(published)} signs in Avg@K agree; Kendall's tau {tau}")
+    print(literature_table().to_string(index=False))
+    pairs = paired_with_papers().values()
+    reported, ours = [float(np.mean(numbers)) for numbers, _ in pairs], [effect for _, effect in pairs]
+    same = int((np.sign(reported) == np.sign(ours)).sum())
+    print(f"papers: {same} of {len(pairs)} signs in Avg@K agree; Kendall's tau {shown_tau(reported, ours)}")
 
 
 if __name__ == "__main__":

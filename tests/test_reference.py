@@ -109,8 +109,9 @@ def test_the_two_files_of_a_leaderboard_agree(folder: str) -> None:
 def test_pages_show_the_numbers_of_the_reference(page: Path) -> None:
     """`python -m benchmarks.reference` writes them."""
     text = page.read_text()
-    assert len(reference.TABLE.findall(text)) >= 1
-    assert len(reference.FIGURE.findall(text)) >= 2
+    tables, figures = reference.TABLE.findall(text), reference.FIGURE.findall(text)
+    assert len(tables) >= 1
+    assert len(tables) + len(figures) >= 2
     assert numbers(text) == numbers(reference.fill(text))
 
 
