@@ -1,6 +1,6 @@
 """The field's tables and picture: which methods win or trade against GRPO, by the rules of docs/evidence/field.md.
 
-    python -m benchmarks.field RESULTS     # first take the tables of `field` and `field-coloring` from this folder
+    python -m benchmarks.field RESULTS     # first take the tables of the field and its shortlist from this folder
     python -m benchmarks.field             # draw the picture, print the answers, from results/reference
 
 `python -m benchmarks.reference` then fills the pages.
@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,9 @@ from scipy.stats import kendalltau
 
 REFERENCE = Path(__file__).parent.parent / "results/reference"
 TASKS = {"field": "Countdown", "field-coloring": "graph coloring"}  # the matrices, and their tasks in words
+FIVE_SEEDS = {"field-shortlist": "Countdown", "field-shortlist-coloring": "graph coloring"}
+NEW = "-new"  # at the end of a folder: the shortlist with the seeds alone that did not choose it
+NEW_SEEDS = {f"{matrix}{NEW}": words for matrix, words in FIVE_SEEDS.items()}
 PICTURE = REFERENCE / "field/pareto.svg"
 BASE_MODEL, BASELINE = "base model", "grpo"
 AVG, PASS = "Avg@K", "Pass@16"
@@ -34,21 +38,22 @@ LOWEST_SHOWN = 0.4  # Pass@16 in the picture: a few rows ended near 0
 RESAMPLES = 10_000
 
 
-def take_tables(results: str, matrices: Iterable[str]) -> None:
+def take_tables(results: str, matrices: Iterable[str], *overrides: str, suffix: str = "") -> None:
     """Write the leaderboards and the comparisons of matrices that were run to results/reference."""
     for matrix in matrices:
         if not (Path(results) / matrix).exists():
             continue
-        folder = REFERENCE / matrix
+        folder = REFERENCE / f"{matrix}{suffix}"
         folder.mkdir(exist_ok=True)
-        command = [sys.executable, "-m", "harness.cli", "leaderboard", matrix, f"results={results}"]
+        command = [sys.executable, "-m", "harness.cli", "leaderboard", matrix, f"results={results}", *overrides]
         subprocess.run([*command, "--format", "md", "--out", str(folder / "leaderboard.md")], check=True)
         compare = [*command, "--compare", "--format", "json", "--out", str(folder / "compare.json")]
         subprocess.run(compare, check=True)
 
 
+@cache
 def compared(matrix: str) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return what `leaderboard --compare` says of each method, by method and score."""
+    """Return what `leaderboard --compare` says of each method, by method and score; read once."""
     rows: dict[str, dict[str, dict[str, Any]]] = {}
     for row in json.loads((REFERENCE / matrix / "compare.json").read_text()):
         if row["seeds"]:
@@ -79,21 +84,21 @@ def shown_difference(row: dict[str, Any]) -> str:
     return f"{difference['mean']:+.3f} ±{(difference['high'] - difference['low']) / 2:.3f}{mark}"
 
 
-def mean_difference(method: str, score: str) -> float:
+def mean_difference(method: str, score: str, tasks: Iterable[str] = TASKS) -> float:
     """Return a method's mean difference to GRPO over the tasks on which it is done; nan without one."""
     differences = []
-    for matrix in TASKS:
+    for matrix in tasks:
         row = compared(matrix).get(method, {}).get(score)
         if row and row["difference"]:
             differences.append(row["difference"]["mean"])
     return float(np.mean(differences)) if differences else float("nan")
 
 
-def table() -> DataFrame:
+def table(tasks: Mapping[str, str] = TASKS) -> DataFrame:
     """Return both tasks side by side as text: the highest mean difference in Pass@16 first."""
-    by_task = {words: compared(matrix) for matrix, words in TASKS.items()}
+    by_task = {words: compared(matrix) for matrix, words in tasks.items()}
     methods = set.union(*(set(rows) for rows in by_task.values())) - {BASE_MODEL, BASELINE}
-    ordered = sorted(methods, key=lambda method: (-mean_difference(method, PASS), method))
+    ordered = sorted(methods, key=lambda method: (-mean_difference(method, PASS, tasks), method))
     lines = []
     for method in (BASE_MODEL, BASELINE, *ordered):
         line = {"method": method}
@@ -180,7 +185,8 @@ def draw_picture() -> None:
 
 def main(*arguments: str) -> None:
     for results in arguments:
-        take_tables(results, TASKS)
+        take_tables(results, [*TASKS, *FIVE_SEEDS])
+        take_tables(results, FIVE_SEEDS, "seeds=[3,4]", suffix=NEW)
     draw_picture()
     for matrix, words in TASKS.items():
         verdicts = {method: verdict(scores) for method, scores in compared(matrix).items() if method != BASE_MODEL}

@@ -113,6 +113,8 @@ def tables() -> dict[str, str]:
         "coloring": as_markdown(reference_table("coloring")[FULL]),
         "field": as_markdown(field.table()),
         "field-short": as_markdown(short_field()),
+        "field-five-seeds": as_markdown(field.table(field.FIVE_SEEDS)),
+        "field-new-seeds": as_markdown(field.table(field.NEW_SEEDS)),
         "transfer-agreement": as_markdown(transfer.agreement_table()),
         "transfer-literature": as_markdown(transfer.literature_table()),
     }

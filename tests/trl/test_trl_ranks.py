@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ GIVEN = [
 ]
 FSDP = {"fsdp_version": 2, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
 FSDP_FILE = {"distributed_type": "FSDP", "fsdp_config": {**FSDP, "fsdp_state_dict_type": "SHARDED_STATE_DICT"}}
+ZERO_FILE = {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 2, "zero3_init_flag": False}}
 RESPONSES = "responses.json"
 
 
@@ -66,6 +68,8 @@ def train_on_two(rank: int, folder: Path) -> None:
     resumed.run(lambda step: None)
     assert trl_cells.same_weights(resumed, whole)
     train_sharded(folder)
+    if find_spec("deepspeed"):
+        train_with_deepspeed(folder)
 
 
 def train_on_given(rank: int, folder: Path) -> None:
@@ -92,7 +96,6 @@ def train_sharded(folder: Path) -> None:
     from harness.trl.accelerate_variables import accelerate_variables
 
     AcceleratorState._reset_state(reset_partial_state=True)
-    os.environ.update(accelerate_variables(FSDP_FILE, world=2))
     initialize = PartialState.__init__
 
     def as_gpus(state: Any, *given: Any, **named: Any) -> None:
@@ -102,6 +105,8 @@ def train_sharded(folder: Path) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PartialState, "__init__", as_gpus)
+        for name, value in accelerate_variables(FSDP_FILE, world=2).items():
+            patch.setenv(name, value)
         trl_cells.kill_after(3, folder / "sharded", *RESUMED)
         trained = trl_cells.built(folder / "sharded", *RESUMED)
         trained.run(lambda step: None)
@@ -111,6 +116,22 @@ def train_sharded(folder: Path) -> None:
         again.run(lambda step: None)
         again.policy.save(folder / "sharded" / "again")
         ranks.meet()
+
+
+def train_with_deepspeed(folder: Path) -> None:
+    """Train with ZeRO-2, which also works on CPUs, and resume."""
+    from accelerate.state import AcceleratorState
+
+    from harness.trl.accelerate_variables import accelerate_variables
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in accelerate_variables(ZERO_FILE, world=2).items():
+            patch.setenv(name, value)
+        trl_cells.kill_after(3, folder / "zero", *RESUMED)
+        trained = trl_cells.built(folder / "zero", *RESUMED)
+        trained.run(lambda step: None)
+        assert trained.trainer.is_deepspeed_enabled
 
 
 @pytest.fixture(scope="module")
@@ -156,6 +177,16 @@ def test_a_resumed_training_on_two_ranks_ends_with_the_same_numbers(folder: Path
     assert checkpoint.name == "step-000003"
     sealed = json.loads((checkpoint / checkpoint_seal.FILE).read_text().splitlines()[0])["files"]
     assert {"rng_state_0.pth", "rng_state_1.pth"} <= sealed.keys()
+
+
+def test_deepspeed_gives_the_numbers_of_plain_ranks(folder: Path) -> None:
+    pytest.importorskip("deepspeed", reason="deepspeed is not installed")
+    for ours, theirs in zip(without_clock(folder / "whole"), without_clock(folder / "zero"), strict=True):
+        assert_same_numbers(ours, theirs)
+    [checkpoint] = (folder / "zero" / checkpoint_seal.FOLDER).iterdir()
+    assert {f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt" for rank in (0, 1)} <= {
+        path.name for path in checkpoint.rglob("*")
+    }
 
 
 def test_sharded_weights_give_the_numbers_of_whole_ones(folder: Path) -> None:
