@@ -88,6 +88,7 @@ __all__ = [  # with the sections, so that other modules need only this one
 ]
 
 CONFIGS = Path(__file__).parent.parent / "configs"
+STUDIES = "studies"  # its folder of configurations that answer one question each
 KEY = re.compile(r"[^\W\d][\w-]*(\.[^\W\d][\w-]*)*")  # the part of an override before the =
 TUNE_SUFFIX = "-tune"  # of the matrix of the candidates
 # Of the matrix of the chosen methods. It has a folder of its own, since a chosen method may be the published one: its
@@ -103,7 +104,7 @@ NO_AXES = (
 
 def shipped_configs(folder: Path = CONFIGS) -> dict[str, Path]:
     """Return the configurations that come with entrobench by name, in the order of their names."""
-    paths = (*folder.glob("*.yaml"), *folder.glob("studies/*.yaml"))
+    paths = (*folder.glob("*.yaml"), *folder.glob(f"{STUDIES}/*.yaml"))
     return {path.stem: path for path in sorted(paths, key=lambda path: path.stem)}
 
 

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from harness.base.errors import UserError, nearest, one_of, short, shown
 from harness.base.schema import KINDS
-from harness.config import shipped_configs
+from harness.config import STUDIES, shipped_configs
 
 MISSING = "the following arguments are required: "
 INVALID = re.compile(r"argument (\S+): invalid (\w+) value: (.+)")
@@ -46,10 +46,10 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         if message.startswith(MISSING):
             names = message.removeprefix(MISSING)
-            shipped = ", ".join(shipped_configs())
             sentence = f"{self.command} needs {names}"
             if "CONFIG" in names:
-                sentence += f"; CONFIG is a YAML file, or one of {shipped}"
+                shipped = [name for name, path in shipped_configs().items() if path.parent.name != STUDIES]
+                sentence += f"; CONFIG is a YAML file, a study, or one of {', '.join(shipped)}"
             raise UserError(sentence)
         if match := INVALID.fullmatch(message):
             name, kind, value = match.groups()

@@ -19,9 +19,7 @@ def told(arguments: list[str], capsys: pytest.CaptureFixture[str], code: int) ->
     return tuple(capsys.readouterr())  # type: ignore[return-value]
 
 
-SHIPPED = ", ".join(
-    sorted(path.stem for path in (REPOSITORY / "configs").rglob("*.yaml") if path.parent.name != "models")
-)
+SHIPPED = ", ".join(sorted(path.stem for path in (REPOSITORY / "configs").glob("*.yaml")))
 
 
 @pytest.mark.parametrize(
@@ -29,8 +27,8 @@ SHIPPED = ", ".join(
     [
         (["rnu"], "unknown command 'rnu'; did you mean 'run'?"),
         (["zzz"], f"unknown command 'zzz'; allowed: {', '.join(sorted(cli.COMMANDS))}"),
-        (["run"], f"run needs CONFIG; CONFIG is a YAML file, or one of {SHIPPED}"),
-        (["explain"], f"explain needs METHOD, CONFIG; CONFIG is a YAML file, or one of {SHIPPED}"),
+        (["run"], f"run needs CONFIG; CONFIG is a YAML file, a study, or one of {SHIPPED}"),
+        (["explain"], f"explain needs METHOD, CONFIG; CONFIG is a YAML file, a study, or one of {SHIPPED}"),
         (["eval", "--tasks", "countdown"], "eval needs --model"),
         (["leaderboard", "demo", "--fromat", "md"], "leaderboard has no option '--fromat'; did you mean '--format'?"),
         (["leaderboard", "demo", "--fromat=md"], "leaderboard has no option '--fromat'; did you mean '--format'?"),
