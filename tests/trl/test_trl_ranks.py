@@ -57,9 +57,7 @@ def record_responses(folder: Path) -> None:
 
 def train_on_two(rank: int, folder: Path) -> None:
     """Train several cells as one of two ranks."""
-    sys.modules["vllm"] = None  # type: ignore[assignment]  # trl would take the folder tests/vllm for it
-    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "OMP_NUM_THREADS": 1}
-    os.environ.update({name: str(number) for name, number in numbers.items()})
+    become_rank(rank)
     train_on_given(rank, folder)
     whole = trl_cells.built(folder / "whole", *RESUMED)
     whole.run(lambda step: None)
@@ -67,9 +65,15 @@ def train_on_two(rank: int, folder: Path) -> None:
     resumed = trl_cells.built(folder / "cut", *RESUMED)
     resumed.run(lambda step: None)
     assert trl_cells.same_weights(resumed, whole)
-    train_sharded(folder)
     if find_spec("deepspeed"):
         train_with_deepspeed(folder)
+
+
+def become_rank(rank: int) -> None:
+    """Give this process the variables of a launcher."""
+    sys.modules["vllm"] = None  # type: ignore[assignment]  # trl would take the folder tests/vllm for it
+    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "OMP_NUM_THREADS": 1}
+    os.environ.update({name: str(number) for name, number in numbers.items()})
 
 
 def train_on_given(rank: int, folder: Path) -> None:
@@ -87,8 +91,9 @@ def train_on_given(rank: int, folder: Path) -> None:
         trl_cells.built(folder / "two", *TWO, *GIVEN).run(lambda step: None)
 
 
-def train_sharded(folder: Path) -> None:
+def train_sharded(rank: int, folder: Path) -> None:
     """Train with FSDP2, which accelerate ignores on CPUs unless it takes them for GPUs; and save what it resumes."""
+    become_rank(rank)
     from accelerate import PartialState
     from accelerate.state import AcceleratorState
     from accelerate.utils import DistributedType
@@ -189,7 +194,10 @@ def test_deepspeed_gives_the_numbers_of_plain_ranks(folder: Path) -> None:
     }
 
 
+@pytest.mark.long  # PyTorch does not promise FSDP with gloo: in one of some ten runs it ended with SIGSEGV
 def test_sharded_weights_give_the_numbers_of_whole_ones(folder: Path) -> None:
+    (folder / "meeting").unlink(missing_ok=True)
+    on_ranks(train_sharded, folder)
     whole, sharded = without_clock(folder / "whole"), without_clock(folder / "sharded")
     for ours, theirs in zip(whole, sharded, strict=True):
         assert_same_numbers(ours, theirs)
