@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -122,8 +122,7 @@ def shortlist() -> list[str]:
 
 
 def gains_on_both() -> list[str]:
-    """Return the methods whose interval in Pass@16 lies above GRPO's on both tasks, without a correction, as ordered in
-    the table."""
+    """Return the methods whose uncorrected interval in Pass@16 lies above GRPO's on both tasks, as in the table."""
     gaining = []
     for method in table()["method"]:
         differences = [compared(matrix).get(method, {}).get(PASS, {}).get("difference") for matrix in TASKS]
@@ -132,18 +131,22 @@ def gains_on_both() -> list[str]:
     return gaining
 
 
+def tau_with_interval(first: Sequence[float], second: Sequence[float]) -> tuple[float, float, float]:
+    """Return Kendall's tau of effects in two settings, with its 95 % bootstrap interval over methods."""
+    pairs, generator, resampled = np.array([first, second]), np.random.default_rng(0), []
+    for _ in range(RESAMPLES):
+        chosen = generator.integers(len(first), size=len(first))
+        resampled.append(kendalltau(*pairs[:, chosen]).statistic)
+    low, high = np.nanpercentile(resampled, [2.5, 97.5])
+    return float(kendalltau(*pairs).statistic), float(low), float(high)
+
+
 def agreement(score: str) -> tuple[float, float, float, int]:
-    """Return Kendall's tau between the tasks, its 95 % bootstrap interval over methods, and their number."""
+    """Return Kendall's tau between the tasks with its interval, and the number of methods."""
     first, second = (compared(matrix) for matrix in TASKS)
     methods = sorted((set(first) & set(second)) - {BASE_MODEL, BASELINE})
-    pairs = np.array([[rows[method][score]["difference"]["mean"] for rows in (first, second)] for method in methods])
-    generator = np.random.default_rng(0)
-    resampled = []
-    for _ in range(RESAMPLES):
-        chosen = pairs[generator.integers(len(pairs), size=len(pairs))]
-        resampled.append(kendalltau(chosen[:, 0], chosen[:, 1]).statistic)
-    low, high = np.nanpercentile(resampled, [2.5, 97.5])
-    return float(kendalltau(pairs[:, 0], pairs[:, 1]).statistic), float(low), float(high), len(methods)
+    means = [[rows[method][score]["difference"]["mean"] for method in methods] for rows in (first, second)]
+    return *tau_with_interval(*means), len(methods)
 
 
 def draw_panel(axes: Axes, matrix: str, named: list[str]) -> None:

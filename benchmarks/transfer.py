@@ -13,9 +13,7 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from pandas import DataFrame
-from scipy.stats import kendalltau
 
 from benchmarks import field
 from harness.table.literature import LITERATURE, read_literature
@@ -23,7 +21,6 @@ from harness.table.literature import LITERATURE, read_literature
 SIZES = {"transfer-1m": "1 M", "transfer-5m": "5 M"}  # the matrices that only this page has
 SETTINGS = {"field": "0.2 M", **SIZES, "field-coloring": "coloring, 0.2 M"}
 PUBLISHED_BASELINE = "GRPO"
-RESAMPLES = 10_000
 
 Effects = dict[str, dict[str, Any]]  # by method: mean, low, high of a difference to GRPO
 
@@ -49,18 +46,8 @@ def sign(effect: dict[str, Any]) -> int:
     return int(effect["low"] > 0) - int(effect["high"] < 0)
 
 
-def tau_with_interval(first_M: NDArray[np.float64], second_M: NDArray[np.float64]) -> tuple[float, float, float]:
-    """Return Kendall's tau with its 95 % bootstrap interval over methods."""
-    generator, found = np.random.default_rng(0), []
-    for _ in range(RESAMPLES):
-        chosen = generator.integers(len(first_M), size=len(first_M))
-        found.append(kendalltau(first_M[chosen], second_M[chosen]).statistic)
-    low, high = np.nanpercentile(found, [2.5, 97.5])
-    return float(kendalltau(first_M, second_M).statistic), float(low), float(high)
-
-
 def shown_tau(first: list[float], second: list[float]) -> str:
-    tau, low, high = tau_with_interval(np.array(first), np.array(second))
+    tau, low, high = field.tau_with_interval(first, second)
     return f"{tau:.2f} [{low:.2f}, {high:.2f}]"
 
 
