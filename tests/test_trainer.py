@@ -313,6 +313,13 @@ def test_done_means_that_every_step_and_answer_is_there(tmp_path: Path) -> None:
         cell.check_complete(trainer)
 
 
+def assert_ended_early(found: list[dict[str, float]], end: int, expected: list[dict[str, float]]) -> None:
+    """Check that a cell has the records of a whole one up to a step, and evaluated after it."""
+    evaluation = {key: value for key, value in found[end].items() if key.startswith("eval/")}
+    assert evaluation.keys() == {key for key in expected[4] if key.startswith("eval/")}
+    assert found == [*expected[:end], expected[end] | evaluation]
+
+
 @pytest.mark.slow
 def test_a_cell_whose_entropy_collapses_ends_after_that_step(tmp_path: Path) -> None:
     whole = build(tmp_path / "whole", "grpo")
@@ -327,9 +334,7 @@ def test_a_cell_whose_entropy_collapses_ends_after_that_step(tmp_path: Path) -> 
     stopped.run(durable.append)
     assert stopped.early_end == durable[-1] == end
     found = records(tmp_path / "stopped")
-    evaluation = {key: value for key, value in found[end].items() if key.startswith("eval/")}
-    assert evaluation.keys() == {key for key in expected[4] if key.startswith("eval/")}
-    assert found == [*expected[:end], expected[end] | evaluation]
+    assert_ended_early(found, end, expected)
     cell.check_complete(stopped)
 
     before = list(durable)
@@ -358,10 +363,7 @@ def test_a_cell_ends_with_the_step_that_spends_its_tokens(tmp_path: Path) -> Non
         folder = tmp_path / str(tokens)
         stopped = build(folder, "grpo", f"stop.tokens={tokens:.0f}")
         stopped.run(lambda step: None)
-        found = records(folder)
-        evaluation = {key: value for key, value in found[end].items() if key.startswith("eval/")}
-        assert found == [*expected[:end], expected[end] | evaluation]
-        assert evaluation.keys() == {key for key in expected[4] if key.startswith("eval/")}
+        assert_ended_early(records(folder), end, expected)
         cell.check_complete(stopped)
 
 
