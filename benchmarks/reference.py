@@ -24,6 +24,7 @@ from pandas import DataFrame
 
 import entrobench
 from benchmarks import field, transfer
+from harness.table import render
 
 REPOSITORY = Path(__file__).parent.parent
 REFERENCE = REPOSITORY / "results/reference"
@@ -51,6 +52,7 @@ SHORT = ["method", "Avg@K", "Pass@16", "Pass@16 - grpo", "distinct right"]
 FULL = ["method", "Avg@K", "Pass@16", "Avg@K - grpo", "Pass@16 - grpo", "distinct right", "entropy, end"]
 SHOWN_FIRST = ["base model", "grpo", "clip_b", "clip_v", "adaptive_entropy"]
 
+TITLE = re.compile(r"^\*\*(.*)\*\*$", re.MULTILINE)  # of a table in leaderboard.md
 TABLE = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(\n<!-- end -->)", re.DOTALL)
 FIGURE = re.compile(r"[+-]?\d+\.\d+(\s±\d+\.\d+)?(\**<!-- ([\w-]+)/([^/>]+)/([^>]+?) -->)")
 
@@ -64,17 +66,43 @@ STYLES = {
 
 
 def reference_table(folder: str) -> DataFrame:
-    """Return the leaderboard that a matrix ended with, as text, indexed by method."""
+    """Return the leaderboard that a matrix ended with, as text, its tables one below the other.
+
+    It is indexed by method, or by method and setting where cells differ in more than the method: `grpo, 4, 0`.
+    """
     # Backslashes keep the brackets of an interval from being read as a link.
     text = (REFERENCE / folder / "leaderboard.md").read_text().replace("\\", "")
+    _, *titles_and_tables = TITLE.split(text)
+    parts = []
+    for title, below in zip(titles_and_tables[::2], titles_and_tables[1::2], strict=True):
+        part = table_below(below)
+        if len(titles_and_tables) > 2:  # a table for each model
+            part.insert(1, "model", title.removesuffix(render.FLAG).split(", ")[1])
+        parts.append(part)
+    table = pandas.concat(parts, ignore_index=True)
+    table["method"] = table["method"].str.removesuffix(SEVERAL_VERSIONS)  # the page says so in words
+    return table.set_index(table[["method", *settings_of(table)]].agg(", ".join, axis=1))
+
+
+def table_below(text: str) -> DataFrame:
+    """Return the Markdown table of a text."""
     lines = []
     for line in text.splitlines():
         if line.startswith("|"):
             lines.append([cell.strip() for cell in line.strip("|").split("|")])
     heading, _, *rows = lines
-    table = DataFrame(rows, columns=heading)
-    table["method"] = table["method"].str.removesuffix(SEVERAL_VERSIONS)  # the page says so in words
-    return table.set_index("method", drop=False)
+    return DataFrame(rows, columns=heading)
+
+
+def settings_of(table: DataFrame) -> list[str]:
+    """Return the columns of a leaderboard that hold settings: those between the method and the first score."""
+    return list(table.columns[1 : table.columns.get_loc(FULL[1])])
+
+
+def study_table(name: str) -> DataFrame:
+    """Return the table of a study's page."""
+    table = reference_table(name)
+    return table[["method", *settings_of(table), *FULL[1:]]]
 
 
 def tuned() -> DataFrame:
@@ -104,7 +132,7 @@ def as_markdown(table: DataFrame) -> str:
 def tables() -> dict[str, str]:
     """Return each table of the pages by its name; read once for all pages."""
     demo = reference_table("demo")
-    studies = {name: as_markdown(reference_table(name)[FULL]) for name in STUDIES}
+    studies = {name: as_markdown(study_table(name)) for name in STUDIES}
     return studies | {
         "demo-short": as_markdown(demo.loc[SHOWN_FIRST, SHORT]),
         "demo": as_markdown(demo[FULL]),

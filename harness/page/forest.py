@@ -13,6 +13,7 @@ from typing import Any
 from harness.page.content import ScoreTable
 from harness.page.finding import compared_by_score, difference_text, is_significant
 from harness.statistics import Estimate
+from harness.table.columns import method_text
 from harness.table.compare import Comparison
 
 TICKS = 4  # at most; more do not fit on an axis of a phone's width
@@ -27,13 +28,15 @@ def forest_plot(table: ScoreTable) -> dict[str, Any] | None:
     if not any(compared.values()):
         return None
     cells: dict[str, list[dict[str, Any]]] = {}  # by method, in the order of the first score
+    names = {}
     scores = []
     for score, of_score in compared.items():
         axis = forest_axis(of_score)
         scores.append({"name": score, "ticks": axis_ticks(axis), "zero": place_on(axis, 0.0)})
         for comparison in of_score:
             cells.setdefault(comparison.method, []).append(forest_cell(comparison, axis))
-    lines = [{"method": method, "cells": of_method} for method, of_method in cells.items()]
+            names[comparison.method] = method_text(comparison.method, mixed=(), trainer=comparison.trainer)
+    lines = [{"method": method, "name": names[method], "cells": of_method} for method, of_method in cells.items()]
     return {"baseline": table.comparisons[0].baseline, "scores": scores, "lines": lines}
 
 

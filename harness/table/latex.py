@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.statistics import Estimate
-from harness.table.columns import is_symmetric
+from harness.table.columns import is_symmetric, method_text
 from harness.table.compare import Comparison
 from harness.terminal.layout import visible
 
@@ -68,7 +68,8 @@ def latex_table(where: str, results: Sequence[Comparison]) -> str:
         r"\midrule",
     ]
     for method, of_method in by_method.items():
-        name = as_latex(method)
+        one, *_ = of_method.values()
+        name = as_latex(method_text(method, mixed=(), trainer=one.trainer))
         if any(result.mixed for result in of_method.values()):
             name += MIXED_MARK
         lines.append(latex_row([name, *map(latex_cell, map(of_method.get, columns))]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -118,6 +119,14 @@ def test_the_forest_has_the_numbers_of_compare(rights: dict[str, dict[int, np.nd
             expected = at_first + (value - first) / (last - first) * (at_last - at_first)
             assert cell[end] == pytest.approx(expected, abs=0.05)
             assert 0 <= cell[end] <= 100
+
+
+def test_the_forest_names_another_trainer() -> None:
+    found = [compared("clip_b", Estimate(0.1, 0.0, 0.2), 0.1), compared("grpo", None, None)]
+    found[0] = replace(found[0], trainer="trl")
+    drawn = forest_plot(ScoreTable("countdown, tiny", [], DataFrame(), [], found))
+    assert drawn is not None
+    assert [(line["method"], line["name"]) for line in drawn["lines"]] == [("clip_b", "clip_b (trained by trl)")]
 
 
 def compared(method: str, difference: Estimate | None, p_holm: float | None) -> Comparison:

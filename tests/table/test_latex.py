@@ -36,6 +36,12 @@ def test_the_table_of_a_paper() -> None:
     ]
 
 
+def test_methods_of_another_trainer_are_marked() -> None:
+    found = [place("grpo", Estimate(0.25), best=False), place("clip_b", Estimate(0.5), best=True, trainer="trl")]
+    names = [line.partition(" & ")[0] for line in latex.render_latex(found).splitlines() if "$" in line]
+    assert names == ["grpo", r"clip\_b (trained by trl)"]
+
+
 def test_each_model_has_a_table() -> None:
     found = [place("grpo", Estimate(0.5), best=True, model=model) for model in ("one", "two\nlines")]
     text = latex.render_latex(found)
