@@ -430,11 +430,21 @@ def params_of(spec: CellSpec) -> dict[str, str]:
     for part in ("train", "rollout", "correction", "eval", "stop"):
         for key, value in sections.get(part, {}).items():
             factors[f"{part}.{key}"] = value
-    if axes := spec.settings.get("axes"):  # plain values: building the typed configuration would take most of the time
-        factors["axes"] = ", ".join(axes)
+    if setting := dict(spec.key.setting):
+        factors["axes"] = ", ".join(setting)
+        for axis, value in setting.items():
+            factors[axis] = value
+            section, _, name = axis.rpartition(".")
+            if section in factors:  # an inner section, which is one parameter: the axis stands beside it
+                factors[section] = without(factors[section], name)
     if (ruleset := spec.settings.get("ruleset", PUBLISHED)) != PUBLISHED:  # of which older runs have no parameter
         factors["ruleset"] = ruleset
     return cut_for_mlflow(factors)
+
+
+def without(section: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return a section of a configuration without one of its keys."""
+    return {key: value for key, value in section.items() if key != name}
 
 
 def send_dataset(client: MlflowClient, run_id: str, spec: CellSpec) -> None:

@@ -198,35 +198,45 @@ def test_runs_without_a_summary_give_a_table_with_a_note(
     assert names == ["grpo", "clip_b (share=0.02)", "clip_b (share=0.5)", "ppo"]
 
 
+@pytest.mark.parametrize(
+    ("second", "further"),
+    [("train.updates", []), ("train.resample.max_batches", ["train.resample={}"])],
+    ids=["a section", "an inner section"],
+)
 def test_further_axes_are_columns_and_methods_are_compared_within_a_setting(
-    tmp_path: Path, mlflow_uri: str, at: list[str], capsys: pytest.CaptureFixture[str]
+    second: str,
+    further: list[str],
+    tmp_path: Path,
+    mlflow_uri: str,
+    at: list[str],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    axes = "axes={train.lr: [1e-3, 2e-3], train.updates: [1, 2]}"
-    made = Made(tmp_path, mlflow_uri, "methods=[grpo,clip_b]", axes)
+    axes = f"axes={{train.lr: [1e-3, 2e-3], {second}: [1, 2]}}"
+    made = Made(tmp_path, mlflow_uri, "methods=[grpo,clip_b]", axes, *further)
     for number, cell in enumerate(made.cells):
         made.end(cell, last=1.0 + number % 8 // 2)  # another one in each setting
     given = ["smoke", f"results={tmp_path}", f"tracking.uri={mlflow_uri}", "name=made", "methods=[grpo,clip_b]"]
     told_of_runs = told(capsys, "--experiment", "made", *at)
     publish(made.config, made.cells)
     told_of_summary = told(capsys, "--experiment", "made", *at)
-    assert told_of_summary == told(capsys, *given, "seeds=[0,1]", axes)
+    assert told_of_summary == told(capsys, *given, "seeds=[0,1]", axes, *further)
     assert told_of_runs.startswith(told_of_summary.partition("\n\n±")[0])
     header, _, *lines = told_of_summary.splitlines()[2:]
-    assert header.split()[:3] == ["method", "train.lr", "train.updates"]
+    assert header.split()[:3] == ["method", "train.lr", second]
     settings = [[lr, updates] for lr in ("0.001", "0.002") for updates in ("1", "2")]
     expected = [[m, *each] for each in settings for m in ("base model", "grpo", "clip_b")]
     assert [line.split()[:3] for line in lines[:12]] == [" ".join(each).split()[:3] for each in expected]
     rows = trained(listed(capsys, "--experiment", "made", *at))
-    assert [row["setting"] for row in rows[::2]] == [{"train.lr": x, "train.updates": y} for x, y in settings]
+    assert [row["setting"] for row in rows[::2]] == [{"train.lr": x, second: y} for x, y in settings]
     assert [row["entropy_final"]["mean"] for row in rows] == [1.0, 1.0, 2.0, 2.0, 3.0, 3.0, 4.0, 4.0]
     for base, other in zip(rows[::2], rows[1::2], strict=True):
         found = other["avg_at_k"]["mean"] - base["avg_at_k"]["mean"]
         assert other["delta_to_baseline"]["mean"] == pytest.approx(found)
     compared = listed(capsys, "--experiment", "made", *at, "--compare")
-    assert {each["setting"] for each in compared} == {f"train.lr={x}, train.updates={y}" for x, y in settings}
+    assert {each["setting"] for each in compared} == {f"train.lr={x}, {second}={y}" for x, y in settings}
     # One cell less: the table counts it, whether or not a summary tells of it.
-    one_axis = "axes={train.updates: [1, 2]}"
-    unfinished = Made(tmp_path, mlflow_uri, "methods=[grpo,clip_b]", one_axis, name="other")
+    one_axis = f"axes={{{second}: [1, 2]}}"
+    unfinished = Made(tmp_path, mlflow_uri, "methods=[grpo,clip_b]", one_axis, *further, name="other")
     for cell in unfinished.cells[:-1]:
         unfinished.end(cell)
     rows = trained(listed(capsys, "--experiment", "other", *at))
