@@ -30,16 +30,24 @@ REPOSITORY = Path(__file__).parent.parent
 REFERENCE = REPOSITORY / "results/reference"
 CURVES = REFERENCE / "demo/curves.csv"
 PICTURE = REFERENCE / "demo/curves.svg"
-STUDIES = ("objective-or-entropy", "strength", "sign")  # with results
+STUDIES = (
+    "objective-or-entropy",
+    "strength",
+    "sign",
+    "dynamic-sampling",
+    "overtaking",
+    "dial",
+    "clip-and-reward",
+    "lr-kl-clip",
+    "warm-start",
+)  # with results
 PAGE_NAMES = (
     "README.md",
     "docs/evidence/demo.md",
     "docs/evidence/coloring.md",
     "docs/evidence/field.md",
     "docs/evidence/transfer.md",
-    "docs/studies/objective-or-entropy.md",
-    "docs/studies/strength.md",
-    "docs/studies/sign.md",
+    *(f"docs/studies/{name}.md" for name in STUDIES),
 )
 PAGES = tuple(REPOSITORY / name for name in PAGE_NAMES)
 
@@ -101,8 +109,12 @@ def settings_of(table: DataFrame) -> list[str]:
 
 def study_table(name: str) -> DataFrame:
     """Return the table of a study's page."""
-    table = reference_table(name)
-    return table[["method", *settings_of(table), *FULL[1:]]]
+    return reference_table(name).drop(columns=["entropy, start", "seeds"])
+
+
+def crossings() -> DataFrame:
+    """Return at which k the base model overtakes the methods of the study of that name."""
+    return pandas.read_csv(REFERENCE / "overtaking/crossing.csv", dtype=str, keep_default_na=False)
 
 
 def tuned() -> DataFrame:
@@ -139,6 +151,7 @@ def tables() -> dict[str, str]:
         "demo-avx2": as_markdown(reference_table("demo-avx2")[FULL]),
         "demo-tuned": as_markdown(tuned()[FULL]),
         "coloring": as_markdown(reference_table("coloring")[FULL]),
+        "crossings": as_markdown(crossings()),
         "field": as_markdown(field.table()),
         "field-short": as_markdown(short_field()),
         "field-five-seeds": as_markdown(field.table(field.FIVE_SEEDS)),

@@ -16,8 +16,9 @@ import numpy as np
 import pandas
 import pytest
 from places import REPOSITORY
+from scipy.stats import kendalltau
 
-from benchmarks import reference
+from benchmarks import field, reference
 from harness import config
 from harness.base import safe_yaml
 from harness.rollout import digests
@@ -420,3 +421,12 @@ def test_the_findings_on_the_methods_at_the_start() -> None:
     assert f"{100 * saved[0]:.0f} % and {100 * saved[1]:.0f} %" in text
     assert whole["ce_gppo"][0]["predicted"] == whole["grpo"][0]["predicted"]
     assert whole["ce_gppo"][1]["predicted"] < whole["grpo"][1]["predicted"]
+
+
+def test_kendalls_tau_and_its_interval_are_those_of_plain_resampling(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(field, "RESAMPLES", 200)
+    first, second = [0.1, 0.3, 0.3, -0.2, 0.0, 0.4, 0.1], [0.2, 0.1, 0.5, -0.1, 0.0, 0.3, 0.2]
+    pairs, generator = np.array([first, second]), np.random.default_rng(0)
+    resampled = [kendalltau(*pairs[:, chosen]).statistic for chosen in generator.integers(7, size=(200, 7))]
+    expected = [kendalltau(first, second).statistic, *np.nanpercentile(resampled, [2.5, 97.5])]
+    assert field.tau_with_interval(first, second) == pytest.approx(expected, abs=1e-12)
