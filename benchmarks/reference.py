@@ -41,6 +41,12 @@ STUDIES = (
     "lr-kl-clip",
     "warm-start",
 )  # with results
+# Tables of studies that are no leaderboards, as other benchmarks wrote them.
+FURTHER = {
+    "crossings": "overtaking/crossing.csv",
+    "dynamic-sampling-settings": "dynamic-sampling/max_batches.csv",
+    "lr-kl-clip-settings": "lr-kl-clip/lr.csv",
+}
 PAGE_NAMES = (
     "README.md",
     "docs/evidence/demo.md",
@@ -112,11 +118,6 @@ def study_table(name: str) -> DataFrame:
     return reference_table(name).drop(columns=["entropy, start", "seeds"])
 
 
-def crossings() -> DataFrame:
-    """Return at which k the base model overtakes the methods of the study of that name."""
-    return pandas.read_csv(REFERENCE / "overtaking/crossing.csv", dtype=str, keep_default_na=False)
-
-
 def tuned() -> DataFrame:
     """Return the table of the tuned methods with plain names of its columns; its baseline is the tuned GRPO."""
     table = reference_table("demo-tuned")
@@ -145,20 +146,26 @@ def tables() -> dict[str, str]:
     """Return each table of the pages by its name; read once for all pages."""
     demo = reference_table("demo")
     studies = {name: as_markdown(study_table(name)) for name in STUDIES}
-    return studies | {
-        "demo-short": as_markdown(demo.loc[SHOWN_FIRST, SHORT]),
-        "demo": as_markdown(demo[FULL]),
-        "demo-avx2": as_markdown(reference_table("demo-avx2")[FULL]),
-        "demo-tuned": as_markdown(tuned()[FULL]),
-        "coloring": as_markdown(reference_table("coloring")[FULL]),
-        "crossings": as_markdown(crossings()),
-        "field": as_markdown(field.table()),
-        "field-short": as_markdown(short_field()),
-        "field-five-seeds": as_markdown(field.table(field.FIVE_SEEDS)),
-        "field-new-seeds": as_markdown(field.table(field.NEW_SEEDS)),
-        "transfer-agreement": as_markdown(transfer.agreement_table()),
-        "transfer-literature": as_markdown(transfer.literature_table()),
-    }
+    further = {}
+    for name, path in FURTHER.items():
+        further[name] = as_markdown(pandas.read_csv(REFERENCE / path, dtype=str, keep_default_na=False))
+    return (
+        studies
+        | further
+        | {
+            "demo-short": as_markdown(demo.loc[SHOWN_FIRST, SHORT]),
+            "demo": as_markdown(demo[FULL]),
+            "demo-avx2": as_markdown(reference_table("demo-avx2")[FULL]),
+            "demo-tuned": as_markdown(tuned()[FULL]),
+            "coloring": as_markdown(reference_table("coloring")[FULL]),
+            "field": as_markdown(field.table()),
+            "field-short": as_markdown(short_field()),
+            "field-five-seeds": as_markdown(field.table(field.FIVE_SEEDS)),
+            "field-new-seeds": as_markdown(field.table(field.NEW_SEEDS)),
+            "transfer-agreement": as_markdown(transfer.agreement_table()),
+            "transfer-literature": as_markdown(transfer.literature_table()),
+        }
+    )
 
 
 def fill(page: str) -> str:

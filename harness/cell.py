@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 import torch
 import transformers
-from transformers.models.qwen2 import modeling_qwen2  # noqa: F401  loaded once, in the server that cells fork from
 
 import baselines
 import tasks
@@ -37,6 +36,7 @@ from harness.dist import ranks
 from harness.doors import TRL_DISTRIBUTIONS
 from harness.portable import PortableMethod
 from harness.rollout import choice, digests, models
+from harness.train import loading  # noqa: F401  before anything else of transformers
 from harness.train.checkpoint import Checkpoints, NoneWhole
 from harness.train.parts import Parts, build_parts, source_classes, training_device, unread
 from harness.trainer import Trainer

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import companions
 import pytest
 from boards import Made
 from places import REPOSITORY
@@ -64,3 +65,14 @@ def test_a_run_with_nothing_to_do_loads_neither_torch_nor_mlflow(tmp_path: Path,
 def test_commands_without_a_table_load_no_numbers_package(arguments: list[str], tmp_path: Path) -> None:
     loaded, _ = loaded_by(tmp_path, *arguments)
     assert loaded & (HEAVY | TABLE) == set()
+
+
+@pytest.mark.slow
+def test_cells_are_forked_from_a_server_without_scikit_learn(tmp_path: Path) -> None:
+    """transformers would import it, and with it SciPy's statistics, for nothing that a cell does."""
+    process = companions.forkserver().Process(target=companions.write_modules, args=(tmp_path / "modules",))
+    process.start()
+    process.join()
+    loaded = (tmp_path / "modules").read_text().split()
+    assert "transformers.generation.candidate_generator" in loaded
+    assert "sklearn" not in loaded

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
 from collections.abc import Callable
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext
@@ -73,3 +74,8 @@ def work_as_rank(rank: int, count: int, folder: Path, meeting: Path) -> None:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
     os.environ |= {"RENDEZVOUS": str(meeting), "GLOO_SOCKET_IFNAME": "lo"}
     cell.main(str(folder))
+
+
+def write_modules(path: Path) -> None:
+    """Write the names of the modules that this process has imported."""
+    path.write_text("\n".join(sys.modules))
