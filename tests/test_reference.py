@@ -6,6 +6,7 @@ reference data.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterable
@@ -223,6 +224,105 @@ def test_objectives_and_controls_are_on_the_front() -> None:
     significant = [method for method, each in scores.items() if (each["Pass@16"]["p_holm"] or 1) < 0.05]
     assert significant == ["clip_b(share=0.02)"]
     assert all(scores[method]["Avg@K"]["difference"]["high"] < 0 for method in front - {"grpo"})
+
+
+# The further studies, by the rules of their pages
+
+
+def limits(shown: str) -> tuple[float, float, float]:
+    """Return mean, lower and upper limit of an estimate as a table shows it."""
+    mean_text, *rest = shown.strip(" ▲▼").split(" ", 1)
+    average = float(mean_text)
+    if rest[0].startswith("±"):
+        half = float(rest[0][1:])
+        return average, average - half, average + half
+    low, high = map(float, rest[0].strip("[]").split(","))
+    return average, low, high
+
+
+def study_column(study: str, column: str) -> dict[str, tuple[float, float, float]]:
+    """Return the estimates of a study's rows in one column, apart from those without one."""
+    shown = reference.reference_table(study)[column]
+    return {row: limits(text) for row, text in shown.items() if text not in ("", "baseline")}
+
+
+def apart(first: tuple[float, float, float], second: tuple[float, float, float]) -> bool:
+    """Return whether two intervals do not overlap."""
+    return first[2] < second[1] or second[2] < first[1]
+
+
+def test_pass_at_k_training_moves_the_crossing_and_clip_b_does_not() -> None:
+    rows = pandas.read_csv(KEPT / "overtaking/crossing.csv").set_index("method")["overtaken at k"].dropna()
+    crossings = {method: limits(text) for method, text in rows.items()}
+    assert [crossings[name][0] for name in ("grpo", "clip_b(share=0.02)", "passk")] == [4, 6, 8]
+    assert apart(crossings["passk"], crossings["grpo"])
+    assert not apart(crossings["clip_b(share=0.02)"], crossings["grpo"])
+    curves = pandas.read_csv(KEPT / "overtaking/passk.csv").set_index("k")
+    for method, (crossing, _, _) in crossings.items():
+        assert (curves[method] > curves["base model"]).tolist() == [k < crossing for k in curves.index]
+
+
+def test_dynamic_sampling_neither_pays_nor_costs() -> None:
+    rows = pandas.read_csv(KEPT / "dynamic-sampling/max_batches.csv")
+    assert len(rows) == 3
+    for text in [*rows["Avg@K"], *rows["Pass@16"]]:
+        _, low, high = limits(text)
+        assert low < 0 < high
+
+
+def test_a_higher_clip_has_no_measurable_effect() -> None:
+    entropies = study_column("clip-and-reward", "entropy, end")
+    usual, higher = entropies["grpo"], [entropies[f"grpo(clip_high={clip})"] for clip in (0.28, 0.4)]
+    assert not any(apart(usual, each) for each in higher)
+    gains = study_column("clip-and-reward", "Pass@16 - grpo")
+    for clip in (0.28, 0.4):
+        _, low, high = gains[f"grpo(clip_high={clip})"]
+        assert low < 0 < high
+    random = [each for row, each in entropies.items() if "random_reward" in row]
+    assert len(random) == 3
+    assert not any(apart(first, second) for first, second in itertools.combinations(random, 2))
+
+
+def test_what_replaces_clip_b() -> None:
+    """A setting without it with at least its mean scores, which only twice the field's learning rate has."""
+    averages, passed = (study_column("lr-kl-clip", column) for column in ("Avg@K", "Pass@16"))
+    others = [row for row in averages if row.startswith(("grpo, ", "grpo(kl_coef=0.01), "))]
+    assert len(others) == 6
+    replaced = {}
+    for rate in ("0.000175", "0.00035", "0.0007"):
+        ours = f"clip_b(share=0.02), {rate}"
+        replaced[rate] = [
+            row for row in others if averages[row][0] >= averages[ours][0] and passed[row][0] >= passed[ours][0]
+        ]
+    assert replaced == {"0.000175": [], "0.00035": [], "0.0007": ["grpo(kl_coef=0.01), 0.000175"]}
+    gains = study_column("lr-kl-clip", "Pass@16 - grpo")
+    of_clip_b = [gain for row, gain in gains.items() if row.startswith("clip_b")]
+    assert not any(apart(first, second) for first, second in itertools.combinations(of_clip_b, 2))
+
+
+def test_the_dial_turns_the_clips_and_not_the_bonus() -> None:
+    entropies, answers = (study_column("dial", column) for column in ("entropy, end", "distinct right"))
+    risen = {}
+    for controller in ("clip_servo(target={})", "adaptive_entropy(target={},delta=0.002,highest=0.1)"):
+        held = []
+        for target in (0.1, 0.2, 0.3, 0.4, 0.6):
+            row = controller.format(target)
+            if row in entropies and entropies[row][1] <= target <= entropies[row][2]:
+                held.append(target)
+        means = [answers[controller.format(target)][0] for target in held]
+        risen[controller.partition("(")[0]] = (held, means == sorted(means))
+    assert risen == {"clip_servo": ([0.1, 0.3, 0.4], True), "adaptive_entropy": ([0.2, 0.3, 0.4, 0.6], False)}
+
+
+def test_the_ranking_changes_with_the_warm_start_and_no_gain_does() -> None:
+    passed, gains = (study_column("warm-start", column) for column in ("Pass@16", "Pass@16 - grpo"))
+    methods, models = ("grpo", "clip_b(share=0.02)", "rs_grpo"), ("short", "tiny", "long")
+    orders = [sorted(methods, key=lambda method: passed[f"{method}, countdown-{model}"][0]) for model in models]
+    assert orders[0] == orders[1] == ["grpo", "rs_grpo", "clip_b(share=0.02)"]
+    assert orders[2] == ["grpo", "clip_b(share=0.02)", "rs_grpo"]
+    for method in methods[1:]:
+        of_method = [gains[f"{method}, countdown-{model}"] for model in models]
+        assert not any(apart(first, second) for first, second in itertools.combinations(of_method, 2))
 
 
 def test_the_strengths_of_the_demo_follow_from_the_tuning() -> None:
