@@ -114,8 +114,10 @@ def temporary_folder(path: Path) -> Iterator[Path]:
     if ranks.own_rank() == 0:
         with files.temporary_path(path) as place:
             yield ranks.of_first(place)
+            ranks.meet()  # TRL on another rank may still read it
             files.remove_path(place)
     else:
         place_of_first = ranks.of_first(None)
         assert place_of_first is not None
         yield place_of_first
+        ranks.meet()

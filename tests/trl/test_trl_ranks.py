@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -205,3 +206,22 @@ def test_sharded_weights_give_the_numbers_of_whole_ones(folder: Path) -> None:
     assert (checkpoint / "pytorch_model_fsdp_0").is_dir()
     saved, again = (folder / "sharded" / name / "model.safetensors" for name in ("model", "again"))
     assert saved.read_bytes() == again.read_bytes()
+
+
+def use_folder_longer_than_the_first(rank: int, folder: Path) -> None:
+    """Leave a folder that both ranks share, on the second one half a second later."""
+    become_rank(rank)
+    from harness.trl.run import temporary_folder
+
+    with temporary_folder(folder / "trl") as place:
+        if rank == 1:
+            time.sleep(0.5)
+            (folder / "found").write_text(str(place.is_dir()))
+    if rank == 0:
+        assert not place.exists()
+
+
+def test_the_folder_of_all_ranks_is_there_until_the_last_has_left_it(tmp_path: Path) -> None:
+    on_ranks(use_folder_longer_than_the_first, tmp_path)
+    assert (tmp_path / "found").read_text() == "True"
+    assert [path.name for path in tmp_path.glob("*trl*")] == []
