@@ -214,7 +214,9 @@ def use_folder_longer_than_the_first(rank: int, folder: Path) -> None:
     from harness.trl.run import temporary_folder
 
     with temporary_folder(folder / "trl") as place:
-        if rank == 1:
+        if rank == 0:
+            place.mkdir()
+        else:
             time.sleep(0.5)
             (folder / "found").write_text(str(place.is_dir()))
     if rank == 0:
