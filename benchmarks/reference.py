@@ -163,6 +163,7 @@ def tables() -> dict[str, str]:
             "field-five-seeds": as_markdown(field.table(field.FIVE_SEEDS)),
             "field-new-seeds": as_markdown(field.table(field.NEW_SEEDS)),
             "transfer-agreement": as_markdown(transfer.agreement_table()),
+            "transfer-effects": as_markdown(transfer.effects_table()),
             "transfer-literature": as_markdown(transfer.literature_table()),
         }
     )

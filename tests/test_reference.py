@@ -19,7 +19,7 @@ import pytest
 from places import REPOSITORY
 from scipy.stats import kendalltau
 
-from benchmarks import field, reference
+from benchmarks import field, reference, transfer
 from harness import config
 from harness.base import safe_yaml
 from harness.rollout import digests
@@ -521,6 +521,15 @@ def test_the_findings_on_the_methods_at_the_start() -> None:
     assert f"{100 * saved[0]:.0f} % and {100 * saved[1]:.0f} %" in text
     assert whole["ce_gppo"][0]["predicted"] == whole["grpo"][0]["predicted"]
     assert whole["ce_gppo"][1]["predicted"] < whole["grpo"][1]["predicted"]
+
+
+def test_the_ranking_carries_over_to_the_larger_model_and_no_sign_is_contradicted() -> None:
+    shown = transfer.agreement_table().set_index(["settings", "score"])
+    larger = shown.loc["0.2 M and 1 M"]
+    assert larger["Kendall's tau"].tolist() == ["0.91 [0.60, 1.00]", "0.69 [0.21, 1.00]"]
+    assert larger["carried over"]["Pass@16"] == larger["open"]["Pass@16"] == "5"
+    assert set(shown["contradicted"]) == {"0"}
+    assert "0.91 [0.60, 1.00]" in README
 
 
 def test_kendalls_tau_and_its_interval_are_those_of_plain_resampling(monkeypatch: pytest.MonkeyPatch) -> None:
