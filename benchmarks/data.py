@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.common import show
@@ -72,13 +73,13 @@ def main() -> None:
         work = Path(name)
         published = write_as_published(copy, work / "dapo-math-17k.parquet")
         sets = ("dapo_math", "dapo500")
-        steps = {
-            f"prepare, {copy.name} ({copy.stat().st_size / 1e6:.0f} MB)": (work / "a", str(copy), *sets),
-            f"prepare, the hub's rows ({published.stat().st_size / 1e6:.0f} MB)": (work / "b", str(published), *sets),
-            "prepare, the other sets": (work / "a", str(folder)),
-            "check": (work / "a", "check"),
+        steps: dict[str, tuple[Path, Sequence[str]]] = {
+            f"prepare, {copy.name} ({copy.stat().st_size / 1e6:.0f} MB)": (work / "a", [str(copy), *sets]),
+            f"prepare, the hub's rows ({published.stat().st_size / 1e6:.0f} MB)": (work / "b", [str(published), *sets]),
+            "prepare, the other sets": (work / "a", [str(folder)]),
+            "check": (work / "a", ["check"]),
         }
-        rows = [[label, *run_step(*arguments)] for label, arguments in steps.items()]
+        rows = [[label, *run_step(cache, *arguments)] for label, (cache, arguments) in steps.items()]
     show("The problem sets", ["", "seconds", "CPU s", "MiB before", "MiB at most"], rows)
 
 

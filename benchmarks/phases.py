@@ -25,6 +25,7 @@ from harness.tokens.metrics import Stopwatch
 
 PRODUCTS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm", "aten::_scaled_dot_product")
 MARK = "phase: "
+METHOD = "grpo"
 
 
 class MarkedStopwatch(Stopwatch):
@@ -52,10 +53,10 @@ def products_of(events: Any) -> tuple[dict[str, float], dict[str, int]]:
     return seconds, operations
 
 
-def main(warm_up: int = 20, steps: int = 3, method: str = "grpo") -> None:
+def main(warm_up: int = 20, steps: int = 3) -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        trainer = demo_trainer(method, Path(folder), ["dynamics.every=0"])
+        trainer = demo_trainer(METHOD, Path(folder), ["dynamics.every=0"])
         for step in range(1, warm_up + 1):
             trainer.train_step(step, Stopwatch())
         marked, plain = MarkedStopwatch(), Stopwatch()
@@ -72,7 +73,7 @@ def main(warm_up: int = 20, steps: int = 3, method: str = "grpo") -> None:
         row = [f"{alone / steps:.3f}", f"{whole / steps:.3f}", f"{whole / alone:.1f}", f"{number:,}"]
         rows.append([name, *row, f"{without / steps:.3f}"])
     columns = ["phase", "products, s", "phase, s", "times products", "operations", "s without profiler"]
-    show(f"A step of the demo, {method} after {warm_up} steps, one thread", columns, rows)
+    show(f"A step of the demo, {METHOD} after {warm_up} steps, one thread", columns, rows)
 
 
 if __name__ == "__main__":

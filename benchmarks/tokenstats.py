@@ -102,7 +102,7 @@ def liger_chunked(hidden_TD: Tensor, weight_VD: Tensor, targets_T: Tensor) -> tu
     return loss(hidden_BLD, weight_VD, targets_BL, torch.ones_like(targets_BL), advantages_B)[:1]
 
 
-def streamed(**which: bool) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, ...]]:
+def streamed(**which: Any) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, ...]]:
     def run(hidden_TD: Tensor, weight_VD: Tensor, targets_T: Tensor) -> tuple[Tensor, ...]:
         return (token_stats(hidden_TD, Head(weight_VD), targets_T, 1.0, **which).logp,)
 
