@@ -40,12 +40,14 @@ STUDIES = (
     "clip-and-reward",
     "lr-kl-clip",
     "warm-start",
-)  # with results
+    "staleness",
+)
 # Tables of studies that are no leaderboards, as other benchmarks wrote them.
 FURTHER = {
     "crossings": "overtaking/crossing.csv",
     "dynamic-sampling-settings": "dynamic-sampling/max_batches.csv",
     "lr-kl-clip-settings": "lr-kl-clip/lr.csv",
+    "staleness-ends": "staleness/ends.csv",
 }
 PAGE_NAMES = (
     "README.md",
@@ -118,6 +120,14 @@ def study_table(name: str) -> DataFrame:
     return reference_table(name).drop(columns=["entropy, start", "seeds"])
 
 
+def staleness_grid(method: str, column: str) -> DataFrame:
+    """Return a column of the study of staleness by the updates of each batch (rows) and the lag (columns)."""
+    table = reference_table("staleness")
+    grid = table[table["method"] == method].pivot(index="train.updates", columns="rollout.lag", values=column)
+    grid.columns = [f"lag {lag}" for lag in grid.columns]
+    return grid.rename_axis("updates").reset_index()
+
+
 def tuned() -> DataFrame:
     """Return the table of the tuned methods with plain names of its columns; its baseline is the tuned GRPO."""
     table = reference_table("demo-tuned")
@@ -158,6 +168,9 @@ def tables() -> dict[str, str]:
             "demo-avx2": as_markdown(reference_table("demo-avx2")[FULL]),
             "demo-tuned": as_markdown(tuned()[FULL]),
             "coloring": as_markdown(reference_table("coloring")[FULL]),
+            "staleness-avg": as_markdown(staleness_grid("grpo", "Avg@K")),
+            "staleness-pass": as_markdown(staleness_grid("grpo", "Pass@16")),
+            "staleness-gain": as_markdown(staleness_grid("clip_b(share=0.02)", "Pass@16 - grpo")),
             "field": as_markdown(field.table()),
             "field-short": as_markdown(short_field()),
             "field-five-seeds": as_markdown(field.table(field.FIVE_SEEDS)),

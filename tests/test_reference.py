@@ -19,7 +19,7 @@ import pytest
 from places import REPOSITORY
 from scipy.stats import kendalltau
 
-from benchmarks import field, reference, transfer
+from benchmarks import field, reference, staleness, transfer
 from harness import config
 from harness.base import safe_yaml
 from harness.rollout import digests
@@ -312,6 +312,29 @@ def test_the_dial_turns_the_clips_and_not_the_bonus() -> None:
         means = [answers[controller.format(target)][0] for target in held]
         risen[controller.partition("(")[0]] = (held, means == sorted(means))
     assert risen == {"clip_servo": ([0.1, 0.3, 0.4], True), "adaptive_entropy": ([0.2, 0.3, 0.4, 0.6], False)}
+
+
+def test_what_updates_and_older_batches_cost() -> None:
+    ends = pandas.read_csv(KEPT / "staleness/ends.csv").set_index(["method", "setting"])["Pass@16"]
+    costs = {place: limits(text)[2] < 0 for place, text in ends.items()}
+    assert costs == {
+        ("grpo", "train.updates"): True,
+        ("clip_b(share=0.02)", "train.updates"): True,
+        ("grpo", "rollout.lag"): True,
+        ("clip_b(share=0.02)", "rollout.lag"): False,
+    }
+    gains = study_column("staleness", "Pass@16 - grpo")
+    lowest, *highest = (gains[f"clip_b(share=0.02), {setting}"] for setting in ("1, 0", "8, 0", "1, 4"))
+    assert not any(apart(lowest, each) for each in highest)
+    cells = pandas.read_csv(KEPT / "staleness/sample_sizes.csv")
+    collapsed, others = cells[cells["collapsed"]], cells[~cells["collapsed"]]
+    assert (len(collapsed), len(others)) == (2, 94)
+    assert set(zip(collapsed["train.updates"], collapsed["rollout.lag"], strict=True)) == {(8, 4)}
+    for name in staleness.SIZES:
+        assert staleness.area_under_curve(collapsed[name].tolist(), others[name].tolist()) == pytest.approx(
+            0.95, abs=0.01
+        )
+        assert cells.loc[cells["rollout.lag"] == 0, name].min() > 0.999
 
 
 def test_the_ranking_changes_with_the_warm_start_and_no_gain_does() -> None:
