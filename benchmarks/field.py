@@ -134,19 +134,19 @@ def gains_on_both() -> list[str]:
 def tau_with_interval(first: Sequence[float], second: Sequence[float]) -> tuple[float, float, float]:
     """Return Kendall's tau of effects in two settings, with its 95 % bootstrap interval over methods.
 
-    It is tau-b: pairs of methods that the settings order alike minus those that they order differently, divided by the
+    It is tau-b: pairs of methods in the same order in both settings, minus pairs in opposite orders, divided by the
     geometric mean of the pairs that each setting orders.
     """
     methods, generator = len(first), np.random.default_rng(0)
     drawn = generator.integers(methods, size=(RESAMPLES, methods))
     counts = [np.ones(methods), *(np.bincount(chosen, minlength=methods) for chosen in drawn)]
     order_first, order_second = (np.sign(np.subtract.outer(values, values)) for values in (first, second))
-    alike, in_first, in_second = (
+    same_minus_opposite, in_first, in_second = (
         weighted_pairs(np.array(counts), pairs)
         for pairs in (order_first * order_second, order_first**2, order_second**2)
     )
     with np.errstate(invalid="ignore"):  # a resample in which one setting orders no pair
-        tau, *resampled = alike / np.sqrt(in_first * in_second)
+        tau, *resampled = same_minus_opposite / np.sqrt(in_first * in_second)
     low, high = np.nanpercentile(resampled, [2.5, 97.5])
     return float(tau), float(low), float(high)
 

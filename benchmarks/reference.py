@@ -42,7 +42,7 @@ STUDIES = (
     "warm-start",
     "staleness",
 )
-# Tables of studies that are no leaderboards, as other benchmarks wrote them.
+# Tables of studies that other benchmarks wrote: they are not leaderboards.
 FURTHER = {
     "crossings": "overtaking/crossing.csv",
     "dynamic-sampling-settings": "dynamic-sampling/max_batches.csv",

@@ -1,4 +1,4 @@
-"""The tables of docs/studies/staleness.md that are no leaderboard: ends of the ranges, and the effective sample size.
+"""What the study of staleness needs besides its leaderboard: ends of the ranges, and the effective sample size.
 
     python -m benchmarks.staleness results=results
 

@@ -435,7 +435,7 @@ def params_of(spec: CellSpec) -> dict[str, str]:
         for axis, value in setting.items():
             factors[axis] = value
             section, _, name = axis.rpartition(".")
-            if section in factors:  # an inner section, which is one parameter: the axis stands beside it
+            if section in factors:  # an inner section is one parameter, and its axis has one of its own
                 factors[section] = without(factors[section], name)
     if (ruleset := spec.settings.get("ruleset", PUBLISHED)) != PUBLISHED:  # of which older runs have no parameter
         factors["ruleset"] = ruleset
