@@ -9,18 +9,19 @@ method and each setting of the other axes, and writes the table to results/refer
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from pandas import DataFrame
 
+from benchmarks import field
 from benchmarks.overtaking import right_counts
 from harness import config, matrix
 from harness.cells.log import MetricsLog
 from harness.matrix import Cell
-from harness.statistics import Estimate, difference_interval, pass_at_k
-from harness.table.columns import format_estimate
+from harness.statistics import difference_interval, pass_at_k
 
 REFERENCE = Path(__file__).parent.parent / "results/reference"
 
@@ -39,14 +40,8 @@ def scores(cells: list[Cell]) -> tuple[Floats, Floats]:
     return counts_SJ / settings.samples, pass_at_k(settings.samples, counts_SJ, settings.k)
 
 
-def shown(estimate: Estimate) -> str:
-    """Return a difference with its interval, and a mark if the interval excludes 0."""
-    mark = ""
-    if estimate.low is not None and estimate.low > 0:
-        mark = " ▲"
-    if estimate.high is not None and estimate.high < 0:
-        mark = " ▼"
-    return format_estimate(estimate, "+") + mark
+def shown_difference(x_SJ: Floats) -> str:
+    return field.shown_difference({"difference": asdict(difference_interval(x_SJ))})
 
 
 def differences(cells: list[Cell], axis: str) -> DataFrame:
@@ -66,8 +61,8 @@ def differences(cells: list[Cell], axis: str) -> DataFrame:
             k = cells[0].config.eval.of(cells[0].task).k
             line = dict(zip(["method", *others], place, strict=True))
             line[axis] = f"{value} - {first}"
-            line["Avg@K"] = shown(difference_interval(other_average_SJ - average_SJ))
-            line[f"Pass@{k}"] = shown(difference_interval(other_passed_SJ - passed_SJ))
+            line["Avg@K"] = shown_difference(other_average_SJ - average_SJ)
+            line[f"Pass@{k}"] = shown_difference(other_passed_SJ - passed_SJ)
             lines.append(line)
     return DataFrame(lines)
 
