@@ -106,7 +106,7 @@ def divide(folder: Path, count: int) -> None:
         shared["RENDEZVOUS"] = f"{meeting}/ranks"
         processes = [
             subprocess.Popen(
-                python_command("from harness import cell; cell.run_rank()", str(folder)),
+                python_command("from harness import cell", "cell.run_rank()", str(folder)),
                 env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
                 stdin=subprocess.PIPE,  # closes when this process ends, even if it is killed
                 start_new_session=True,  # Ctrl-C is for this process

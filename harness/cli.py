@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import gc
 import importlib
 import io
 import os
@@ -17,6 +16,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from harness.base.errors import SENTENCE, CellFailure, UserError, short
+from harness.base.garbage import keep_all, search_rarely
 
 if TYPE_CHECKING:
     from harness.commands.parsing import Parser
@@ -98,17 +98,8 @@ def write_any_character() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def collect_garbage_rarely() -> None:
-    """Search for cyclic garbage a few times in a short command, instead of hundreds of times.
-
-    Imports make a million objects that stay. Searching them took 0.5 of the 4.2 CPU seconds of a `run` with nothing to
-    do; without any search, a long command that feeds MLflow would grow.
-    """
-    gc.set_threshold(200_000, 20, 100)
-
-
 def main(argv: Sequence[str] | None = None) -> None:
-    collect_garbage_rarely()
+    search_rarely()
     stop_on_signals()
     write_any_character()
     sys.path.append(os.getcwd())  # users keep plugin modules there; last, because other files there may hide ours
@@ -137,6 +128,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt as stopped:
         print("\nentrobench: interrupted; finished work is kept, and the same command continues", file=sys.stderr)
         code = 128 + stopped.args[0]
+    keep_all()
     sys.exit(code)
 
 

@@ -117,7 +117,7 @@ def test_a_process_imports_from_where_its_parent_does(tmp_path: Path, monkeypatc
     paths = [*sys.path, str(tmp_path / "it's a folder"), str(tmp_path / "last")]
     monkeypatch.setattr(sys, "path", paths)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    command = python_command("import json; print(json.dumps([sys.path, sys.argv[1:]]))", "an argument")
+    command = python_command("import json", "print(json.dumps([sys.path, sys.argv[1:]]))", "an argument")
     said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
     assert json.loads(said) == [paths, ["an argument"]]
 

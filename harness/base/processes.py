@@ -8,12 +8,18 @@ import time
 from collections.abc import Sequence
 
 
-def python_command(code: str, *arguments: str) -> list[str]:
-    """Return the command of a process that runs the code with the import path of this one.
+def python_command(imports: str, code: str, *arguments: str) -> list[str]:
+    """Return the command of a process that runs an import statement, and then code, with the import path of this one.
 
     Otherwise Python would put the current directory first, where a user's statistics.py hides that of Python.
     """
-    return [sys.executable, "-P", "-c", f"import sys; sys.path[:] = {sys.path!r}; {code}", *arguments]
+    lines = [
+        f"import sys; sys.path[:] = {sys.path!r}",
+        "from harness.base.garbage import never_searched",
+        f"with never_searched(): {imports}",
+        code,
+    ]
+    return [sys.executable, "-P", "-c", "\n".join(lines), *arguments]
 
 
 def wait_for_all(processes: Sequence[subprocess.Popen[bytes]]) -> int:

@@ -120,7 +120,7 @@ def run_pair(specs: Sequence[str], plugins: Sequence[str], folder: Path) -> str:
     loopback = next(name for _, name in socket.if_nameindex() if name in ("lo", "lo0"))
     shared = {"WORLD_SIZE": str(WORLD), "GLOO_SOCKET_IFNAME": loopback, "RENDEZVOUS": f"{folder}/meeting"}
     arguments = json.dumps([list(specs), list(plugins), str(folder)])
-    command = python_command("from harness.conformance import two_ranks; two_ranks.check_as_rank()", arguments)
+    command = python_command("from harness.conformance import two_ranks", "two_ranks.check_as_rank()", arguments)
     processes = []
     for rank in range(WORLD):
         of_rank = {"RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"}

@@ -139,7 +139,7 @@ def import_server(threads: int) -> Iterator[None]:
     wanted = environment(threads)
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
-    multiprocessing.get_context("forkserver").set_forkserver_preload(["harness.cell"])
+    multiprocessing.get_context("forkserver").set_forkserver_preload(["harness.launch.imports"])
     try:
         # The server needs the resource tracker. Starting the tracker unblocks interrupts, so it must be running before
         # they are blocked for the server.

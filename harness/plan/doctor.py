@@ -24,6 +24,7 @@ from rich.text import Text
 from harness.base import files
 from harness.base.addresses import without_address
 from harness.base.errors import UserError
+from harness.base.garbage import search_rarely
 from harness.base.processes import python_command
 from harness.config import Config
 from harness.data import cache, sets
@@ -135,6 +136,7 @@ TRIALS = {
 
 def attempt_trial(what: str, device: str, uri: str) -> None:
     """Run a trial in its own process: print the finding, or exit with the reason of the failure."""
+    search_rarely()  # the trial imports what it tries
     try:
         print(TRIALS[what].run(device, uri))
     except (UserError, ImportError) as error:
@@ -143,10 +145,10 @@ def attempt_trial(what: str, device: str, uri: str) -> None:
 
 def find_by_trial(what: str, device: str, uri: str, limit_s: float = LIMIT_S) -> MachineFinding:
     # The address, which may hold a password, goes through stdin: every user can read the arguments of a process.
-    code = f"from harness.plan import doctor; doctor.attempt_trial({what!r}, {device!r}, sys.stdin.read())"
+    trial = f"doctor.attempt_trial({what!r}, {device!r}, sys.stdin.read())"
     failing, remedy = TRIALS[what].without, TRIALS[what].remedy
     try:
-        command = python_command(code)
+        command = python_command("from harness.plan import doctor", trial)
         process = subprocess.run(command, input=uri, capture_output=True, text=True, timeout=limit_s, check=False)
     except subprocess.TimeoutExpired:
         return MachineFinding(what, failing, f"no answer within {limit_s:.0f} s", remedy)

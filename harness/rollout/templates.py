@@ -33,7 +33,7 @@ class Renderer:
         self.turn = threading.Lock()  # one request at a time, since replies do not name their requests
         self.limit_s = LIMIT_S
         self.process = subprocess.Popen(
-            python_command(f"from harness.rollout import templates; templates.serve_templates({self.limit_s})"),
+            python_command("from harness.rollout import templates", f"templates.serve_templates({self.limit_s})"),
             stdin=subprocess.PIPE,  # when this process ends, the pipe closes, which ends the renderer
             stdout=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C in the terminal interrupts the caller only

@@ -67,7 +67,7 @@ class Worker:
 
     def start(self) -> None:
         self.process = subprocess.Popen(
-            python_command(f"from {self.judge} import main; main({self.limit_s!r}, {MEMORY})"),
+            python_command(f"from {self.judge} import main", f"main({self.limit_s!r}, {MEMORY})"),
             bufsize=0,  # poll sees the pipe, not a buffer of Python: an unexpected reply must stay in the pipe
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

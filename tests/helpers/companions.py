@@ -35,7 +35,7 @@ def start(main: Callable[..., None], *given: object, count: int = 2) -> None:
 
 def forkserver() -> ForkServerContext:
     """Return the context of the server that has imported the slow modules."""
-    multiprocessing.set_forkserver_preload(["harness.cell"])
+    multiprocessing.set_forkserver_preload(["harness.launch.imports"])
     return multiprocessing.get_context("forkserver")
 
 

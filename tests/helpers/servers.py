@@ -21,6 +21,8 @@ from pathlib import Path
 import pytest
 from patient_server import PatientServer
 
+# For Python programs of others: see sitecustomize.py there.
+RARELY_SEARCHING = {"PYTHONPATH": str(Path(__file__).parent / "searching_rarely")}
 LIMIT_S = 120  # starting takes seconds, and much longer on a busy machine
 
 
@@ -53,7 +55,7 @@ def mlflow_server(
         process = subprocess.Popen(
             command,
             cwd=folder,
-            env={**plain, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", **(environment or {})},
+            env={**plain, **RARELY_SEARCHING, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", **(environment or {})},
             stdout=log,
             stderr=log,
             start_new_session=True,  # so that the server and its workers end together

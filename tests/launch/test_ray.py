@@ -145,24 +145,23 @@ def test_a_machine_that_does_not_see_the_results_folder_is_refused(
 def test_an_address_without_a_cluster_is_refused(listens: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a process of its own, because Ray goes on trying to connect."""
     pytest.importorskip("ray", reason="the extra ray is not installed")
-    code = "from harness.launch import ray; ray.ANSWER = 3.0; ray.connect({'CPU': 1.0})"
+    command = python_command("from harness.launch import ray", "ray.ANSWER = 3.0; ray.connect({'CPU': 1.0})")
     with socket.create_server(("127.0.0.1", 0)) as server:
         place = f"127.0.0.1:{server.getsockname()[1]}"
         if not listens:
             server.close()
         monkeypatch.setenv("RAY_ADDRESS", place)
-        ran = subprocess.run(python_command(code), capture_output=True, text=True, timeout=HANG, check=False)
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=HANG, check=False)
     assert f"UserError: no Ray cluster answers at {place} within 3 s" in ran.stderr
     assert "RAY_ADDRESS must be HOST:PORT of a running cluster" in ran.stderr
 
 
 def test_a_cluster_of_our_own_listens_on_loopback_alone_and_asks_for_a_secret() -> None:
     pytest.importorskip("ray", reason="the extra ray is not installed")
-    code = "import os; from harness.launch import ray; ray.connect({'CPU': 1.0}); "
-    code += "print(os.environ['RAY_AUTH_TOKEN']); input()"
+    code = "ray.connect({'CPU': 1.0}); print(os.environ['RAY_AUTH_TOKEN']); input()"
     names = [name for name in os.environ if name.startswith("RAY_")]
     clean = {name: value for name, value in os.environ.items() if name not in names}
-    command = python_command(code)
+    command = python_command("import os; from harness.launch import ray", code)
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=clean) as driver:
         assert driver.stdout is not None
         secret = driver.stdout.readline().strip()

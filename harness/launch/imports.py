@@ -1,0 +1,6 @@
+"""What the server of cells imports before it forks the first cell."""
+
+from harness.base.garbage import never_searched
+
+with never_searched():
+    import harness.cell  # noqa: F401
