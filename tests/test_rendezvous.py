@@ -17,6 +17,7 @@ import pytest
 from cells import lines, write
 from companions import forkserver
 from living import wait_until
+from places import RARELY_SEARCHING
 from servers import free_port
 
 from benchmarks.patience import HANG
@@ -35,7 +36,7 @@ def machines(folder: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Start torchrun twice with a rank each, as on two machines."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
     torchrun += ["--master-addr=127.0.0.1", f"--master-port={free_port()}"]
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(Path.cwd())}
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": f"{RARELY_SEARCHING}:{Path.cwd()}"}
     agents = [
         subprocess.Popen([*torchrun, f"--node-rank={node}", "-m", "harness.cell", str(folder)], env=environment)
         for node in range(2)

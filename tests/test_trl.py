@@ -17,7 +17,7 @@ import pytest
 import torch
 import trainers
 from datasets import Dataset
-from places import REPOSITORY
+from places import RARELY_SEARCHING, REPOSITORY
 from ragged import VOCABULARY, Case, case
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -559,7 +559,9 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> Launched:
     program.write_text(LAUNCHED)
     launch = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--num_machines=1"]
     launch += ["--mixed_precision=no", "--dynamo_backend=no", "--main_process_port=0"]
-    path = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests/helpers"), str(REPOSITORY / "tests")])
+    path = os.pathsep.join(
+        [RARELY_SEARCHING, str(REPOSITORY), str(REPOSITORY / "tests/helpers"), str(REPOSITORY / "tests")]
+    )
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
     done = subprocess.run(
         [sys.executable, *launch, str(program), str(folder)],

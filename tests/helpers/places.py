@@ -7,3 +7,4 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
 REAL = Path(os.environ.get("ENTROBENCH_DATA") or REPOSITORY.parent / "shared" / "data")
+RARELY_SEARCHING = str(REPOSITORY / "tests/helpers/searching_rarely")  # in PYTHONPATH of programs that are not ours

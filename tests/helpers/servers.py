@@ -20,9 +20,8 @@ from pathlib import Path
 
 import pytest
 from patient_server import PatientServer
+from places import RARELY_SEARCHING
 
-# For Python programs of others: see sitecustomize.py there.
-RARELY_SEARCHING = {"PYTHONPATH": str(Path(__file__).parent / "searching_rarely")}
 LIMIT_S = 120  # starting takes seconds, and much longer on a busy machine
 
 
@@ -55,7 +54,12 @@ def mlflow_server(
         process = subprocess.Popen(
             command,
             cwd=folder,
-            env={**plain, **RARELY_SEARCHING, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", **(environment or {})},
+            env={
+                **plain,
+                "PYTHONPATH": RARELY_SEARCHING,
+                "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+                **(environment or {}),
+            },
             stdout=log,
             stderr=log,
             start_new_session=True,  # so that the server and its workers end together

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from cells import METHOD, SETTINGS, lines
+from places import RARELY_SEARCHING
 from watchers import Watcher
 
 from benchmarks.patience import HANG, patient
@@ -36,21 +37,29 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A cluster of a head without room and two machines of one core each."""
+    """A cluster of a head without room and two machines of one core each.
+
+    A machine that is gone refuses each of five health checks, so it is noticed after 5 instead of 15 seconds.
+    """
     pytest.importorskip("ray", reason="the extra ray is not installed")
     from ray.cluster_utils import Cluster
 
-    found = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
-    try:
-        for _ in range(2):
-            found.add_node(num_cpus=1)
-        yield found
-    finally:
-        found.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", RARELY_SEARCHING, prepend=os.pathsep)  # for Ray's own processes
+        checks = {"health_check_period_ms": 1000}
+        head = {"num_cpus": 0, "include_dashboard": False, "_system_config": checks}
+        found = Cluster(initialize_head=True, head_node_args=head)
+        try:
+            for _ in range(2):
+                found.add_node(num_cpus=1)
+            yield found
+        finally:
+            found.shutdown()
 
 
 @pytest.fixture
 def address(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> str:
+    cluster.wait_for_nodes(HANG)  # of which a test may have just removed one
     monkeypatch.setenv("RAY_ADDRESS", cluster.address)
     found: str = cluster.address
     return found

@@ -1,4 +1,4 @@
-"""Python imports this as it starts: an MLflow server then imports in half of the time (harness/base/garbage.py)."""
+"""Python imports this as it starts. Imports then take half of the time, as with harness/base/garbage.py."""
 
 import gc
 
