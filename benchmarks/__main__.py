@@ -54,8 +54,8 @@ def heading(load: float, minutes: float) -> str:
     machine = f"{processor()}, {os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}"
     return (
         "# All benchmarks\n\n"
-        f"`make bench` wrote this page on {date.today()}, in {minutes:.0f} minutes. {machine}; load at its start "
-        f"{load:.1f}; {versions}.\n\n"
+        f"`make bench` wrote this page on {date.today()}, in {minutes:.0f} minutes, beginning at a load of {load:.1f}.\n"
+        f"{machine}; {versions}.\n\n"
         "[speed.md](../speed.md) explains the figures, some of which are from other machines.\n"
     )
 
@@ -67,5 +67,5 @@ with contextlib.redirect_stdout(Copied(sys.stdout)) as printed:
         description, *_ = (benchmark.__doc__ or "").partition("\n\n")
         print(f"\n## {benchmark.__name__}\n\n{description.strip()}\n")
         benchmark.main()
-        print(f"It took {time.perf_counter() - began:.0f} s.", flush=True)
+        print(f"\nIt took {time.perf_counter() - began:.0f} s.", flush=True)
         PAGE.write_text(heading(load, (time.perf_counter() - start) / 60) + printed.text)

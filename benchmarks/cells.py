@@ -102,7 +102,7 @@ def seconds_of(scene: Scene, steps: int) -> tuple[float, float]:
 
 def main(arguments: Sequence[str] = ()) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cells")
-    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--train", type=int, metavar="THREADS", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)

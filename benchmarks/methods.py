@@ -40,7 +40,7 @@ COSTS = {
 }
 
 
-def main(rounds: int = 3, methods: Sequence[str] = tuple(METHODS)) -> None:
+def main(rounds: int = 2, methods: Sequence[str] = tuple(METHODS)) -> None:
     """Time the same step by each method and by GRPO, `rounds` times by turns, and take the best time of both."""
     torch.set_num_threads(1)
     rows = []
@@ -121,5 +121,5 @@ def extra_costs(method: Method) -> list[str]:
 
 
 if __name__ == "__main__":
-    rounds, *chosen = sys.argv[1:] or ["3"]
+    rounds, *chosen = sys.argv[1:] or ["2"]
     main(int(rounds), chosen or tuple(METHODS))

@@ -171,7 +171,7 @@ def main(arguments: Sequence[str] = ()) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tokenstats")
     parser.add_argument("--tokens", type=int, nargs="+", default=[2048])
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--rivals", nargs="+", choices=list(RIVALS), default=list(RIVALS), metavar="NAME")
     given = parser.parse_args(arguments)
     for threads in given.threads:
