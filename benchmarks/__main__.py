@@ -54,7 +54,7 @@ def heading(load: float, minutes: float) -> str:
     machine = f"{processor()}, {os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}"
     return (
         "# All benchmarks\n\n"
-        f"`make bench` wrote this page on {date.today()}, in {minutes:.0f} minutes, beginning at a load of {load:.1f}.\n"
+        f"`make bench` wrote this page on {date.today()}, in {minutes:.0f} minutes, from a load of {load:.1f} on.\n"
         f"{machine}; {versions}.\n\n"
         "[speed.md](../speed.md) explains the figures, some of which are from other machines.\n"
     )

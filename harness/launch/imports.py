@@ -1,4 +1,4 @@
-"""What the server of cells imports before it forks the first cell."""
+"""The imports of the server of cells, before it forks the first one."""
 
 from harness.base.garbage import never_searched
 
