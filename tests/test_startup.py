@@ -12,6 +12,7 @@ import pytest
 from boards import Made
 from places import REPOSITORY
 
+from harness.base.processes import python_command
 from harness.matrix import claim
 
 pytestmark = pytest.mark.processes
@@ -76,3 +77,20 @@ def test_cells_are_forked_from_a_server_without_scikit_learn_and_scipy(tmp_path:
     loaded = (tmp_path / "modules").read_text().split()
     assert "transformers.generation.candidate_generator" in loaded
     assert not {"sklearn", "scipy"} & set(loaded)
+
+
+@pytest.mark.slow
+def test_a_cell_searches_for_garbage_but_not_among_its_imports(tmp_path: Path) -> None:
+    process = companions.forkserver().Process(target=companions.write_searching, args=(tmp_path / "searching",))
+    process.start()
+    process.join()
+    searches, left_out = json.loads((tmp_path / "searching").read_text())
+    assert searches
+    assert left_out > 500_000
+
+
+def test_so_does_a_process_with_a_command_of_its_own() -> None:
+    command = python_command("import argparse, gc", "print(gc.isenabled(), gc.get_freeze_count())")
+    searches, left_out = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert searches == "True"
+    assert int(left_out) > 1_000

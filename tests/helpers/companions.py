@@ -5,6 +5,8 @@ They are forked from a server that has imported the slow modules, once for all t
 
 from __future__ import annotations
 
+import gc
+import json
 import multiprocessing
 import os
 import sys
@@ -79,3 +81,8 @@ def work_as_rank(rank: int, count: int, folder: Path, meeting: Path) -> None:
 def write_modules(path: Path) -> None:
     """Write the names of the modules that this process has imported."""
     path.write_text("\n".join(sys.modules))
+
+
+def write_searching(path: Path) -> None:
+    """Write whether this process searches for garbage, and how many objects it leaves out."""
+    path.write_text(json.dumps([gc.isenabled(), gc.get_freeze_count()]))
