@@ -33,7 +33,7 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast, PrinterCallback, Qwen2Config, Qwen2ForCausalLM
 from trl import GRPOConfig, GRPOTrainer  # here, so that no trainer's memory includes the modules
 
-from benchmarks.peers import forget_peak, memory_mib
+from benchmarks.memory import forget_peak, memory_mib
 from entrobench.trl import EntrobenchTrainer
 
 GROUP = 4

@@ -18,8 +18,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
-import gc
 import random
 import statistics
 import tempfile
@@ -37,6 +35,7 @@ from transformers import AutoTokenizer, PrinterCallback, Qwen2Config, Qwen2ForCa
 
 import tasks
 from benchmarks.common import demo_trainer, show
+from benchmarks.memory import forget_peak, memory_mib
 from harness.rollout import models
 from harness.tokens.metrics import Stopwatch
 from harness.trainer import Trainer
@@ -225,20 +224,6 @@ RIVALS: dict[str, tuple[Callable[..., Iterator[tuple[float, float]]], bool]] = {
     "trl": (peer_step, True),
     "trl, no recompute": (peer_step, False),
 }
-
-
-def memory_mib(key: str) -> float:
-    """Return a size of this process: VmRSS, or VmHWM, its largest since `forget_peak`."""
-    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key)]
-    return int(line.split()[1]) / 1024
-
-
-def forget_peak() -> float:
-    """Begin a new measurement of the peak; return the memory in use."""
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # otherwise freed memory that the allocator keeps would hide the next peak
-    Path("/proc/self/clear_refs").write_text("5")
-    return memory_mib("VmRSS")
 
 
 def measure(place: Place, steps: int, rounds: int) -> dict[str, Measured]:

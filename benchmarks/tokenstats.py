@@ -4,8 +4,9 @@
     python -m benchmarks.tokenstats --tokens 8192 32768 --threads 2
 
 Shown are the statistics alone, as for a whole rollout batch, and with the gradient of log p, as in an update. Memory is
-the peak of the bytes of live tensors beyond the inputs, counted as they are allocated and freed; with a gradient, the
-gradients of hidden states and head are in it. Liger is measured where it is installed (`pip install liger-kernel`).
+the peak of the process beyond its memory before; with a gradient, the gradients of hidden states and head are in it.
+A computation that takes longer than ten seconds is done only once. Liger is measured where it is installed (`pip
+install liger-kernel`).
 """
 
 from __future__ import annotations
@@ -13,52 +14,25 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from trl.kernels import ChunkedLogProbFunction
 from trl.trainer.utils import selective_log_softmax_and_entropy
 
 from benchmarks.common import show
+from benchmarks.memory import forget_peak, memory_mib
 from harness.tokens.head import Head
 from harness.tokens.statistics import token_stats
 
 VOCABULARY, HIDDEN = 152_064, 896
 CHUNK = 32_768  # columns of trl's tiles: its own default
+SLOW = 10.0  # seconds from which on a computation is not repeated
 FITS = 2**33  # bytes; formulas that need more are not run
 ALONE = "log p alone, streamed"
-
-
-class LiveBytes(TorchDispatchMode):
-    """A counter of the bytes of live tensors that operations have allocated, and of their peak."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = self.peak = 0
-        self.known: set[int] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        inputs = {x.untyped_storage()._cdata for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor):
-                storage = tensor.untyped_storage()
-                if storage._cdata not in self.known | inputs:
-                    self.known.add(storage._cdata)
-                    self.now += storage.nbytes()
-                    weakref.finalize(storage, self.freed, storage._cdata, storage.nbytes())
-        self.peak = max(self.peak, self.now)
-        return result
-
-    def freed(self, key: int, size: int) -> None:
-        self.known.discard(key)
-        self.now -= size
 
 
 @dataclass(frozen=True)
@@ -145,25 +119,24 @@ class Inputs:
 def measure(rivals: Sequence[str], tokens: int, gradient: bool, repeats: int) -> list[list[str]]:
     """Return the row of each rival for this number of tokens."""
     inputs = Inputs.drawn(tokens, gradient)
-    seconds: dict[str, float] = {}
-    peak_bytes: dict[str, int] = {}
     names = dict.fromkeys((ALONE, *rivals))  # all others are compared with the first
     running = {name: RIVALS[name] for name in names if RIVALS[name].fits(tokens)}
     if not gradient:
         running = {name: rival for name, rival in running.items() if not rival.only_gradient}
-    for name, rival in running.items():
-        with LiveBytes() as live:
-            inputs.compute(rival)
-        peak_bytes[name] = live.peak
-    for _ in range(repeats):  # interleaved, since machines are noisy
+    seconds = dict.fromkeys(running, float("inf"))
+    peaks_mib = dict.fromkeys(running, 0.0)
+    for turn in range(1 + repeats):  # interleaved, since machines are noisy
         for name, rival in running.items():
-            start = time.perf_counter()
-            inputs.compute(rival)
-            seconds[name] = min(seconds.get(name, float("inf")), time.perf_counter() - start)
+            if turn == 0 or seconds[name] < SLOW:
+                before = forget_peak()
+                start = time.perf_counter()
+                inputs.compute(rival)
+                seconds[name] = min(seconds[name], time.perf_counter() - start)
+                peaks_mib[name] = max(peaks_mib[name], memory_mib("VmHWM") - before)
     rows = []
     for name in running:
         ratio = seconds[name] / seconds[ALONE]
-        rows.append([name, f"{seconds[name]:.2f}", f"{ratio:.2f}", f"{peak_bytes[name] / 2**20:,.0f}"])
+        rows.append([name, f"{seconds[name]:.2f}", f"{ratio:.2f}", f"{peaks_mib[name]:,.0f}"])
     return rows
 
 
