@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,11 +24,15 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from pandas import DataFrame
 
+from harness.config import CHOICE, TUNE_SUFFIX, TUNED_SUFFIX
+from harness.study.tune import TABLE as CANDIDATES
+
 REFERENCE = Path(__file__).parent.parent / "results/reference"
 TASKS = {"field": "Countdown", "field-coloring": "graph coloring"}  # the matrices, and their tasks in words
 FIVE_SEEDS = {"field-shortlist": "Countdown", "field-shortlist-coloring": "graph coloring"}
 NEW = "-new"  # at the end of a folder: the shortlist with the seeds alone that did not choose it
 NEW_SEEDS = {f"{matrix}{NEW}": words for matrix, words in FIVE_SEEDS.items()}
+TUNED = "field-shortlist-tuned"
 PICTURE = REFERENCE / "field/pareto.svg"
 BASE_MODEL, BASELINE = "base model", "grpo"
 AVG, PASS = "Avg@K", "Pass@16"
@@ -41,14 +46,26 @@ RESAMPLES = 10_000
 def take_tables(results: str, matrices: Iterable[str], *overrides: str, suffix: str = "") -> None:
     """Write the leaderboards and the comparisons of matrices that were run to results/reference."""
     for matrix in matrices:
-        if not (Path(results) / matrix).exists():
-            continue
-        folder = REFERENCE / f"{matrix}{suffix}"
-        folder.mkdir(exist_ok=True)
-        command = [sys.executable, "-m", "harness.cli", "leaderboard", matrix, f"results={results}", *overrides]
-        subprocess.run([*command, "--format", "md", "--out", str(folder / "leaderboard.md")], check=True)
-        compare = [*command, "--compare", "--format", "json", "--out", str(folder / "compare.json")]
-        subprocess.run(compare, check=True)
+        if (Path(results) / matrix).exists():
+            take_table(results, matrix, REFERENCE / f"{matrix}{suffix}", *overrides)
+
+
+def take_table(results: str, matrix: str, folder: Path, *overrides: str) -> None:
+    """Write the leaderboard and the comparison of a matrix to a folder."""
+    folder.mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "harness.cli", "leaderboard", matrix, f"results={results}", *overrides]
+    subprocess.run([*command, "--format", "md", "--out", str(folder / "leaderboard.md")], check=True)
+    compare = [*command, "--compare", "--format", "json", "--out", str(folder / "compare.json")]
+    subprocess.run(compare, check=True)
+
+
+def take_tuned(results: str) -> None:
+    """Write the tables of the tuned shortlist, if it was run, with the choice and the candidates' scores."""
+    if not (Path(results) / f"{TUNED}{TUNED_SUFFIX}").exists():
+        return
+    take_table(results, TUNED, REFERENCE / TUNED, "ruleset=tuned")
+    for name in (CHOICE, CANDIDATES):
+        shutil.copy(Path(results) / f"{TUNED}{TUNE_SUFFIX}" / name, REFERENCE / TUNED)
 
 
 @cache
@@ -205,6 +222,7 @@ def main(*arguments: str) -> None:
     for results in arguments:
         take_tables(results, [*TASKS, *FIVE_SEEDS])
         take_tables(results, FIVE_SEEDS, "seeds=[3,4]", suffix=NEW)
+        take_tuned(results)
     draw_picture()
     for matrix, words in TASKS.items():
         verdicts = {method: verdict(scores) for method, scores in compared(matrix).items() if method != BASE_MODEL}
@@ -212,6 +230,7 @@ def main(*arguments: str) -> None:
             print(f"{words}: {word}:", *sorted(method for method, found in verdicts.items() if found == word))
     print("further seeds:", *shortlist())
     print("above GRPO on both tasks without a correction:", *gains_on_both())
+    print("tuned:", *(f"{method}: {verdict(scores)};" for method, scores in compared(TUNED).items() if verdict(scores)))
     for score in (AVG, PASS):
         tau, low, high, methods = agreement(score)
         print(f"{score}: Kendall's tau between the tasks {tau:.2f} [{low:.2f}, {high:.2f}], {methods} methods")

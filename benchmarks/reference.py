@@ -70,6 +70,7 @@ SHOWN_FIRST = ["base model", "grpo", "clip_b", "clip_v", "adaptive_entropy"]
 
 TITLE = re.compile(r"^\*\*(.*)\*\*$", re.MULTILINE)  # of a table in leaderboard.md
 TABLE = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(\n<!-- end -->)", re.DOTALL)
+TUNED_BASELINE = re.compile(r" - grpo\(.*\)$")  # at the end of a column's name
 FIGURE = re.compile(r"[+-]?\d+\.\d+(\s±\d+\.\d+)?(\**<!-- ([\w-]+)/([^/>]+)/([^>]+?) -->)")
 
 # Okabe and Ito's colors, with a dash pattern each, so that lines differ in print and for the color-blind.
@@ -128,10 +129,17 @@ def staleness_grid(method: str, column: str) -> DataFrame:
     return grid.rename_axis("updates").reset_index()
 
 
-def tuned() -> DataFrame:
-    """Return the table of the tuned methods with plain names of its columns; its baseline is the tuned GRPO."""
-    table = reference_table("demo-tuned")
-    return table.rename(columns=lambda column: column.replace(" - grpo(lr=3.5e-4)", " - grpo"))
+def tuned(folder: str) -> DataFrame:
+    """Return the table of tuned methods with plain names of its columns; its baseline is the tuned GRPO."""
+    return reference_table(folder).rename(columns=lambda column: TUNED_BASELINE.sub(" - grpo", column))
+
+
+def tuned_shortlist() -> DataFrame:
+    """Return the table of the field's tuned shortlist with the verdict of rule 2 for each method."""
+    table = tuned(field.TUNED)[FULL]
+    verdicts = {method: field.verdict(scores) for method, scores in field.compared(field.TUNED).items()}
+    table.insert(table.columns.get_loc("distinct right"), "rule", [verdicts[method] for method in table["method"]])
+    return table
 
 
 def short_field() -> DataFrame:
@@ -166,7 +174,7 @@ def tables() -> dict[str, str]:
             "demo-short": as_markdown(demo.loc[SHOWN_FIRST, SHORT]),
             "demo": as_markdown(demo[FULL]),
             "demo-avx2": as_markdown(reference_table("demo-avx2")[FULL]),
-            "demo-tuned": as_markdown(tuned()[FULL]),
+            "demo-tuned": as_markdown(tuned("demo-tuned")[FULL]),
             "coloring": as_markdown(reference_table("coloring")[FULL]),
             "staleness-avg": as_markdown(staleness_grid("grpo", "Avg@K")),
             "staleness-pass": as_markdown(staleness_grid("grpo", "Pass@16")),
@@ -174,6 +182,7 @@ def tables() -> dict[str, str]:
             "field": as_markdown(field.table()),
             "field-short": as_markdown(short_field()),
             "field-five-seeds": as_markdown(field.table(field.FIVE_SEEDS)),
+            "field-tuned": as_markdown(tuned_shortlist()),
             "field-new-seeds": as_markdown(field.table(field.NEW_SEEDS)),
             "transfer-agreement": as_markdown(transfer.agreement_table()),
             "transfer-effects": as_markdown(transfer.effects_table()),

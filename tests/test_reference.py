@@ -183,13 +183,39 @@ def test_no_control_beats_tuned_grpo_in_avg_at_k() -> None:
         assert row["delta_to_baseline"]["high"] < 0
 
 
-def test_the_tuned_methods_are_the_choice_of_entrobench_tune() -> None:
-    choice = safe_yaml.load_yaml(KEPT / "demo-tuned/choice.yaml")
-    assert [*choice["methods"].values()] == [name for name in TABLES["demo-tuned"] if name != "base model"]
-    assert all("lr=3.5e-4" in spec for spec in choice["methods"].values())
-    candidates = config.load_config("demo").tune.candidates
+@pytest.mark.parametrize(
+    ("folder", "matrix", "number"), [("demo-tuned", "demo", 42), ("field-shortlist-tuned", "field-shortlist-tuned", 48)]
+)
+def test_the_tuned_methods_are_the_choice_of_entrobench_tune(folder: str, matrix: str, number: int) -> None:
+    choice = safe_yaml.load_yaml(KEPT / folder / "choice.yaml")
+    shown = [name for name in reference.reference_table(folder)["method"] if name != "base model"]
+    assert [*choice["methods"].values()] == shown
+    candidates = config.load_config(matrix).tune.candidates
     assert choice["candidates"] == candidates
-    assert sum(map(len, candidates.values())) == 42
+    assert sum(map(len, candidates.values())) == number
+
+
+def test_the_demo_was_tuned_to_half_the_rate_of_its_configuration() -> None:
+    choice = safe_yaml.load_yaml(KEPT / "demo-tuned/choice.yaml")
+    assert all("lr=3.5e-4" in spec for spec in choice["methods"].values())
+
+
+def test_no_method_of_the_shortlist_wins_with_equal_tuning() -> None:
+    """By rule 2 of docs/evidence/field.md, with Holm's correction over the eleven methods."""
+    compared = dict(field.compared(field.TUNED))
+    choice = safe_yaml.load_yaml(KEPT / field.TUNED / "choice.yaml")["methods"]
+    grpo = choice.pop("grpo")
+    assert grpo == "grpo(lr=1.75e-4)"
+    assert sum("lr=1.75e-4" in spec for spec in choice.values()) == 8
+    del compared["base model"], compared[grpo]
+    assert {name: rows[field.PASS]["seeds"] for name, rows in compared.items()} == dict.fromkeys(choice.values(), 5)
+    verdicts = {name: field.verdict(compared[spec]) for name, spec in choice.items()}
+    assert verdicts == dict.fromkeys(choice, "") | {"entropy_bonus": "trades"}
+    lows = {name: compared[spec][field.PASS]["difference"]["low"] for name, spec in choice.items()}
+    assert [name for name, low in lows.items() if low > 0] == ["clip_v", "top_entropy", "entropy_bonus"]
+    corrected = {name: compared[spec][field.PASS]["p_holm"] for name, spec in choice.items()}
+    assert corrected["clip_v"] == pytest.approx(0.15, abs=0.005)
+    assert corrected["top_entropy"] == pytest.approx(0.24, abs=0.005)
 
 
 def test_the_price_of_dropping_more_tokens() -> None:
