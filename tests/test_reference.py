@@ -216,6 +216,10 @@ def test_no_method_of_the_shortlist_wins_with_equal_tuning() -> None:
     corrected = {name: compared[spec][field.PASS]["p_holm"] for name, spec in choice.items()}
     assert corrected["clip_v"] == pytest.approx(0.15, abs=0.005)
     assert corrected["top_entropy"] == pytest.approx(0.24, abs=0.005)
+    prices = {name: compared[spec][field.AVG]["difference"] for name, spec in choice.items()}
+    paying = [name for name, price in prices.items() if price["high"] < 0]
+    assert paying == ["rs_grpo", "clip_b", "clip_v", "unlikeliness", "entropy_bonus"]
+    assert [name for name in paying if prices[name]["mean"] < -0.02] == ["rs_grpo", "clip_b", "clip_v"]
 
 
 def test_the_price_of_dropping_more_tokens() -> None:
