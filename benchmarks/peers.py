@@ -37,6 +37,7 @@ import tasks
 from benchmarks.common import demo_trainer, show
 from benchmarks.memory import forget_peak, memory_mib
 from harness.rollout import models
+from harness.rollout.embedded import EmbeddedEngine
 from harness.tokens.metrics import Stopwatch
 from harness.trainer import Trainer
 
@@ -147,7 +148,8 @@ def our_trainer(place: Place, model: Path, folder: Path, recompute: bool) -> Tra
         f"hardware.threads={torch.get_num_threads()}",
     ]
     trainer = demo_trainer("grpo+random_reward", folder, overrides, str(model))
-    trainer.engine.eos = NEVER  # type: ignore[attr-defined]
+    assert isinstance(trainer.engine, EmbeddedEngine)
+    trainer.engine.eos = NEVER
     # Otherwise responses of groups with equal rewards, whose number is random, would be left out.
     object.__setattr__(trainer.method, "contributing", lambda minibatch, signal: minibatch)
     return trainer
