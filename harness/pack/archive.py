@@ -1,8 +1,11 @@
 """A matrix as one file: a zip of the records of its cells, without weights, with a manifest of their SHA-256 sums.
 
-    manifest.json    format, matrix, protocol, and the size and SHA-256 of every other file
+    manifest.json    format, matrix, protocol, and the size and SHA-256 of matrix.json and of every record
     matrix.json      the expected cells, and how they are compared
-    cells/<cell>/    config.yaml, state.json, made.json, metrics.jsonl, sums.json, evals/*.json, samples/*.jsonl
+    cells.tar.xz     cells/<cell>/: config.yaml, state.json, made.json, metrics.jsonl, sums.json, evals/*.json,
+                     samples/*.jsonl
+
+Cells have much in common, such as the base model's answers, and compressing all of them as one stream halves the file.
 
 The comment at the end of the zip is the SHA-256 of all bytes before it. So a file that was cut off, or in which any
 byte changed, is refused before anything in it is read. The sums protect against accidents. A person can compute them
@@ -12,9 +15,12 @@ again, and then the answers decide: `entrobench verify` judges each of them.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
+import lzma
 import os
 import re
+import tarfile
 import tempfile
 import zipfile
 import zlib
@@ -22,7 +28,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from harness.base import files
 from harness.base.errors import Damaged, UserError
@@ -30,8 +36,9 @@ from harness.cells.spec import CellSpec
 from harness.pack.protocol import PARTS, Protocol
 
 SUFFIX = ".zip"
-FORMAT = 1
+FORMAT = 2
 MANIFEST, SUMMARY, CELLS = "manifest.json", "matrix.json", "cells"
+RECORDS_FILE = "cells.tar.xz"
 RECORDS = ("config.yaml", "state.json", "made.json", "metrics.jsonl", "sums.json", "evals/*.json", "samples/*.jsonl")
 # A pack may come from a stranger: no other path is written to disk.
 MEMBER = re.compile(
@@ -41,6 +48,7 @@ MEMBER = re.compile(
 MARK = b"entrobench pack sha256 "
 END = len(MARK) + 64
 MOST_BYTES = 8 << 30  # of all files in a pack; more is not read, since a small zip may hold any number of zeros
+HEADERS = 4096  # bytes of a record's headers in a tar, at most: two blocks, and two more for a long name
 BEGAN = (1980, 1, 1, 0, 0, 0)  # the time of every member, so that the same records give the same bytes
 
 
@@ -100,8 +108,7 @@ def write_pack(path: Path, matrix: str, summary: str, folders: Sequence[Path], p
         with zipfile.ZipFile(temporary, "w") as archive:
             add_member(archive, MANIFEST, json.dumps(manifest, indent=1).encode())
             add_member(archive, SUMMARY, summary_content)
-            for name in sorted(sources):
-                add_member(archive, name, sources[name].read_bytes())
+            add_records(archive, sources)
             archive.comment = bytes(END)  # of the right length, which is part of what is summed
         with open(temporary, "r+b") as file:
             digest = digest_before_end(temporary)
@@ -121,10 +128,31 @@ def record_paths(folder: Path) -> list[Path]:
 
 
 def add_member(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
+    archive.writestr(member_of(name), content, zipfile.ZIP_DEFLATED, 9)
+
+
+def member_of(name: str) -> zipfile.ZipInfo:
+    """Return the header of a file in the zip, the same on every system and at any time."""
     member = zipfile.ZipInfo(name, BEGAN)
-    member.create_system = 3  # Unix, on every system
+    member.create_system = 3  # Unix
     member.external_attr = 0o644 << 16
-    archive.writestr(member, content, zipfile.ZIP_DEFLATED, 9)
+    return member
+
+
+def add_records(archive: zipfile.ZipFile, sources: Mapping[str, Path]) -> None:
+    """Add the records of cells, by their names, as one compressed stream."""
+    # Records of one kind follow each other: if some are equal in many cells, only the first takes space.
+    in_order = sorted(sources, key=lambda name: name.split("/", 2)[::-1])
+    with (
+        archive.open(member_of(RECORDS_FILE), "w", force_zip64=True) as member,
+        lzma.open(member, "wb") as stream,
+        tarfile.open(fileobj=stream, mode="w|") as tar,
+    ):
+        for name in in_order:
+            record = tarfile.TarInfo(name)  # as of 1970 and of no user: the same records give the same bytes
+            record.size = sources[name].stat().st_size
+            with open(sources[name], "rb") as file:
+                tar.addfile(record, file)
 
 
 def digest_before_end(path: Path) -> str:
@@ -155,7 +183,7 @@ def check_whole(path: Path) -> None:
     if not path.is_file():
         raise UserError(f"the pack {path} is missing; `entrobench pack CONFIG --out FILE` writes one")
     with open(path, "rb") as file:
-        begins = file.read(4) == b"PK\x03\x04"
+        begins = file.read(4) == b"PK\x03\x04"  # as every zip with a file in it
         file.seek(max(path.stat().st_size - END, 0))
         end = file.read()
     if not begins:
@@ -171,26 +199,77 @@ def extracted(path: Path, folder: Path) -> dict[str, Any]:
     try:
         with zipfile.ZipFile(path) as archive:
             sizes = {member.filename: member.file_size for member in archive.infolist()}
+            # The sizes that the zip states: zipfile never reads more of a file than that.
             if sum(sizes.values()) > MOST_BYTES:
                 raise Damaged(path, f"its files have more than {MOST_BYTES >> 30} GiB")
             if MANIFEST not in sizes:
                 raise Damaged(path, f"it has no {MANIFEST}")
             manifest = checked_manifest(archive.read(MANIFEST), path)
-            sums = manifest["files"]
-            if sizes.keys() - {MANIFEST} != sums.keys():
-                raise Damaged(path, f"its files are not those of its {MANIFEST}")
-            for name, (size, checksum) in sums.items():
-                if name != SUMMARY and not MEMBER.fullmatch(name):
-                    raise Damaged(path, f"it holds {name!r}, which is not a record of a cell")
-                content = archive.read(name)
-                if len(content) != size or hashlib.sha256(content).hexdigest() != checksum:
-                    raise Damaged(path, f"{name} in it does not fit its sum")
-                target = folder / name
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(content)
-    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, OSError) as error:
+            if sizes.keys() != {MANIFEST, SUMMARY, RECORDS_FILE}:
+                raise Damaged(path, f"its files are not {MANIFEST}, {SUMMARY} and {RECORDS_FILE}")
+            summary = archive.read(SUMMARY)
+            check_sum(path, SUMMARY, summary, manifest)
+            (folder / SUMMARY).write_bytes(summary)
+            extract_records(archive, path, folder, manifest)
+    except (
+        *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, tarfile.TarError),
+        *(NotImplementedError, RuntimeError, EOFError, OSError),
+    ) as error:
         raise Damaged(path, f"it is not a zip that `entrobench pack` writes ({error})") from error
     return manifest
+
+
+def extract_records(archive: zipfile.ZipFile, path: Path, folder: Path, manifest: Mapping[str, Any]) -> None:
+    """Write the records of the cells into a folder; refuse any that are not exactly those of the manifest."""
+    sums = manifest["files"]
+    expected = sums.keys() - {SUMMARY}
+    most = sum(size for size, _ in sums.values()) + HEADERS * len(sums) + tarfile.RECORDSIZE
+    if most > MOST_BYTES:
+        raise Damaged(path, f"its records have more than {MOST_BYTES >> 30} GiB")
+    found = set()
+    with (
+        archive.open(RECORDS_FILE) as member,
+        lzma.open(member) as stream,
+        tarfile.open(fileobj=io.BufferedReader(Bounded(stream, most)), mode="r|") as tar,
+    ):
+        for record in tar:
+            if not MEMBER.fullmatch(record.name):
+                raise Damaged(path, f"it holds {record.name!r}, which is not a record of a cell")
+            file = tar.extractfile(record)
+            if record.name not in expected or file is None:
+                raise Damaged(path, f"its {MANIFEST} names no file {record.name}")
+            content = file.read()
+            check_sum(path, record.name, content, manifest)
+            target = folder / record.name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content)
+            found.add(record.name)
+    if found != expected:
+        raise Damaged(path, f"it lacks {min(expected - found)}, which its {MANIFEST} names")
+
+
+class Bounded(io.RawIOBase):
+    """A stream from which only so much can be read: a small file may unpack to any number of bytes."""
+
+    def __init__(self, stream: IO[bytes], most: int) -> None:
+        self.stream, self.left = stream, most
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        content = self.stream.read(len(buffer))
+        self.left -= len(content)
+        if self.left < 0:
+            raise tarfile.ReadError("its records are longer than its manifest says")
+        buffer[: len(content)] = content
+        return len(content)
+
+
+def check_sum(path: Path, name: str, content: bytes, manifest: Mapping[str, Any]) -> None:
+    """Refuse a file of a pack whose size or SHA-256 is not the one in the manifest."""
+    if [len(content), hashlib.sha256(content).hexdigest()] != manifest["files"][name]:
+        raise Damaged(path, f"{name} in it does not fit its sum")
 
 
 def checked_manifest(content: bytes, path: Path) -> dict[str, Any]:

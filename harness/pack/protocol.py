@@ -43,7 +43,7 @@ class Protocol:
         """Return the keys in which another protocol differs, each with both values."""
         ours, theirs = dict(flat_values(self.definition)), dict(flat_values(other.definition))
         lines = []
-        for key in {**ours, **theirs}:
+        for key in {**ours, **theirs}:  # a dict keeps their order, which a set does not
             our_value, their_value = ours.get(key), theirs.get(key)
             if our_value == their_value:
                 continue

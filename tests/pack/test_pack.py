@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
+import lzma
 import shutil
+import tarfile
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -107,7 +111,7 @@ def test_the_same_records_give_the_same_bytes(tmp_path: Path) -> None:
     assert contents[0] == contents[1]
 
 
-def test_a_pack_has_no_weights_and_is_a_plain_zip(tmp_path: Path) -> None:
+def test_a_pack_has_no_weights_and_is_a_plain_zip_of_a_plain_tar(tmp_path: Path) -> None:
     made = Made(tmp_path / "results", NO_STORE)
     for cell in made.cells:
         (cell.folder / "model").mkdir(parents=True)
@@ -117,9 +121,11 @@ def test_a_pack_has_no_weights_and_is_a_plain_zip(tmp_path: Path) -> None:
         made.write(cell)
     pack_matrix(made.config, tmp_path / "made.zip")
     with zipfile.ZipFile(tmp_path / "made.zip") as file:
-        names = file.namelist()
+        assert file.namelist() == ["manifest.json", "matrix.json", "cells.tar.xz"]
         manifest = json.loads(file.read("manifest.json"))
-    assert {*names} == {"manifest.json", *manifest["files"]}
+        with tarfile.open(fileobj=io.BytesIO(file.read("cells.tar.xz"))) as records:
+            names = records.getnames()
+    assert {"matrix.json", *names} == manifest["files"].keys()
     assert {Path(name).name for name in names if name.count("/") == 2} == {
         *("config.yaml", "state.json", "made.json", "metrics.jsonl", "sums.json")
     }
@@ -192,16 +198,55 @@ def test_an_edited_pack_is_refused(pack: Path, tmp_path: Path, capsys: pytest.Ca
     assert "matrix.json in it does not fit its sum" in refusal(capsys, ["leaderboard", "--pack", str(path)])
 
 
-@pytest.mark.parametrize("name", ["../outside", "cells/a/../../outside", "cells/x/run.sh", "/outside"])
-def test_only_records_of_cells_are_unpacked(pack: Path, tmp_path: Path, name: str) -> None:
+def with_records(
+    pack: Path, path: Path, records: dict[str, bytes], files: dict[str, Any], kind: bytes = tarfile.REGTYPE
+) -> Path:
+    """Copy a pack with these records, and with other entries in its manifest."""
+    stream = io.BytesIO()
+    with lzma.open(stream, "wb") as compressed:
+        for name, content in records.items():
+            header = tarfile.TarInfo(name)
+            header.size, header.type = len(content), kind
+            compressed.write(header.tobuf() + content + bytes(-len(content) % tarfile.BLOCKSIZE))
+        compressed.write(bytes(2 * tarfile.BLOCKSIZE))  # the end of a tar
     with zipfile.ZipFile(pack) as old:
         manifest = json.loads(old.read("manifest.json"))
-    manifest["files"] = {name: [1, "0" * 64], **manifest["files"]}
-    changes = {name: b"x", "manifest.json": json.dumps(manifest).encode()}
-    path = edited(pack, tmp_path / "hostile.zip", changes, mend=True)
-    with pytest.raises(Damaged, match="is not a record of a cell"), archive.unpacked(path):
+    manifest["files"] = {"matrix.json": manifest["files"]["matrix.json"], **files}
+    changes = {archive.RECORDS_FILE: stream.getvalue(), "manifest.json": json.dumps(manifest).encode()}
+    return edited(pack, path, changes, mend=True)
+
+
+def check_refused(path: Path, sentence: str) -> None:
+    with pytest.raises(Damaged, match=sentence), archive.unpacked(path):
         pass
+
+
+@pytest.mark.parametrize("name", ["../outside", "cells/a/../../outside", "cells/x/run.sh", "/outside"])
+def test_only_records_of_cells_are_unpacked(pack: Path, tmp_path: Path, name: str) -> None:
+    path = with_records(pack, tmp_path / "hostile.zip", {name: b"x"}, {name: [1, "0" * 64]})
+    check_refused(path, "is not a record of a cell")
     assert not (tmp_path / "outside").exists()
+
+
+def test_records_are_exactly_those_of_the_manifest(pack: Path, tmp_path: Path) -> None:
+    name, content = "cells/x/state.json", b"{}"
+    entry = [len(content), hashlib.sha256(content).hexdigest()]
+    path, record = tmp_path / "other.zip", {name: content}
+    check_refused(with_records(pack, path, record, {}), "its manifest.json names no file cells/x/state.json")
+    check_refused(with_records(pack, path, {}, {name: entry}), "it lacks cells/x/state.json, which its manifest.json")
+    check_refused(with_records(pack, path, record, {name: [3, entry[1]]}), "state.json in it does not fit its sum")
+    check_refused(with_records(pack, path, record, {name: [2, "0" * 64]}), "state.json in it does not fit its sum")
+    check_refused(edited(pack, path, {"more.json": b"{}"}, mend=True), "its files are not manifest.json, matrix.json")
+
+
+def test_a_small_pack_that_unpacks_to_more_than_it_says_is_refused_early(pack: Path, tmp_path: Path) -> None:
+    """Zeros compress to nothing. They are in a record, or in the header of one, which tarfile reads into memory."""
+    name, path = "cells/x/state.json", tmp_path / "bomb.zip"
+    for kind in (tarfile.REGTYPE, tarfile.XHDTYPE):
+        bomb = with_records(pack, path, {name: bytes(50_000_000)}, {name: [2, "0" * 64]}, kind)
+        assert bomb.stat().st_size < 50_000
+        check_refused(bomb, "are longer than its manifest says")
+    check_refused(with_records(pack, path, {}, {name: [9 << 30, "0" * 64]}), "its records have more than 8 GiB")
 
 
 # Several packs, and protocols
