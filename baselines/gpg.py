@@ -32,7 +32,7 @@ class Gpg(Grouped):
 
     def compared(self, rewards_PG: Tensor, batch: TokenBatch) -> Tensor:
         signal_P = (rewards_PG != rewards_PG[:, :1]).any(1)
-        prompts = batch.global_count(signal_P == signal_P)
+        prompts = batch.global_count(signal_P == signal_P)  # true for each prompt, so that all are counted
         alpha = prompts / max(batch.global_count(signal_P), 1.0)
         return alpha * centered(rewards_PG)
 

@@ -38,6 +38,7 @@ class Otb(ClippedObjective, Grouped):
     def advantages(self, old: TokenStats, batch: TokenBatch) -> Tensor:
         assert old.sum_p2 is not None
         summed_T = (1 - 2 * old.logp.exp() + old.sum_p2).double().cumsum(0)
+        # The sum up to the token before the response; roll brings the last token to the front, where 0 is due.
         before_T = (summed_T.roll(1)[batch.starts_B] * (batch.starts_B > 0))[batch.sequence_T]
         weights_T = summed_T - before_T
         rewards_T = batch.rewards_B[batch.sequence_T].double()

@@ -46,6 +46,7 @@ class Pkpo(ClippedObjective, Grouped):
     def compared(self, rewards_PG: Tensor, batch: TokenBatch) -> Tensor:
         n = rewards_PG.shape[1]
         another_GG = ~rewards_PG.new_ones(n).diag().bool()
+        # O: the other responses of the group, by ascending reward as largest_weights expects them.
         others_PGO = rewards_PG[:, None].expand(-1, n, -1)[:, another_GG].view(-1, n, n - 1).sort(2).values
         best_PGO = rewards_PG[:, :, None].maximum(others_PGO)
         fewer_O = largest_weights(rewards_PG, n - 1, self.k - 1)

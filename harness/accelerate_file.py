@@ -68,7 +68,7 @@ def sharding_settings(config: Config) -> dict[str, Any]:
 def check_agreement(content: Mapping[str, Any], config: Config, where: str) -> None:
     """Refuse values of the file that contradict the configuration."""
     world = config.hardware.world
-    if content.get("num_processes", world) not in (world, -1):
+    if content.get("num_processes", world) not in (world, -1):  # accelerate's own default is -1
         raise UserError(
             f"{where}: num_processes is {shown(content['num_processes'])}, but hardware.nodes x hardware.ranks is "
             f"{world}; make them equal, or leave num_processes out"

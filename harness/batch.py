@@ -64,6 +64,7 @@ class TokenStats:
     def detach(self) -> TokenStats:
         """Return the statistics without gradient."""
         detached = {name: x.detach() for name, x in self.columns.items()}
+        # `vars` has more than the columns: Nones, and the refusal of DeclaredStats.
         return type(self)(**{**vars(self), **detached})
 
     def at(self, index_T: Tensor) -> TokenStats:
@@ -102,6 +103,8 @@ class DeclaredStats(TokenStats):
 
     refusal: Callable[[str], str] = dataclasses.field(kw_only=True)
 
+    # Not __getattr__, which is called for missing attributes only: an undeclared column is there, as None. A declared
+    # one is never None, as `TokenStats.only` makes sure.
     def __getattribute__(self, name: str) -> Any:
         value = super().__getattribute__(name)
         if value is None and name in vars(self):
@@ -156,7 +159,7 @@ class TokenBatch:
         for number, (group, copies_of_group) in enumerate(zip(groups, copies, strict=True)):
             for rollout, copy in zip(group, copies_of_group, strict=True):
                 numbers.append(number)
-                copy_of.append(number * len(group) + copy)
+                copy_of.append(number * len(group) + copy)  # responses to two prompts never have the same number
                 prompt_lengths.append(len(rollout.prompt))
                 lengths.append(len(rollout.response))
                 sizes.append(len(rollout.prompt) + len(rollout.response))
@@ -166,6 +169,7 @@ class TokenBatch:
         if answers is None:
             answers = [None] * len(numbers)
         lengths_B = torch.tensor(lengths, device=device)
+        # Of the first response of each group, its place among the responses of all ranks.
         first_G = torch.tensor(places or range(len(groups)), device=device) * len(groups[0])
         return cls(
             sequences=list(torch.tensor(tokens).split(sizes)),  # one tensor, split: quicker than a tensor for each
@@ -262,6 +266,7 @@ class TokenBatch:
         within_T = within_T - (lengths_B.cumsum(0) - lengths_B).repeat_interleave(lengths_B)
         tokens_T = self.starts_B[rows_B].repeat_interleave(lengths_B) + within_T
         columns: dict[str, Any] = {"sequences": [self.sequences[row] for row in rows]}
+        # A field has an entry for each response (_B) or each token (_T), or else holds for any part.
         for name, x in vars(self).items():
             if name.endswith("_B"):
                 columns[name] = x[rows_B]
@@ -271,7 +276,7 @@ class TokenBatch:
 
     def split(self, parts: int) -> Iterator[TokenBatch]:
         """Yield mini-batches of equally many whole groups, in order."""
-        groups = int(self.groups_B.max()) + 1
+        groups = int(self.groups_B.max()) + 1  # of a whole batch, whose groups are numbered from 0
         assert groups % parts == 0
         per_part = groups // parts
         for part in range(parts):
@@ -308,7 +313,7 @@ class TokenBatch:
         if not packed and not once.prompts_weigh:
             order.sort(key=sizes.__getitem__)
         rows: list[int] = []
-        count = longest = total = 0
+        count = longest = total = 0  # of the distinct sequences in `rows`, and the next one
         for number in order:
             length = sizes[number]
             count, longest, total = count + 1, max(longest, length), total + length
@@ -390,6 +395,7 @@ class TokenBatch:
         Of equal values the earlier response comes first, and in it the earlier token, so that ties do not depend on the
         number of ranks.
         """
+        # Unique over all ranks and ascending in their common order, since no response is longer than the budget.
         token_T = self.places_B[self.sequence_T] * self.budget + self.within_T
         values_T, tokens_T = ranks.gather(x_T), ranks.gather(token_T)
         by_token = tokens_T.argsort()
@@ -427,5 +433,8 @@ def answer_numbers(answers: Sequence[str | None], group: int) -> list[int]:
     for start in range(0, len(answers), group):
         by_answer: dict[str, int] = {}
         for answer in answers[start : start + group]:
-            numbers.append(-1 if answer is None else by_answer.setdefault(answer, len(by_answer)))
+            if answer is None:
+                numbers.append(-1)
+            else:
+                numbers.append(by_answer.setdefault(answer, len(by_answer)))
     return numbers

@@ -63,6 +63,7 @@ def main(
     """
     place = Path(folder)
     if gpus:
+        # Before torch first asks for a device: later changes have no effect on it.
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     write_log(place)
     transformers.utils.logging.disable_progress_bar()
@@ -78,6 +79,7 @@ def main(
     if "RANK" in os.environ or hardware.ranks == 1:
         work(place, wait, status, leaving)
     elif wait == 0 and lease.holder(place):
+        # As rank 0 would end in `leased`, but without starting all ranks for it.
         sys.exit(lease.BUSY)
     else:
         divide(place, hardware.ranks)
@@ -99,20 +101,21 @@ def write_log(place: Path) -> None:
 
 def divide(folder: Path, count: int) -> None:
     """Start a process for each rank, and exit with their code. All ranks end if one fails, or if this process ends."""
+    # The ranks listen on this machine's own interface alone. They meet through a file, so that no port can clash.
     loopback = next(name for _, name in socket.if_nameindex() if name in ("lo", "lo0"))
     shared = {"WORLD_SIZE": str(count), "GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
     shared["LOCAL_WORLD_SIZE"] = str(count)  # without it, accelerate takes the ranks for several machines
     with tempfile.TemporaryDirectory() as meeting:
         shared["RENDEZVOUS"] = f"{meeting}/ranks"
-        processes = [
-            subprocess.Popen(
+        processes = []
+        for rank in range(count):
+            process = subprocess.Popen(
                 python_command("from harness import cell", "cell.run_rank()", str(folder)),
                 env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
                 stdin=subprocess.PIPE,  # closes when this process ends, even if it is killed
                 start_new_session=True,  # Ctrl-C is for this process
             )
-            for rank in range(count)
-        ]
+            processes.append(process)
         failed = wait_for_all(processes)
     if failed < 0:
         os.kill(os.getpid(), -failed)  # end by the same signal as the rank: the launcher reports it by name
@@ -148,6 +151,8 @@ def work(
             if not begin_on_first(folder, spec, status):
                 return
             checkpoints = Checkpoints(folder / CHECKPOINTS, spec.id)
+            # Before anything is built, since a new attempt may have to begin. The result is remembered, so that
+            # `Trainer.resume` does not read all files again.
             try:
                 checkpoints.newest()
             except NoneWhole:
@@ -192,8 +197,11 @@ def begin(folder: Path, spec: CellSpec, status: StatusWriter, *, lost: bool = Fa
     An earlier attempt by other code, or one that has `lost` all checkpoints, is set aside first.
     """
     classes = source_classes(spec)
-    present = {name: IMPORTED.get(cls) or DIGESTS.of(cls) for name, cls in classes.items()}
+    present = {}
+    for name, cls in classes.items():
+        present[name] = IMPORTED.get(cls) or DIGESTS.of(cls)  # a plugin was imported just now, by `source_classes`
     earlier = Made.read(folder)
+    # Results without a record of their code: they get one that names no source, and so are set aside below.
     if earlier is None and State.read(folder).state == "done":
         earlier = attempts.record_unknown(folder)
     why = "left without a whole checkpoint" if lost else None
@@ -201,6 +209,8 @@ def begin(folder: Path, spec: CellSpec, status: StatusWriter, *, lost: bool = Fa
         why = provenance.by_another_source(earlier.sources, present)
     if why is None and State.read(folder).state == "done":  # finished by another process in the meantime
         return False
+    # Only for a cell with work to do: this may download the model, and results that were moved here count as done even
+    # if this machine has another base model.
     base_model = base_model_of(spec, status)
     if why is None and earlier is not None:
         why = provenance.by_another_base_model(earlier.base_model, base_model)
@@ -216,6 +226,7 @@ def begin(folder: Path, spec: CellSpec, status: StatusWriter, *, lost: bool = Fa
         if spec.config.train.backend == TRL:
             packages += TRL_DISTRIBUTIONS
         provenance.begin_attempt(folder, present, device, gpu, packages, base_model=base_model, harness=HARNESS)
+    # Of the same attempt: a state that was set aside is not here any more, and the seconds begin at 0.
     before = State.read(folder)
     State("running", seconds=before.seconds).write(folder)
     return True
@@ -250,6 +261,7 @@ def run_cell(
             parts = build_parts(spec, verifier, status.say, status.heartbeat)
             trainer = trainer_of(spec, parts, folder, checkpoints)
         status.note(reason=unread(parts, spec), device=device, where=where(device))
+        # SLURM's notice before a job's time is over. Our own launchers block it in ranks, and ask by a byte on stdin.
         signal.signal(signal.SIGUSR2, lambda *_: leaving.set())
         trainer.run(lambda step: status.note(durable_step=step), leaving.is_set)
         if trainer.done_steps == trainer.last_step:

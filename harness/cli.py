@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from harness.commands.parsing import Parser
 
 # Modules of harness/commands/: `add` declares the arguments of a command, `call` runs it and returns the exit code.
+# They are in the order of --help; two starred tuples, since the formatter gives each name of one long tuple a line.
 COMMANDS = (
     *("run", "plan", "status", "leaderboard", "report", "sync", "dynamics", "explain", "diagnose"),
     *("check", "eval", "data", "doctor", "list", "clean", "pack", "verify", "tune", "adopt"),
@@ -99,7 +100,7 @@ def write_any_character() -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    search_rarely()
+    search_rarely()  # before the imports of the commands, which make most objects
     stop_on_signals()
     write_any_character()
     sys.path.append(os.getcwd())  # users keep plugin modules there; last, because other files there may hide ours
@@ -113,6 +114,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             sys.exit(0)
         code = arguments.call(arguments)
     except BrokenPipeError:  # as with `| head`
+        # Python flushes stdout once more when it ends, which would raise the same error again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         code = 0
     except UserError as error:
@@ -123,11 +125,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         code = 1
     except OSError as error:  # for example a full disk, or a folder without permission to write
         where = f": {short(str(error.filename))}" if error.filename else ""
-        print(visible(f"entrobench: {UserError(f'{error.strerror or error}{where}')}"), file=sys.stderr)
+        # A UserError shortens the sentence and hides secrets in it.
+        sentence = UserError(f"{error.strerror or error}{where}")
+        print(visible(f"entrobench: {sentence}"), file=sys.stderr)
         code = 2
     except KeyboardInterrupt as stopped:
         print("\nentrobench: interrupted; finished work is kept, and the same command continues", file=sys.stderr)
-        code = 128 + stopped.args[0]
+        code = 128 + stopped.args[0]  # the number of the signal, as shells report it
+    # Otherwise Python would search all objects for garbage once more when it ends.
     keep_all()
     sys.exit(code)
 

@@ -107,7 +107,9 @@ class Method:
             assert isinstance(default, Objective)
             objectives.append((DEFAULT_OBJECTIVE, default))
         written_out = composed(spec, table)
-        described = f"method {shown(spec)}" + (f", which is {written_out}," if written_out else "")
+        described = f"method {shown(spec)}"
+        if written_out:
+            described += f", which is {written_out},"
         if len(objectives) > 1:
             raise UserError(f"{described} has {len(objectives)} objectives; allowed: one, and any number of controls")
         kinds = set()
@@ -136,8 +138,9 @@ class Method:
         return frozenset[str]().union(*map(self.needs_of, self.components))
 
     def needs_of(self, component: Component) -> frozenset[str]:
-        kl = component is self.objective and self.objective.kl_coef
-        return component.needs | {"ref_logp"} if kl else component.needs
+        if component is self.objective and self.objective.kl_coef:
+            return component.needs | {"ref_logp"}  # by `Objective.divergence`, so that no objective has to declare it
+        return component.needs
 
     @property
     def reads_answers(self) -> bool:
@@ -201,6 +204,8 @@ class Method:
         for name, component in self.named.items():
             marks[name] = dict(component.marks(self.before(component, old), advantages_T, batch))
 
+        # Each mini-batch has its own denominators, counted over all ranks: `scale` is a collective, so that all ranks
+        # must have equally many mini-batches.
         scale_T, term_scale_T = every_T.clone(), every_T.clone()
         for part in minibatches:
             scale_T[part.index_T] = self.objective.scale(part, counted_T[part.index_T])
@@ -216,7 +221,7 @@ class Method:
 
     def control_weights(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> dict[str, Tensor]:
         """Return the weights of each control that overrides `weights`; all controls see the same advantages."""
-        every_T = old.logp.new_ones(old.logp.shape)
+        every_T = old.logp.new_ones(old.logp.shape)  # by which a mask or one number becomes a column
         factors = {}
         for name, control in self.controls.items():
             if overrides(control, "weights"):
@@ -240,7 +245,7 @@ class Method:
         marks = dict(signal.marks)
         for name, component in self.named.items():
             if overrides(component, "step_marks"):
-                marks[name] = dict(marks[name])
+                marks[name] = dict(marks[name])  # a copy: the signal that was passed keeps its marks
                 for key, x in component.step_marks(self.view(name, current, fixed, minibatch)).items():
                     marks[name][key] = scattered(x, signal, minibatch)
         return dataclasses.replace(signal, marks=marks)
@@ -254,11 +259,13 @@ class Method:
         silent = all(component.silent_without_signal for component in self.components)
         if self.objective.kl_coef or not silent:
             return batch
+        # Absolute values, since the sum over a response must not cancel.
         live_T = (signal.advantages_T * signal.weights_T)[batch.index_T].abs()
         return batch.take(batch.per_sequence(live_T).nonzero().flatten().tolist() or [0])
 
     def loss(self, current: TokenStats, signal: Signal, batch: TokenBatch) -> Tensor:
         """Return the loss of a part of a mini-batch; the losses of its parts add up to that of the mini-batch."""
+        # A weight or a gate multiplies the surrogate alone: added terms hold for dropped tokens too.
         view = self.view(self.base, current, signal, batch)
         surrogate_T = self.objective.surrogate(view) * signal.weights_T
         term_T = surrogate_T.new_zeros(surrogate_T.shape) + self.objective.term(view)
@@ -327,9 +334,10 @@ class Method:
     def observe(self, metrics: Mapping[str, float]) -> None:
         """Pass a step's metrics to each control, with its own metrics also as `key` and `updates/key`."""
         for name, control in self.controls.items():
+            shortened = {f"{name}/": "", f"updates/{name}/": "updates/"}  # the beginnings of its own metrics
             by_own_key = dict(metrics)
             for key, value in metrics.items():
-                for logged, short in ((f"{name}/", ""), (f"updates/{name}/", "updates/")):
+                for logged, short in shortened.items():
                     if key.startswith(logged):
                         by_own_key[short + key.removeprefix(logged)] = value
             control.observe(by_own_key)
@@ -355,7 +363,7 @@ def expanded(spec: str, table: Table, above: tuple[str, ...] = ()) -> list[str]:
         entry = table.get(name)
         if not isinstance(entry, Composition):
             if entry is None:
-                registry.known("method", table, name)
+                registry.known("method", table, name)  # raises UserError, with the nearest name
             parts.append(part)
         elif options:
             raise UserError(f"method {name} is short for {entry.spec} and has no options; write that out with yours")
@@ -459,8 +467,8 @@ def declared_stats(
 
     readable = []
     for name, any_of in columns.items():
+        declared = not needs.isdisjoint(any_of)
         # The trainer always computes the columns that need no declaration. A batch from elsewhere may lack the entropy.
-        optional = not any_of and name not in stats.columns
-        if not optional and (not any_of or needs & set(any_of)):
+        if declared or (not any_of and name in stats.columns):
             readable.append(name)
     return stats.only(readable, refusal)

@@ -105,7 +105,8 @@ NO_AXES = (
 def shipped_configs(folder: Path = CONFIGS) -> dict[str, Path]:
     """Return the configurations that come with entrobench by name, in the order of their names."""
     paths = (*folder.glob("*.yaml"), *folder.glob(f"{STUDIES}/*.yaml"))
-    return {path.stem: path for path in sorted(paths, key=lambda path: path.stem)}
+    by_name = sorted(paths, key=lambda path: path.stem)
+    return {path.stem: path for path in by_name}
 
 
 def find(name: str, folder: Path = CONFIGS) -> Path:
@@ -149,6 +150,7 @@ def load_config(name: str, overrides: Iterable[str] = (), *, with_choice: bool =
     path = find(name)
     layers = [*with_base(path), *map(override, overrides)]
     values = functools.reduce(merged, layers)
+    # Before `typed`, which knows the keys of one section only, and cannot say that a key belongs to another.
     check_misplaced_keys(values, Config)
     hardware = values.get("hardware")
     if isinstance(hardware, Mapping) and hardware.get("device") == "gpu":  # a usual word for it
@@ -160,6 +162,7 @@ def load_config(name: str, overrides: Iterable[str] = (), *, with_choice: bool =
     if config.ruleset == TUNED and with_choice:
         include_choice(config)
     check_number(config)  # before `variants`, which builds a configuration for each combination
+    # Axes get the values that their cells have. In YAML's own, 1 for a number is not yet 1.0, nor `off` a name.
     typed_values: dict[str, dict[Any, None]] = {key: {} for key in config.axes}  # in their order, each once
     for variant in variants(config):
         for key, value in variant.setting.items():
@@ -211,7 +214,7 @@ def include_choice(config: Config) -> None:
     config.methods = [chosen[method] for method in config.methods]
     config.baseline = chosen[config.baseline]
     config.name += TUNED_SUFFIX
-    check_names(config)
+    check_names(config)  # again: the suffix may make the name too long
 
 
 def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
@@ -276,13 +279,16 @@ def variants(config: Config) -> list[Config]:
         check_axis(config, key, values)
         where, _, name = key.rpartition(".")
         inner = value_at(config, where)
-        checked = [getattr(typed(inner, {name: value}, f"{where}."), name) for value in values]
+        checked = []
+        for value in values:
+            with_value = typed(inner, {name: value}, f"{where}.")
+            checked.append(getattr(with_value, name))
         extended = []
         for combination in combinations:
             for value in checked:
                 extended.append(replaced(combination, key, value))
         combinations = extended
-    if config.axes:
+    if config.axes:  # values that are allowed on their own may contradict each other in a combination
         for combination in combinations:
             validate(combination)
     return combinations

@@ -67,7 +67,10 @@ def all_keys(schema: Any, where: str = "") -> list[str]:
     """Return the keys of all values in a section and in the sections in it."""
     keys = []
     for name, inner in section_types(schema).items():
-        keys += [f"{where}{name}"] if inner is None else all_keys(inner, f"{where}{name}.")
+        if inner is None:
+            keys.append(f"{where}{name}")
+        else:
+            keys += all_keys(inner, f"{where}{name}.")
     return keys
 
 
@@ -78,6 +81,7 @@ def check_names(config: Config) -> None:
             f"name is {shown(config.name)}; allowed: up to 100 letters, digits, blanks and _ . , + = @ ( ) -, "
             "the first of them a letter, a digit or _"
         )
+    # Of the address of an SQLite store. All others make a path that is not in the results folder.
     store_file = Path(config.tracking_uri.removeprefix("sqlite:///").partition("?")[0])
     in_results = store_file.absolute().parent == Path(config.results).absolute()
     if RESERVED.fullmatch(config.name) or (in_results and config.name.startswith(store_file.name)):
@@ -101,6 +105,7 @@ def check_names(config: Config) -> None:
 def check_number(config: Config) -> None:
     """Refuse a matrix, or a specification in it, that is too large to be meant."""
     axes = (config.methods, config.tasks, config.models, config.seeds, *config.axes.values())
+    # Axes are not checked yet: `variants` refuses one that is not a list.
     number = prod(len(values) for values in axes if isinstance(values, list))
     if number > MOST_CELLS:
         raise UserError(f"the matrix has {number} cells; allowed: {MOST_CELLS}, so divide it into several")
@@ -142,6 +147,7 @@ def validate(config: Config) -> None:
     if train.prompts % train.updates:
         raise UserError(f"train.updates is {train.updates}; it must divide train.prompts ({train.prompts})")
     hardware = config.hardware
+    # Every rank trains on equally many groups of each mini-batch.
     if train.prompts % (train.updates * hardware.world):
         ranks = "hardware.ranks" if hardware.nodes == 1 else "hardware.nodes x hardware.ranks"
         raise UserError(

@@ -38,7 +38,9 @@ MARKER = "matrix.json"
 HALF_MARKER = re.compile(rf"\.{re.escape(MARKER)}\.\d+")  # while a process writes it, or after it was killed
 LR_AXIS = "train.lr"
 BACKEND_AXIS = "train.backend"
-LONGEST_NAME = 180  # characters of a cell's folder before its key; options may hold whole sentences
+# Bytes of a cell's folder before its seed and key: options may hold whole sentences, and file names have at most
+# 255 bytes.
+LONGEST_NAME = 180
 
 
 class Shared:
@@ -126,7 +128,7 @@ class Settled:
             identity["train"]["dtype"] = "auto"  # the name of float32 in ids, which stay as they are
         if correction.kind != "off":  # without correction, its bounds have no effect
             identity["correction"] = dataclasses.asdict(correction)
-        if config.hardware.device != "cpu":
+        if config.hardware.device != "cpu":  # ids from before there was a choice stay as they are
             identity["device"] = config.hardware.device
         if config.train.backend == TRL:
             identity |= trl_identity(config)
@@ -136,7 +138,9 @@ class Settled:
     def plain(self) -> dict[str, Any]:
         """The configuration as plain values without secrets, since many people may read the files of a cell."""
         settings = self.config.plain()
-        if BACKEND_AXIS in self.config.axes:  # at which every cell has its value
+        # `Train.plain` leaves our own trainer out. But a cell's key is read back from here (CellSpec.parse), and needs
+        # the value of each axis.
+        if BACKEND_AXIS in self.config.axes:
             settings["train"]["backend"] = self.config.train.backend
         if self.config.tracking.uri is not None:
             settings["tracking"]["uri"] = visible_address(self.config.tracking.uri)
@@ -258,7 +262,8 @@ class Cell:
 
 def readable_name(method: str, task: str, model: str) -> str:
     """Return the beginning of the name of a cell's folder."""
-    return re.sub(r"[^\w.+-]+", "_", "-".join([method, task, Path(model).name]))[:LONGEST_NAME]
+    name = re.sub(r"[^\w.+-]+", "_", "-".join([method, task, Path(model).name]))
+    return name.encode()[:LONGEST_NAME].decode(errors="ignore")  # a letter that is cut in two is left out
 
 
 def cells(config: Config) -> list[Cell]:
@@ -382,6 +387,7 @@ def check_owner(config: Config) -> None:
             if path.name != MARKER and not HALF_MARKER.fullmatch(path.name):
                 others.append(path.name)
     if marker.exists():
+        # A marker may be damaged. Then the records of the cells say the same.
         owner = named_in(marker) or recorded_in(folder)
         if owner is None:
             raise Damaged(marker, f'it must be {{"matrix": "{config.name}"}} if the folder is of this matrix')

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+# scipy is loaded only by the functions that need it: cells and tasks take no more than pass_at_k from here.
+
 Floats = NDArray[np.float64]
 
 ROUNDING = 1e-12  # differences of scores that are all equal may differ by some 1e-16
@@ -46,6 +48,7 @@ def pass_at_k(n: int, right: int | NDArray[np.integer[Any]], k: int) -> Floats:
 @functools.cache
 def none_right(n: int, k: int) -> Floats:
     """Return the chance that none of k of n samples is right, by the number of right ones."""
+    # The factors do not depend on c: the products of the first c of them are the chances for all c at once.
     i = np.arange(n)
     return np.concatenate([[1.0], np.cumprod(np.maximum(n - k - i, 0) / (n - i))])
 
@@ -71,6 +74,7 @@ class Spread:
         seeds_df, problems_df = self.seeds - 1, self.problems - 1
         seeds_N, problems_N, weight_N = shares_of_chi_squares(seeds_df, problems_df)
         df = seeds_df + problems_df
+        # At each node, the variance of each part is divided by its chi-square's share of the common chi-square.
         variance_N = (self.of_seeds * seeds_df / seeds_N + self.of_problems * problems_df / problems_N) / df
         return 2 * float(np.dot(weight_N, stdtr(df, -distance / np.sqrt(variance_N))))
 
@@ -82,6 +86,7 @@ class Spread:
         # Beyond the sum of the parts' own quantiles, each at half the chance, there is less than the whole chance.
         quantiles = stdtrit([self.seeds - 1.0, self.problems - 1.0], 1 - (1 - confidence) / 4)
         widest = float(np.dot(quantiles, np.sqrt([self.of_seeds, self.of_problems])))
+        # xtol is an absolute error, so it is scaled: a half width may be tiny.
         return float(brentq(lambda x: self.beyond(x) - (1 - confidence), 0, widest, xtol=1e-14 * widest, rtol=1e-12))
 
     def interval(self, confidence: float) -> Estimate:
@@ -106,10 +111,11 @@ def shares_of_chi_squares(seeds_df: int, problems_df: int) -> tuple[Floats, Floa
     # In the logit of the share the trapezoidal rule errs by less than 1e-16 with steps of 0.2 and half a deviation;
     # outside of the ends lies less than 1e-20.
     center, deviation = math.log(seeds_df / problems_df), math.sqrt(2 / seeds_df + 2 / problems_df)
-    first, last = (max(12 * deviation, 100 / df) for df in (seeds_df, problems_df))
-    logit_N = np.arange(center - first, center + last, min(0.2, deviation / 2))
+    # Few degrees of freedom leave a long tail, which falls by exp(-df / 2) for each unit of the logit.
+    below, above = max(12 * deviation, 100 / seeds_df), max(12 * deviation, 100 / problems_df)
+    logit_N = np.arange(center - below, center + above, min(0.2, deviation / 2))
     log_N = seeds_df / 2 * log_expit(logit_N) + problems_df / 2 * log_expit(-logit_N)
-    weight_N = np.exp(log_N - log_N.max())
+    weight_N = np.exp(log_N - log_N.max())  # without the maximum all might underflow to 0
     return expit(logit_N), expit(-logit_N), weight_N / weight_N.sum()
 
 
@@ -134,10 +140,11 @@ def geometric_interval(x_S: Floats, confidence: float = 0.95) -> Estimate:
 
     The interval is that of the mean of the logarithms. If a value is 0, the geometric mean is 0 and has no interval.
     """
+    x_S = np.maximum(x_S, 0)  # rounding leaves the entropy of a collapsed policy at -1e-9
     if len(x_S) < 2 or np.ptp(x_S) == 0:
         return Estimate(float(x_S[0]))
     with np.errstate(divide="ignore"):
-        log_S = np.log(np.maximum(x_S, 0))  # rounding leaves the entropy of a collapsed policy at -1e-9
+        log_S = np.log(x_S)
     if not np.isfinite(log_S).all():
         return Estimate(float(np.exp(log_S.mean())))
     of_logs = mean_interval(log_S, confidence)
@@ -225,6 +232,7 @@ def near_bound(estimate: Estimate, problems: int, confidence: float = 0.95) -> E
         return clipped(estimate, 0, 1)
     from scipy.special import ndtri
 
+    # Wilson's interval of a share, with the mean of the problems for the share of yes.
     z = float(ndtri((1 + confidence) / 2))
     center = (estimate.mean + z * z / (2 * problems)) / (1 + z * z / problems)
     variance = estimate.mean * (1 - estimate.mean) / problems + (z / (2 * problems)) ** 2
@@ -272,10 +280,10 @@ def seeds_needed(x_SJ: Floats, power: float = 0.8, confidence: float = 0.95) -> 
     spread = crossed(x_SJ)
     if spread is None or detectable_with(spread, MOST_SEEDS, power, confidence) > abs(spread.mean):
         return None
+    # bisect_left needs keys that rise, and the detectable difference falls with more seeds: both are negated.
     numbers = range(2, MOST_SEEDS + 1)
-    return numbers[
-        bisect_left(numbers, -abs(spread.mean), key=lambda n: -detectable_with(spread, n, power, confidence))
-    ]
+    place = bisect_left(numbers, -abs(spread.mean), key=lambda n: -detectable_with(spread, n, power, confidence))
+    return numbers[place]
 
 
 def detectable_with(spread: Spread, seeds: int, power: float, confidence: float) -> float:
@@ -285,14 +293,16 @@ def detectable_with(spread: Spread, seeds: int, power: float, confidence: float)
     factor = math.sqrt(2 / df) * math.exp(math.lgamma((df + 1) / 2) - math.lgamma(df / 2))
     of_seeds = spread.of_seeds / factor**2 * spread.seeds / seeds
     planned = dataclasses.replace(spread, of_seeds=of_seeds, seeds=seeds)
+    # Power counts one side: the quantile of 80 % is the end of the two-sided interval of 60 %.
     return planned.half(confidence) + planned.half(2 * power - 1)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """Adjust p-values so that the chance of a single false alarm among them stays below their common level."""
     adjusted = [0.0] * len(p_values)
-    highest = 0.0
-    for place, i in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
+    highest = 0.0  # an adjusted value is never below that of a smaller p-value
+    ascending = sorted(range(len(p_values)), key=p_values.__getitem__)
+    for place, i in enumerate(ascending):
         highest = max(highest, (len(p_values) - place) * p_values[i])
         adjusted[i] = min(highest, 1.0)
     return adjusted
@@ -307,6 +317,7 @@ def iqm(x: Floats) -> float:
     """Return the mean of the middle half of the values; a value across its border counts in part."""
     n = x.size
     i = np.arange(n)
+    # The i-th smallest value fills i to i + 1: its share is the part of that between the quarters' borders.
     share = np.clip(np.minimum(i + 1, 0.75 * n) - np.maximum(i, 0.25 * n), 0, None)
     return float(np.dot(np.sort(x, axis=None), share) / share.sum())
 
@@ -319,12 +330,13 @@ def iqm_interval(x_ST: Floats, confidence: float = 0.95) -> Estimate:
     without_S = np.array([iqm(np.delete(x_ST, seed, axis=0)) for seed in range(seeds)])
     if np.ptp(without_S) == 0:
         return Estimate(iqm_of_all)
+    # The jackknife's variance, (S - 1) / S times the sum of squares, by the sample variance.
     variance = (seeds - 1) ** 2 * float(without_S.var(ddof=1)) / seeds
     return student(iqm_of_all, variance, seeds - 1, confidence)
 
 
 def ranks(beats_MM: NDArray[np.bool_]) -> list[tuple[int, int]]:
     """Return the best and the worst rank that each method may have; `beats_MM`: which method beats which."""
-    best_M = 1 + beats_MM.sum(axis=0)
-    worst_M = len(beats_MM) - beats_MM.sum(axis=1)
+    best_M = 1 + beats_MM.sum(axis=0)  # behind all that beat it
+    worst_M = len(beats_MM) - beats_MM.sum(axis=1)  # before all that it beats
     return list(zip(best_M.tolist(), worst_M.tolist(), strict=True))

@@ -53,13 +53,18 @@ class Trainer:
         # The first step must sample with the weights of the checkpoint, which the engine does not have yet.
         self.synchronise(self.done_steps)
         early = False
-        while not early and (step := self.done_steps + 1) <= self.last_step:
-            watch, self.parts.heartbeat.step = Stopwatch(self.parts.heartbeat), step
-            record = self.train_step(step, watch) if step else dict(self.parts.pool.record)
-            # Before the evaluation: this may make the step the last one, which is always evaluated.
+        while not early and self.done_steps < self.last_step:
+            step = self.done_steps + 1
+            watch = Stopwatch(self.parts.heartbeat)
+            self.parts.heartbeat.step = step
+            # Step 0 trains nothing: its line says how the problems were selected, and has the scores before training.
+            record = dict(self.parts.pool.record) if step == 0 else self.train_step(step, watch)
+            # Before the evaluation: this may make the step the last one, which is always evaluated. The numbers are
+            # those of all ranks, so each rank decides the same; the scores below are there on rank 0 alone.
             self.early_end = early_end([{"step": step, "metrics": record}], self.config.stop)
-            with watch.phase("evaluate"):
-                record |= self.evaluate(step) if self.evaluation_due(step) else {}
+            with watch.phase("evaluate"):  # also without an evaluation, so that each line of the log has its seconds
+                if self.evaluation_due(step):
+                    record |= self.evaluate(step)
             if ranks.own_rank() == 0:
                 self.log.append(step, time.time(), record | watch.seconds)
             self.done_steps = step
@@ -69,6 +74,7 @@ class Trainer:
             if due:
                 self.save()  # after the line of the step is in the log: `resume` cuts the log at the checkpoint's step
         self.announce_durable(on_durable, wait=True)
+        # The older of the two that are kept during training is for a newest one that turns out to be damaged.
         self.checkpoints.keep(1)
 
     def announce_durable(self, on_durable: Callable[[int], None], *, wait: bool) -> None:
@@ -84,6 +90,8 @@ class Trainer:
     def train_step(self, step: int, watch: Stopwatch) -> dict[str, float]:
         """Sample, judge, update, and hand the new weights to the engine; return the record of the step."""
         train, method, policy = self.config.train, self.method, self.policy
+        # Each draw of a step (problems, responses, choices of controls, proof) has a seed from the cell's seed and the
+        # step, and never from a generator's state: a resumed run draws the same, and so do all methods of one seed.
         collected = self.collector.collect(step, watch)
 
         # Before the update: everything that a method fixes over the whole rollout batch. The old log-probabilities are
@@ -96,6 +104,8 @@ class Trainer:
             if not collected.lag:  # with a lag, engine and trainer are two policies, and may differ by any amount
                 self.check_mismatch(mismatch)
             minibatches = list(batch.split(train.updates))
+            # Here the ranks exchange numbers: the statistics of methods, and the denominators of each mini-batch's
+            # loss, are over the tokens of all ranks. In the update below only `for_step` may do so again.
             uncorrected = method.signal(old, batch, minibatches)
             # After the method: the correction must reach the gradient, and none of the method's own statistics.
             signal = correct(uncorrected, batch, self.config.correction)
@@ -111,13 +121,18 @@ class Trainer:
                     signal = method.for_step(self.stats_now(minibatch, old), signal, minibatch)
                 for part in policy.micro_batches(method.contributing(minibatch, signal)):
                     current, fixed = self.stats_during(part, old), signal.at(part.index_T)
+                    # A summand of the mini-batch's loss over all ranks, by its denominators. So gradients are added up,
+                    # over parts by `backward` and over ranks by FSDP, and never averaged.
                     part_loss = method.loss(current, fixed, part)
                     policy.backward(part_loss)
                     loss += part_loss.item()
                     updates.add_part(method, current, fixed, part)
                 if not updates.norms:  # later the policy has moved, and the ratio may be anything
                     invariants.check_first_ratio(updates.log_ratios, policy.dtype)
-                updates.add_update(loss, policy.step(step))
+                # Also proves that it changed a weight. Otherwise an optimizer that has lost its parameters would go
+                # unnoticed: the engine's weights are compared with the policy's, and would agree.
+                norm = policy.step(step)
+                updates.add_update(loss, norm)
         # Passes of its own, so that activations of policy and critic are never in memory at once. The order is free:
         # the critic's targets were fixed with the signal.
         critic_record = self.train_critic(minibatches, signal, step, watch) if self.critic else {}
@@ -128,6 +143,7 @@ class Trainer:
 
         generated = self.collector.record_of(collected)
         record = record_of_step(method, batch, uncorrected, collected, mismatch, updates, critic_record, generated)
+        # The record has numbers of all ranks, so that the memory of a control is the same on each of them.
         method.observe(record)
         # After `observe`: the logged state is the one that the next step uses.
         for name, state in method.state().items():
@@ -153,15 +169,19 @@ class Trainer:
 
     def stats_before(self, batch: TokenBatch, *, sum_p2: bool = False) -> TokenStats:
         """Return the statistics of the policy before the update, with all columns that the method needs."""
-        needs = self.method.needs | ({"sum_p2"} if sum_p2 else set())
-        old, reference = self.policy.stats(batch, needs), self.parts.reference
+        needs, reference = self.method.needs, self.parts.reference
+        if sum_p2:  # for the instrument of `dynamics`, whether or not the method reads it
+            needs = needs | {"sum_p2"}
+        old = self.policy.stats(batch, needs)
+        values = self.critic.values(batch) if self.critic else None
+        ref_logp = reference.stats(batch, entropy=False).logp if reference else None
         return TokenStats(
             logp=old.logp,
             entropy=old.entropy,
             sum_p2=old.sum_p2,
             sum_p2_logp=old.sum_p2_logp,
-            values=self.critic.values(batch) if self.critic else None,
-            ref_logp=reference.stats(batch, entropy=False).logp if reference else None,
+            values=values,
+            ref_logp=ref_logp,
             min_p_logp=old.min_p_logp,
         )
 
@@ -178,6 +198,7 @@ class Trainer:
     def synchronise(self, step: int) -> None:
         """Load the policy's weights into the engine, and check that it samples with them."""
         self.engine.load(self.policy.module)
+        # By the step: only some columns of each weight are compared, and others each time.
         seed = seeds.derive("proof", self.parts.seed, step)
         proof.check_engine_weights(self.engine, self.policy.module, self.policy.dtype, seed)
 
@@ -231,6 +252,7 @@ class Trainer:
         tensors: dict[str, Tensor] = {}
         for who, learner in self.learners().items():
             tensors |= {f"{who}.{name}": x for name, x in learner.state().items()}
+        # On all ranks: the collector gathers the rollouts in flight, so that any number of ranks may resume.
         rest = {"method": self.method.state(), "rollouts": self.collector.state()}
         self.checkpoints.save(self.done_steps, tensors, rest)
 
@@ -244,7 +266,9 @@ class Trainer:
             for who, learner in self.learners().items():
                 learner.load_state(checkpoint.of(who), partial(checkpoint.fill, who))
         if ranks.own_rank() == 0:
-            self.log.truncate(self.done_steps)  # later steps are trained again, and logged again
+            # Later steps are trained and logged again; without a checkpoint all are, since `done_steps` is -1.
+            self.log.truncate(self.done_steps)
+            # From the log, which alone has it: a cell that ended early must not train on when it is resumed.
             self.early_end = early_end(self.log.read(), self.config.stop)
         self.early_end = ranks.of_first(self.early_end)
 

@@ -16,7 +16,7 @@ from transformers.utils.logging import disable_progress_bar, enable_progress_bar
 from tasks.recipe_settings import DecoderSettings
 
 PAD, END = "<pad>", "<eos>"
-BYTE_LEVEL_SPACE = "\u0120"
+BYTE_LEVEL_SPACE = "\u0120"  # the character as which a byte-level tokenizer such as Qwen2's writes a space
 LONGEST = 256  # tokens of a prompt with its response
 WEIGHT_DECAY = 0.01
 GRAD_CLIP = 1.0
@@ -80,6 +80,7 @@ def learning_rate(recipe: DecoderSettings, step: int) -> float:
 
 
 def train(recipe: DecoderSettings, encoder: Qwen2Tokenizer, device: str) -> Qwen2ForCausalLM:
+    # The weights are drawn on the CPU; the caller's random state stays as it is.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         network = model(recipe, encoder).to(device)

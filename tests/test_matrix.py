@@ -252,6 +252,14 @@ def test_a_password_in_an_address_is_written_nowhere(tmp_path: Path) -> None:
     assert "secret" not in (one.folder / "config.yaml").read_text()
 
 
+def test_a_folder_has_a_name_that_fits_into_a_path() -> None:
+    """File systems count bytes, of which many letters have three."""
+    name = matrix.readable_name(f"clip_b(note={'語' * 200})", "countdown", "tiny")
+    assert len(name.encode()) <= matrix.LONGEST_NAME
+    assert name.startswith("clip_b_note_語")
+    assert matrix.readable_name("grpo", "countdown", "models/tiny") == "grpo-countdown-tiny"
+
+
 def test_a_marker_that_is_half_written_blocks_nothing(tmp_path: Path) -> None:
     """Another runner writes it now, or was killed while it did."""
     settings = config.load_config("smoke", [f"results={tmp_path}"])

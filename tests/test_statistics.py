@@ -207,6 +207,7 @@ def test_geometric_interval_of_values_without_a_logarithm() -> None:
     assert geometric_interval(np.array([0.3, 0.3])) == Estimate(0.3)
     assert geometric_interval(np.array([0.3, 0.0, 2.0])) == Estimate(0.0)
     assert geometric_interval(np.array([0.3, -1e-9])) == Estimate(0.0)
+    assert geometric_interval(np.array([-1e-9])) == Estimate(0.0)
     unknown = geometric_interval(np.array([0.3, math.nan, 2.0]))
     assert math.isnan(unknown.mean)
     assert (unknown.low, unknown.high) == (None, None)

@@ -70,9 +70,11 @@ def without_address(text: str, uri: str) -> str:
         return text
     visible = visible_address(uri)
     text = text.replace(uri, visible)
-    written_ways = (uri, unquote(uri), unquote_plus(uri))
-    parts = set[str]().union(*map(BETWEEN_PARTS.split, written_ways))
+    parts: set[str] = set()
+    for written in (uri, unquote(uri), unquote_plus(uri)):
+        parts.update(BETWEEN_PARTS.split(written))
     secret_parts = parts - {*BETWEEN_PARTS.split(visible), ""}
+    # The longest first: a part that is contained in another one would break it up, and its rest would be shown.
     for part in sorted(secret_parts, key=len, reverse=True):
         pattern = re.escape(part)
         if len(part) < DISTINCT:  # only as a whole word: a user named db must not hide the middles of other words

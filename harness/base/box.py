@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])")
+# The order matters: a box begins with a backslash too, and the brace of an escaped \} must not count.
 BOX_OR_BRACE = re.compile(rf"{BOX.pattern}\s{{0,9}}(\{{?)|\\.|[{{}}]", re.DOTALL)
 LITERAL_BOX_OR_BRACE = re.compile(r"\\boxed(\{)|[{}]")
 BARE = re.compile(r"[^\s$]*")
@@ -46,13 +47,15 @@ def find_box(text: str, *, literal: bool = False) -> Box | None:
             opened.append(None)
         elif token == "}":
             begun = opened.pop() if opened else None
+            # An outer box closes after the boxes in it, and so takes their place. In the literal reading, only the box
+            # that was opened last counts.
             if begun is not None and (begun == last or not literal):
                 start, end = begun, match.start()
-        elif match.group(1) is not None:
+        elif match.group(1) is not None:  # a box; an escaped character has no group
             last, braced = match.end(), bool(match.group(1))
             if braced:
                 opened.append(last)
-    if end < last and not braced:
+    if end < last and not braced:  # the last box has no braces, and no box around it has closed
         bare = BARE.search(text, last)
         assert bare is not None  # it matches anything
         start, end = bare.span()

@@ -26,7 +26,7 @@ def short(text: str, longest: int = LONGEST) -> str:
     """Return the text, without its middle if it is too long for a message."""
     if len(text) <= longest:
         return text
-    half = longest // 2 - 2
+    half = longest // 2 - 2  # less two characters each, for the four between the halves
     return f"{text[:half]} .. {text[-half:]}"
 
 
@@ -43,7 +43,7 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
     names = sorted(allowed)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"; did you mean {close[0]!r}?" if close else ""
-    listed = difflib.get_close_matches(name, names, n=len(names) or 1, cutoff=0)
+    listed = difflib.get_close_matches(name, names, n=len(names) or 1, cutoff=0)  # n=0 would be refused
     while len(", ".join(listed)) > LISTED:
         listed.pop()
     more = f" and {len(names) - len(listed)} more" if len(listed) < len(names) else ""

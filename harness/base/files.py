@@ -47,6 +47,7 @@ def temporary_path(path: Path, writer: int | None = None) -> Iterator[Path]:
     `writer`: the process id in its name, if several processes write one folder together. Raises Taken if
     another process has taken over the cell.
     """
+    # The folder of the cell that the file belongs to, if this process holds that cell.
     folder = next((folder for folder in lease_dirs if folder in path.parents), path.parent)
     directory = lease_dirs.get(folder, folder)
     temporary = directory / f".{path.name}.{writer or os.getpid()}"
@@ -75,7 +76,10 @@ def unwritten(error: BaseException) -> str | None:
 def remove_path(path: Path) -> None:
     """Remove a file or a folder, if it exists."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def sweep(folder: Path) -> None:
@@ -108,12 +112,16 @@ def atomic_folder(path: Path) -> Iterator[Path]:
             if file.is_file():
                 file.chmod(file.stat().st_mode | readable)  # safetensors lets only the owner read what it writes
             flush_to_disk(file)
-        shutil.rmtree(path, ignore_errors=True)  # a rename replaces only an empty folder
+        flush_to_disk(temporary)
+        # A rename replaces only an empty folder. After a kill in between there is none, and the caller makes it again.
+        shutil.rmtree(path, ignore_errors=True)
         os.rename(temporary, path)
+        flush_to_disk(path.parent)  # else a crash may leave the old name, or none
 
 
 def usual_mode(folder: Path) -> int:
     """Return the permissions of a new file in a folder, which the user's umask decides."""
+    # By a file: os.umask can be read only by setting it, for all threads.
     probe = folder / ".mode"
     probe.touch()
     mode = probe.stat().st_mode & 0o777

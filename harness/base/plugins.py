@@ -43,6 +43,7 @@ def extend_table(
                 raise
             refused[name] = error
             continue
+        # The same class may come twice, from an entry point and from --plugin.
         if table.setdefault(name, cls) is not cls:
             where = table[name].__module__
             raise UserError(f"{kind} {name!r} of plugin {plugin} has the name of one in {where}; choose another")

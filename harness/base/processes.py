@@ -24,11 +24,12 @@ def python_command(imports: str, code: str, *arguments: str) -> list[str]:
 
 def wait_for_all(processes: Sequence[subprocess.Popen[bytes]]) -> int:
     """Wait for all processes, or until one fails; then kill the others. Return the failed one's exit code, or 0."""
-    codes: list[int | None] = [None]
+    codes: list[int | None] = [None]  # None: it still runs
     while None in codes and not any(codes):
         time.sleep(0.1)
         codes = [process.poll() for process in processes]
     for process in processes:
         process.kill()
         process.wait()
-    return next(filter(None, codes), 0)
+    failures = [code for code in codes if code]
+    return failures[0] if failures else 0

@@ -39,7 +39,10 @@ def split(spec: str, separator: str) -> list[str]:
     """Split at a separator, but not inside brackets or quotes."""
     parts, depth = [""], 0
     for piece in QUOTED_OR_ONE.findall(spec):
-        depth += (piece in "([") - (piece in ")]")
+        if piece in "([":
+            depth += 1
+        elif piece in ")]":
+            depth -= 1
         if piece == separator and depth == 0:
             parts.append("")
         else:
@@ -73,7 +76,9 @@ def value(written: str, key: str) -> Any:
     if not (written.startswith("[") and written.endswith("]")):
         return scalar(written, key)
     parts = split(written[1:-1], ",")
-    return [scalar(part.strip(), key) for part in parts if part.strip() or len(parts) > 1]
+    if len(parts) == 1 and not parts[0].strip():  # an empty list; in a longer one, `scalar` refuses an empty part
+        return []
+    return [scalar(part.strip(), key) for part in parts]
 
 
 def scalar(written: str, key: str) -> bool | int | float | str | None:
@@ -108,6 +113,7 @@ def build(
     cls: Any = table[name]
     values = {**(shared or {}).get(name, {}), **options}
     if not values:
+        # A copy, since options that are lists could be changed.
         return cast(T, copy.deepcopy(plain(cls, name)))
     return cast(T, typed(cls(), values, f"{name}."))
 

@@ -57,7 +57,10 @@ def check_yaml_text(text: str, where: str) -> None:
                 raise UserError(f"{line} has a YAML tag ({short(tag)}); write the value without it, or in quotes")
             if isinstance(event, yaml.ScalarEvent):
                 check_scalar(event.value, line)
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if isinstance(event, yaml.CollectionStartEvent):
+                depth += 1
+            elif isinstance(event, yaml.CollectionEndEvent):
+                depth -= 1
             values += isinstance(event, yaml.NodeEvent)
             if depth > DEEPEST or values > MOST:
                 raise UserError(

@@ -149,6 +149,7 @@ def check_keys(values: Mapping[Any, Any], schema: Any, where: str) -> None:
         inner = section(hint)
         for place, item in with_items(key, value):
             check_size(place, item)
+        # None is the value of a section only if its type allows that; otherwise `mapping` refuses it.
         if inner is not None and (value is not None or type(None) not in get_args(hint)):
             check_keys(mapping(value, key), inner, f"{where}{name}.")
         elif get_origin(hint) is dict:
@@ -210,8 +211,9 @@ def typed(schema: Any, values: Mapping[str, Any], where: str) -> Any:
     check_keys(values, kind, where)
     try:
         merged = OmegaConf.merge(OmegaConf.structured(schema), unswitched(values, kind))
-        if missing := sorted(OmegaConf.missing_keys(merged)):
-            raise UserError(f"{', '.join(f'{where}{key}' for key in missing)} must be given")
+        missing = [f"{where}{key}" for key in sorted(OmegaConf.missing_keys(merged))]
+        if missing:
+            raise UserError(f"{', '.join(missing)} must be given")
         # Before `to_object`, which runs __post_init__: its errors could not name `where`.
         check(kind, cast(dict[str, Any], OmegaConf.to_container(merged, resolve=True)), where)
         return OmegaConf.to_object(merged)

@@ -25,6 +25,7 @@ def sum_of(content: bytes) -> str:
 
 def close_json(text: str) -> str:
     """Return the JSON text of a mapping, which must not be empty, with its sum as the last key."""
+    # Before the closing brace; the sum is that of the text with its brace.
     return f'{text[:-1]}, "sum": "{sum_of(text.encode())}"}}'
 
 

@@ -101,6 +101,7 @@ def shape_of_config(settings: Mapping[str, Any]) -> Shape | None:
         if value is not None and not (type(value) is int and 1 <= value <= MOST):
             raise UserError(f"{key} is {shown(value)} in a model's config.json; it must be a whole number, 1 to {MOST}")
     heads = settings["num_attention_heads"]
+    # Qwen2 always has biases, and Qwen3 norms of queries and keys, without a key that says so.
     return Shape(
         architecture=settings["model_type"],
         vocabulary=settings["vocab_size"],

@@ -56,6 +56,7 @@ def set_aside(folder: Path, made: Made) -> Path:
     """
     aside = aside_of(folder, made.attempt)
     with lock(folder / "mlflow.lock"):  # no half-moved attempt is sent to MLflow
+        # First, so that the folder says which cell it is of before it has any other record.
         files.write_text(aside / SPEC, (folder / SPEC).read_text())
         for path in sorted(folder.iterdir()):
             if path.name in STAYING:
@@ -108,6 +109,7 @@ def take_back(folder: Path, aside: Path) -> bool:
             present = record_unknown(folder)
         if present is not None:
             set_aside(folder, present)
+        # After a kill before the renaming below, the attempt is complete in its folder and can be taken back again.
         made = Made.read(aside)
         assert made is not None
         dataclasses.replace(made, attempt=uuid.uuid4().hex, started=time.time()).write(aside)

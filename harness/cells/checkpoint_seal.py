@@ -26,6 +26,12 @@ def step_of(path: Path) -> int:
     return int(match[1])
 
 
+def checkpoints_in(folder: Path) -> list[Path]:
+    """Return the checkpoints in a folder, the oldest first."""
+    named = [path for path in folder.glob("step-*") if NAME.fullmatch(path.name)]
+    return sorted(named, key=step_of)  # not by name, which has six digits only up to step 999,999
+
+
 def write_seal(path: Path, cell: str, step: int, sums: Mapping[str, str]) -> None:
     text = json.dumps({"cell": cell, "step": step, "files": dict(sums)})
     files.write_text(path / FILE, seal.close_json(text))

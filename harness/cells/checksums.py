@@ -84,5 +84,6 @@ def changed_records(folder: Path) -> Iterator[tuple[Damaged, str]]:
             yield Damaged(path, "it is missing"), name
             continue
         status = path.stat()
+        # Only files of the model have a recorded time; for all others `when` is None, so they are always read.
         if (status.st_size, status.st_mtime_ns) != (size, when) and files.sha256_of(path) != checksum:
             yield Damaged(path, "it is not as it was when the cell was done"), name

@@ -62,8 +62,11 @@ def check_scores(path: Path, record: Mapping[str, Any], logged: Mapping[str, flo
     right_JN = np.array(record["right"])
     right_J, samples = right_JN.sum(axis=1), right_JN.shape[1]
     for key, value in logged.items():
-        _, task, name = (*key.split("/"), "", "")[:3]
-        if not key.startswith("eval/") or task != record["task"]:
+        if not key.startswith("eval/"):
+            continue
+        _, task, *rest = key.split("/")
+        name = rest[0] if rest else ""
+        if task != record["task"]:
             continue
         if name == "avg":
             score = float(np.mean(right_J / samples))

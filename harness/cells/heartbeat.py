@@ -72,12 +72,13 @@ class Heartbeat:
         """
         shown = -1
         seen: dict[Path, tuple[int, float]] = {}  # the last change of each rank's file, and when it was noticed
-        while self.lease_dir == lease_dir:
+        while self.lease_dir == lease_dir:  # until `kept` ends
             if shown != self.count:
                 shown = self.count
                 os.utime(lease_dir / f"{NAME}-{rank}")
             now = time.monotonic()
             for path in lease_dir.glob(f"{NAME}-*"):
+                # Only compared with an earlier one of the same file, since the clocks of machines may differ.
                 changed = path.stat().st_mtime_ns
                 if path not in seen or seen[path][0] != changed:
                     seen[path] = changed, now

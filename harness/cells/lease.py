@@ -68,6 +68,8 @@ def machine() -> str:
 def born(process: int) -> str | None:
     """Return the start time of a process of this machine; None if it does not exist, or is a zombie."""
     try:
+        # In proc(5) the second field, in parentheses, is the name, which may hold spaces. Behind it, number 0 is the
+        # state (field 3) and number 19 the start time (field 22).
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
@@ -163,6 +165,8 @@ def hold(folder: Path, wait: float | None = None) -> Iterator[Lease | None]:
         with fenced(lease):
             yield lease
     finally:
+        # The signs of life end first: once the lease is given back, the next owner removes its directory, and
+        # `keep_alive` would end this process.
         ended.set()
         beating.join()
         with contextlib.suppress(FileNotFoundError):  # taken over, or removed with the cell
@@ -231,4 +235,4 @@ def keep_alive(lease: Lease, ended: threading.Event) -> None:
         except FileNotFoundError:
             if not ended.is_set() and lease.folder.exists():
                 print(Taken(lease.folder), flush=True)
-                os._exit(1)
+                os._exit(1)  # sys.exit would end only this thread

@@ -13,7 +13,7 @@ from harness.config import Config
 from harness.config_sections import Stop
 
 FILE = "metrics.jsonl"
-NUMBERS = {int, float}
+NUMBERS = {int, float}  # exact types: True is an instance of int too
 TAIL = 2**16  # bytes at the end of the file that are read for the last lines
 
 
@@ -64,7 +64,7 @@ def collapse(lines: Iterable[Mapping[str, Any]], below: float | None) -> int | N
     if below is None:
         return None
     for line in lines:
-        if line["metrics"].get("entropy/mean", below) < below:
+        if line["metrics"].get("entropy/mean", below) < below:  # false for a step without entropy
             step: int = line["step"]
             return step
     return None

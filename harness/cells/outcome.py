@@ -50,6 +50,7 @@ def evaluations(folder: Path, spec: CellSpec, lines: list[dict[str, Any]]) -> di
     """Return the last evaluation of each task, with the answers before training (step 0) if it was evaluated then."""
     by_task: dict[str, dict[str, Any]] = {}
     logged = {line["step"]: line["metrics"] for line in lines}
+    # In the order of steps, so that a later evaluation of a task replaces an earlier one.
     for path, record in evaluation_files.all_evaluations(folder):
         evaluation_files.check_scores(path, record, logged.get(record["step"], {}))
         task = record["task"]

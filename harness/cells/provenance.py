@@ -138,6 +138,7 @@ def checkout(root: Path) -> tuple[str | None, bool | None]:
     """Return the commit of a git checkout, and whether its files differ from it; None outside a checkout."""
     if not (root / ".git").exists():  # git would search the parents: a package may be installed inside another checkout
         return None, None
+    # Without optional locks: `git status` would write the index, and get in the way of other git commands.
     git = ["git", "-C", str(root), "--no-optional-locks"]
     try:
         commit = output_of([*git, "rev-parse", "HEAD"])

@@ -28,7 +28,7 @@ STEP = re.compile(r".+-(\d+)\.jsonl?")  # an evaluation or samples, by the step
 def mend(folder: Path, spec: CellSpec) -> None:
     """Repair a cell's records so that it can run, and write its spec. No other process may be working on it."""
     files.sweep(folder)
-    attempts.finish_taking_back(folder)
+    attempts.finish_taking_back(folder)  # before the state is read, which it may still have to move back
     try:
         State.read(folder)
     except Damaged as damage:
@@ -48,7 +48,7 @@ def mend(folder: Path, spec: CellSpec) -> None:
         return
     last_good_step = min([len(lines), *damages.values()]) - 1
     damage_text = "; ".join(map(str, damages or unusable))
-    usable = [step for step in saved if step <= last_good_step]
+    usable = [step for step in saved if step <= last_good_step]  # the first ones, since `saved` is sorted
     keep_whole_lines(folder)
     # Damage to the model counts as that of the step after the last line (see `harms`).
     model_alone_is_damaged = all(step == len(lines) for step in damages.values())
@@ -59,10 +59,12 @@ def mend(folder: Path, spec: CellSpec) -> None:
     elif usable:
         for step in saved[len(usable) :]:
             shutil.rmtree(folder / CHECKPOINTS / seals.step_folder_name(step))
+        # Before the state: a cell that is done without its sums is damaged, so after a kill in between it is mended.
         (folder / checksums.FILE).unlink(missing_ok=True)
         state.change(folder, state="running", reason=None, durable_step=usable[-1])
         say(folder, f"{damage_text}; the cell resumes from step {usable[-1]}")
     elif has_checkpoints or done:
+        # Before it is set aside: a damaged attempt must not be kept as one that is done.
         state.change(folder, state="failed", reason=damage_text)
         aside = attempts.set_aside(folder, attempt)
         say(folder, f"{damage_text}; training starts at step 0, and the earlier attempt is kept in {aside}")
@@ -87,11 +89,7 @@ def restore(folder: Path, spec: CellSpec) -> None:
 
 def checkpoints(folder: Path) -> dict[int, Path]:
     """Return the checkpoints in a cell's folder by the steps in their names."""
-    paths = {}
-    for path in sorted((folder / CHECKPOINTS).glob("*")):
-        if match := seals.NAME.fullmatch(path.name):
-            paths[int(match[1])] = path
-    return paths
+    return {seals.step_of(path): path for path in seals.checkpoints_in(folder / CHECKPOINTS)}
 
 
 def sealed_checkpoints(folder: Path, cell: str) -> tuple[list[int], list[Damaged]]:
@@ -148,7 +146,8 @@ def harms(folder: Path, saved: int) -> Iterator[tuple[Damaged, int]]:
         yield damage, len(lines)
     elif len(lines) <= saved:
         yield Damaged(folder / log.FILE, f"it holds {len(lines)} steps, and the checkpoint {saved + 1}"), len(lines)
-    for line in lines if done else lines[: saved + 1]:
+    checked_lines = lines if done else lines[: saved + 1]
+    for line in checked_lines:
         evaluated_tasks = {key.split("/")[1] for key in line["metrics"] if key.startswith("eval/")}
         for task in evaluated_tasks:
             path = evaluation_files.evaluation_path(folder, task, line["step"])
@@ -172,5 +171,6 @@ def keep_whole_lines(folder: Path) -> None:
     lines = MetricsLog(folder)
     whole, damage = lines.whole()
     if damage is not None:
-        lines.path.rename(lines.path.with_suffix(".damaged"))
+        # A copy, and not a rename: after a kill in between, the next repair finds the file as it was.
+        shutil.copyfile(lines.path, lines.path.with_suffix(".damaged"))
         lines.write(whole)

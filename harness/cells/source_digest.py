@@ -49,11 +49,13 @@ class SourceDigests:
             if all(stamp(name) == before for name, before in stamps.items()):
                 return digest
         names = module_names(cls)
+        # Before the files are read, so that the next call sees an edit in between.
+        stamps = {name: stamp(name) for name in names}
         texts, trees = {}, {}
         for name in names:
             texts[name], trees[name] = module_digests(name)
         digest = f"{identities.key(texts)}-{identities.key(trees)}"
-        self.known[cls] = {name: stamp(name) for name in names}, digest
+        self.known[cls] = stamps, digest
         return digest
 
 
@@ -110,7 +112,8 @@ def package_home(package: str) -> Path | None:
     path = Path(stamp(package)[0])
     if not path.name:
         return None
-    folder = path.parents[path.name == "__init__.py"]
+    is_package = path.name == "__init__.py"  # otherwise a single module, which lies in the directory itself
+    folder = path.parents[1] if is_package else path.parent
     if INSTALLED & set(folder.parts):
         return None
     return folder
@@ -130,6 +133,7 @@ def stamp_of(path: Path) -> Stamp:
     return str(path), status.st_mtime_ns, status.st_size
 
 
+# The stamp of the file is part of the cache's key here and below, so an edited file is read again.
 @functools.cache
 def imported_modules(name: str, path: str, mtime_ns: int, size: int) -> list[str]:
     """Return the modules that define the names that a module imported when it was loaded."""

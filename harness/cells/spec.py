@@ -22,7 +22,7 @@ from harness.config import Config
 FILE = "config.yaml"
 STORED = ("cell", "matrix", *FACTORS, "identity", "settings", "made_of")  # the keys of the record
 ELSEWHERE = "trained_elsewhere"  # in the identity of an adopted cell: its trainer, and the digests of its checkpoints
-ID = re.compile(rb"cell: '?([0-9a-f]+)'?\n")  # its first line
+ID = re.compile(rb"cell: '?([0-9a-f]+)'?\n")  # its first line; YAML quotes an id that could be read as a number
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,9 @@ class State:
     def write(self, folder: Path) -> None:
         assert self.state in STATES
         # A reason may quote text with lone surrogates, which neither UTF-8 nor any store takes.
-        reason = self.reason and self.reason.encode(errors="backslashreplace").decode()
+        reason = self.reason
+        if reason is not None:
+            reason = reason.encode(errors="backslashreplace").decode()
         files.write_json(folder / FILE, dataclasses.asdict(self) | {"reason": reason})
 
     @property

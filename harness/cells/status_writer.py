@@ -124,7 +124,7 @@ class StatusWriter:
             while not self.orphaned:
                 time.sleep(LOOK)
             print("stopped: the launcher is gone; the next run continues from here", flush=True)
-            os._exit(1)
+            os._exit(1)  # sys.exit would end only this thread
 
         threading.Thread(target=watch, daemon=True).start()
 
@@ -132,7 +132,7 @@ class StatusWriter:
         """End this process if no rank makes progress for this long; the log then has the stack of each thread."""
 
         def end(who: str) -> None:
-            faulthandler.dump_traceback(2)
+            faulthandler.dump_traceback(2)  # to stderr, which is the cell's log
             self.failed(f"{who} for {minutes:g} minutes (hardware.stall_minutes)")
             os._exit(1)
 

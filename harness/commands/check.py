@@ -34,18 +34,20 @@ def fault_of(spec: str, table: Table, refused: Mapping[str, UserError]) -> str |
     for name in names:
         if name in refused:
             return str(refused[name])
-    offered = [name for name in names if name in table and name not in baselines.METHODS]
+    of_plugins = [name for name in names if name in table and name not in baselines.METHODS]
     try:
-        for name in offered:
+        # Each class alone and without options first, so that an error is the plugin's mistake and not that of the spec.
+        for name in of_plugins:
             entry = table[name]
             if not isinstance(entry, Composition):
                 entry()
-        if spec in offered:  # without options or partners, so the mistake cannot be the user's
+        if spec in of_plugins:  # without options or partners, so the mistake cannot be the user's
             Method.of(spec, table)
     except UserError as error:
         return str(error)
     except Exception as error:  # a plugin's own code may raise anything, and its row reports it
         return f"{type(error).__name__}: {error}"
+    # Outside of `try`: any other mistake in the spec is the user's, and ends the command.
     Method.of(spec, table)
     return None
 

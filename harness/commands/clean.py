@@ -69,17 +69,20 @@ def removable(config: Config) -> Iterator[Removable]:
         owner = folder.with_name(folder.name.partition(ASIDE)[0])
         yield Removable(folder, "an earlier attempt at a cell", owner)
     gone = {*others, *attempts}
+    # Sorted, so that a folder comes before the files in it, which are removed with it and not listed.
     for path in sorted(config.folder.rglob(".*")):
         match = files.TEMPORARY.fullmatch(path.name)
-        if match and not alive(int(match[1])) and not gone & {*path.parents}:
+        if match is None or alive(int(match[1])):
+            continue
+        if gone.isdisjoint(path.parents):
             gone.add(path)
             yield Removable(path, "left by a process that ended while it wrote")
 
 
 def alive(process: int) -> bool:
     try:
-        os.kill(process, 0)
-    except (ProcessLookupError, OverflowError):
+        os.kill(process, 0)  # signal 0 reaches no process, and only asks whether there is one
+    except (ProcessLookupError, OverflowError):  # OverflowError: a number too large for any process
         return False
     except PermissionError:  # another user's process
         return True

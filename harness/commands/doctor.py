@@ -23,7 +23,7 @@ def add(commands: Commands) -> None:
     )
     parser.add_argument("--thorough", action="store_true", help="also try the engines, which takes about 10 seconds")
     parser.add_argument("--format", choices=["table", "json"], default="table", help="form of the output")
-    parser.set_defaults(plugin=[])
+    parser.set_defaults(plugin=[])  # which config_of_arguments reads; doctor has no --plugin
 
 
 def call(arguments: argparse.Namespace) -> int:

@@ -118,7 +118,9 @@ def literature_text(parts: Sequence[Part], arguments: argparse.Namespace) -> str
     """Return the numbers that papers report for the evaluation tasks of the tables."""
     from harness.table.literature import render_literature
 
-    tasks = {task for part in parts for task in part.board.ks}
+    tasks: set[str] = set()
+    for part in parts:
+        tasks.update(part.board.ks)
     return render_literature(tasks, arguments.format, None if arguments.out else width_of(console))
 
 

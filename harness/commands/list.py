@@ -61,7 +61,7 @@ def print_counts(plugins: Plugins) -> None:
     for what, rows_by_group in LISTS.items():
         counts = []
         for title, group in rows_by_group(plugins).items():
-            noun = title.partition(":")[0].removesuffix("s")
+            noun = title.partition(":")[0].removesuffix("s")  # "controls: joined to ..." has the noun control
             counts.append(plural(len(group), noun))
         rows.append([what, ", ".join(counts), f"entrobench list {what}"])
     layout.show_table(console, [Column("what"), Column("number", folds=True), Column("command")], rows, names=False)

@@ -51,6 +51,7 @@ def pack_matrix(config: Config, out: Path) -> tuple[int, int]:
     done = [folder for folder in folders if State.read(folder).state == "done"]
     if not done:
         raise UserError(f"no cell of the matrix {config.name} in {config.folder} is done, so there is nothing to pack")
+    # Only of these, since a cell gets its checksums when it is done.
     for folder in done:
         for damage, _ in checksums.changed_records(folder):
             raise damage

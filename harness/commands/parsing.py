@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 
 from harness.base.errors import UserError, nearest, one_of, short, shown
 from harness.base.schema import KINDS
-from harness.config import STUDIES, shipped_configs
 
+# The texts of argparse's own messages, which `error` rewords.
 MISSING = "the following arguments are required: "
 INVALID = re.compile(r"argument (\S+): invalid (\w+) value: (.+)")
 KIND = {kind.__name__: words for kind, words in KINDS.items()}
@@ -28,6 +28,7 @@ class Parser(argparse.ArgumentParser):
     """The parser of argparse, except that a mistake raises a UserError. Subparsers are of this class too."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
+        # Before argparse's own __init__, which calls add_argument for --help.
         self.options: list[str] = []
         super().__init__(*arguments, **options)
 
@@ -35,6 +36,7 @@ class Parser(argparse.ArgumentParser):
         self.options += [name for name in names if name.startswith("--")]
         return super().add_argument(*names, **options)
 
+    # A private method of argparse, overridden because it words the message on a wrong choice.
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if isinstance(action, argparse._SubParsersAction):
             if value not in action.choices:
@@ -48,8 +50,7 @@ class Parser(argparse.ArgumentParser):
             names = message.removeprefix(MISSING)
             sentence = f"{self.command} needs {names}"
             if "CONFIG" in names:
-                shipped = [name for name, path in shipped_configs().items() if path.parent.name != STUDIES]
-                sentence += f"; CONFIG is a YAML file, a study, or one of {', '.join(shipped)}"
+                sentence += "; CONFIG is a YAML file, or a name that `entrobench list configs` shows, for example demo"
             raise UserError(sentence)
         if match := INVALID.fullmatch(message):
             name, kind, value = match.groups()

@@ -35,9 +35,11 @@ def add(commands: Commands) -> None:
 
 def call(arguments: argparse.Namespace) -> int:
     config = config_of_arguments(arguments)
-    at_least(1, **{"--jobs": arguments.jobs or 1})
+    if arguments.jobs is not None:
+        at_least(1, **{"--jobs": arguments.jobs})
     plans = plan_settings(config, arguments.jobs)
     if arguments.probe:
+        # A probe measures one cell, so it takes the first setting alone.
         for line in probe_plan(config, plans[0]):
             console.print(line)
     return 0

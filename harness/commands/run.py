@@ -140,6 +140,7 @@ def run_matrix(
         console.print("nothing was run; --keep-stale runs the other cells and keeps these")
         return 1
     claim(config)
+    # Only now that the folder is known to be this matrix's own: this moves records in it.
     if take_back_undone_edits(todo):
         todo = unfinished(chosen, keep_stale)
     present = fetch_models(config)
@@ -153,6 +154,7 @@ def run_matrix(
     tell_outdated(progress, "training starts again at step 0, and the earlier attempts are kept")
     if todo:
         with LiveView(console, chosen, todo, config.tracking_uri) as view:
+            # Any cell's: of the settled values only the engine depends on the model, and launchers do not read it.
             launcher.run_cells(todo, launcher_of(where, todo[0].settled, jobs), view)
     failed = [cell for cell in chosen if not settled(cell, keep_stale)]
     for cell in failed:
@@ -196,7 +198,7 @@ def may_train_again(todo: Sequence[Cell], *, rerun_edited: bool) -> bool:
         return True
     number = "1 cell that is done" if len(edited) == 1 else f"{len(edited)} cells that are done"
     sentences = outdated_sentences(edited)
-    if sys.stdin.isatty():
+    if sys.stdin.isatty():  # without a terminal they are part of the refusal
         for sentence in sentences:
             console.print(sentence, style="yellow")
     return confirm(

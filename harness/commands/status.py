@@ -33,7 +33,7 @@ def call(arguments: argparse.Namespace) -> int:
         progress = cell.progress()
         job = f"SLURM: {jobs[cell.id]}" if cell.id in jobs else None
         reason = "; ".join(filter(None, (job, progress.reason)))
-        entropy, reward = map(progress.metrics.get, ("entropy/mean", "reward/mean"))
+        entropy, reward = progress.metrics.get("entropy/mean"), progress.metrics.get("reward/mean")
         step = f"{progress.step}/{cell.config.train.steps}"
         rows.append([cell.label, progress.state, step, number_text(entropy), number_text(reward), reason])
         progresses.append((cell, progress))

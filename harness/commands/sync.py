@@ -66,7 +66,8 @@ def sync_matrix(config: Config, matrix: list[Cell]) -> tuple[int, int]:
     """
     from harness.launch.progress import show_count
 
-    present = [*(cell.folder for cell in matrix), *adopted_folders(config.folder)]
+    planned = [cell.folder for cell in matrix]
+    present = [*planned, *adopted_folders(config.folder)]
     folders = folders_with_records(present)
     fed, damaged = set[Path](), 0
     with show_count(console, "feeding MLflow with cells", len(folders)) as show_next:

@@ -25,6 +25,7 @@ def add(commands: Commands) -> None:
 
 
 def call(arguments: argparse.Namespace) -> int:
+    # Without the choice of an earlier call, which this one makes again.
     config = configs.load_config(arguments.config, arguments.overrides, with_choice=False)
     config.plugins += arguments.plugin
     return tune(config, arguments.jobs, arguments.launcher)
@@ -38,6 +39,7 @@ def tune(config: Config, jobs: int | None = None, launcher: str = "local") -> in
 
     matrix = tuning_matrix(config)
     code = run.run_matrix(matrix, jobs, launcher)
+    # Even if cells failed: a candidate counts only if all of its seeds are done, and the others decide without it.
     lines, choice = choose(config, matrix_rows(matrix, cells(matrix)))
     path = write_choice(config, lines, choice)
     print(visible(boxed(f"candidates of {config.name}", lines, width_of(console), [], "--format csv")))

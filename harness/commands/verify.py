@@ -42,6 +42,7 @@ def call(arguments: argparse.Namespace) -> int:
     with unpacked(arguments.file) as pack, VerifierPool() as verifier:
         audits = list(audit_pack(pack, verifier, arguments.plugin))
         console.print(f"{pack.path}: matrix {pack.matrix}, protocol {pack.protocol.name}, sums and identities checked")
+        # Before anything is printed about the cells: a replay changes the mark of one, or adds a finding.
         if arguments.replay is not None:
             replay_cell(cell_named(arguments.replay, audits), arguments.steps, arguments.plugin)
         print(visible(audit_table(pack, audits)))

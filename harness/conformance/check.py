@@ -98,6 +98,7 @@ def dropped_shares(spec: str, table: Table) -> tuple[str, dict[str, float]]:
     """Measure the share of each quadrant's tokens without gradient, on a random batch where the policy has moved."""
     method, grpo = Method.of(spec, table), Method.of(DEFAULT_OBJECTIVE, table)
     probe = random_probe(11, groups=64, size=max(8, method.min_group), drift=DRIFT)
+    # `old` also has the statistics that the trainer computes only before the update; here of the policy that has moved.
     present = replace(probe, old_logits_TV=probe.logits_TV).old
     rows = dynamics.lens(method, grpo, probe.old, probe.batch, [probe.batch], present)
     clauses = []

@@ -64,7 +64,7 @@ def gradient(subject: Subject) -> str:
     # Far from the old policy, where clips are active, and so near to it that all ratios are inside any clip.
     for drift in (0.5, 2e-3):
         method, probe = subject.make(), subject.probe(drift=drift)
-        has_gradient = slopes_agree(method, probe) or has_gradient
+        has_gradient = slopes_agree(method, probe) or has_gradient  # in this order, so that both drifts are checked
     if not has_gradient:
         raise Failed("no token has a gradient on an ordinary batch")
     return "is that of the loss, with what is detached held fixed"
@@ -123,7 +123,7 @@ def order(subject: Subject) -> str:
     for seed in range(2):
         probe, shuffler = subject.probe(seed), random.Random(seed)
         expected = compute_outcome(subject.make(), probe)
-        groups = shuffler.sample(range(8), 8)
+        groups = shuffler.sample(range(8), 8)  # random_probe makes 8
         shuffled: list[int] = []
         in_blocks: list[int] = []
         for group in groups:

@@ -38,6 +38,7 @@ class RecordingStats(DeclaredStats):
 
     def __getattribute__(self, name: str) -> Any:
         if name in BEFORE:
+            # Not self.reads, which would call this method again.
             super().__getattribute__("reads").add(name)
         return super().__getattribute__(name)
 
@@ -77,6 +78,7 @@ def needs(subject: Subject) -> str:
     assert isinstance(method, RecordingMethod)
     learns = False
     for entropy in ENTROPIES:
+        # A method may read a column without any right response alone, or only once its memory has changed.
         for probe in (subject.probe(), subject.edges["no response is right"]):
             method.observe(step_record(method, probe, entropy))  # raises where a column is not declared
             learns = learns or learns_from_entropy(method, probe)
@@ -97,7 +99,7 @@ def learns_from_entropy(method: Method, probe: Probe) -> bool:
     fixed = signal_on(method, probe)
     current = probe.during(method.needs, probe.logits_TV, probe.batch.index_T)
     assert current.entropy is not None
-    entropy_T = current.entropy.requires_grad_()
+    entropy_T = current.entropy.requires_grad_()  # in place: `current` has this tensor
     loss = method.loss(current, fixed, probe.batch)
     if not loss.requires_grad:
         return False
@@ -109,6 +111,7 @@ def silence(subject: Subject) -> str:
     """Compare the gradient of a batch with that of its responses that have a signal, which the trainer computes."""
     method = subject.make()
     declared = all(component.silent_without_signal for component in method.components)
+    # As in Method.contributing: a KL term acts on responses without signal too.
     if method.objective.kl_coef or not declared:
         return "not declared, so that all responses are computed"
     probe = subject.probe()

@@ -209,7 +209,8 @@ def miniature_trainer(method: Method, model: Path, folder: Path, size: Size, ste
     policy, critic, reference = Policy(model, *common), None, None
     policy.network.to(size.dtype)
     if "values" in method.needs:
-        critic = Critic(model, train, 1e-2, "cpu", torch.float32, config.hardware)
+        critic_lr = 1e-2
+        critic = Critic(model, train, critic_lr, "cpu", torch.float32, config.hardware)
     if "ref_logp" in method.needs:
         reference = Policy(model, *common)
         reference.network.to(size.dtype)
@@ -256,7 +257,10 @@ def relative_cost(spec: str, table: Table) -> float:
             quickest = dict.fromkeys(trainers, float("inf"))
             for step in range(1, ROUNDS + 1):
                 # The first of a pair finds other caches than the second, so they take turns.
-                for name in trainers if step % 2 else reversed(trainers):
+                names = list(trainers)
+                if step % 2 == 0:
+                    names.reverse()
+                for name in names:
                     start = time.process_time()
                     trainers[name].train_step(step, Stopwatch())
                     quickest[name] = min(quickest[name], time.process_time() - start)

@@ -90,6 +90,7 @@ class Probe:
         Each response keeps its place among the responses of all ranks.
         """
         part = self.batch.take(rows)
+        # Groups and tokens are numbered from 0 again, as in the rollout batch of a rank.
         new_numbers: dict[int, int] = {}  # of the groups, in order of appearance
         groups: list[int] = []
         for group in part.groups_B.tolist():
@@ -173,7 +174,8 @@ def random_probe(
         rollouts.append([])
         for response in responses[group * size : (group + 1) * size]:
             finished = len(response) < longest
-            rollouts[-1].append(Rollout(prompt, response, [0.0] * len(response), finished))
+            no_logp = [0.0] * len(response)  # behaviour_logp_T replaces it below
+            rollouts[-1].append(Rollout(prompt, response, no_logp, finished))
         scores += rewards(group, size)
     batch = TokenBatch.of(rollouts, scores, longest, "cpu", answers=answers, seed=seed, progress=progress)
     reference_TV = old_logits_TV + 0.3 * normal(tokens, VOCABULARY)
@@ -205,7 +207,8 @@ def far(probe: Probe) -> Probe:
     sure_TV[rows, probe.targets_T] = FARTHEST
 
     def replaced(logits_TV: Tensor, on_rising: Tensor, on_falling: Tensor) -> Tensor:
-        return torch.where(rising_T[:, None], on_rising, torch.where(falling_T[:, None], on_falling, logits_TV))
+        with_falling = torch.where(falling_T[:, None], on_falling, logits_TV)
+        return torch.where(rising_T[:, None], on_rising, with_falling)
 
     return dataclasses.replace(
         probe,

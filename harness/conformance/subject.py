@@ -79,7 +79,7 @@ class Subject:
 
     def probe(self, seed: int = 0, **options: Any) -> Probe:
         """Return a random probe with groups that are large enough for the method."""
-        return random_probe(seed, **{"size": self.size, **options})
+        return random_probe(seed, **{"size": self.size, **options})  # `options` may have a size too, which then counts
 
     def step(self, number: int) -> Probe:
         """Return the batch of a step; responses and the share of right ones differ from step to step."""
@@ -126,7 +126,10 @@ def require_finite(name: str, *values: Tensor | float) -> None:
 
 def near(one: Tensor, other: Tensor) -> bool:
     """Return whether two tensors are equal except for rounding."""
-    scale = max(one.abs().max().item(), other.abs().max().item()) if one.numel() else 0.0
+    scale = 0.0
+    if one.numel():  # max() refuses a tensor without elements
+        scale = max(one.abs().max().item(), other.abs().max().item())
+    # Relative to the largest element too: a small one may be left over from large ones. 1e-15 is for tensors near 0.
     return bool(torch.isclose(one, other, rtol=CLOSE, atol=CLOSE * scale + 1e-15).all())
 
 
@@ -167,7 +170,9 @@ def step_record(method: Method, probe: Probe, entropy: float | None = None) -> d
     """Return the metrics that the trainer would log of a step; `entropy` replaces the mean entropy."""
     outcome = compute_outcome(method, probe, updates=2)
     batch, signal = probe.batch, outcome.signal
-    verdicts = [Verdict.RIGHT if right else Verdict.WRONG for right in batch.right_B.tolist()]
+    verdicts = []
+    for right in batch.right_B.tolist():
+        verdicts.append(Verdict.RIGHT if right else Verdict.WRONG)
     record = {
         **metrics.of_rollouts(batch, [str(verdict) for verdict in verdicts]),
         **metrics.of_signal(signal, batch),

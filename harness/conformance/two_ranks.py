@@ -136,6 +136,7 @@ def run_pair(specs: Sequence[str], plugins: Sequence[str], folder: Path) -> str:
     files_seen, last_sign_s = 0, time.monotonic()
     while True:
         codes = [process.poll() for process in processes]
+        # Both have ended, or one has failed: the other one may then wait for it forever.
         if None not in codes or any(codes):
             break
         files = len(list(folder.glob("*-*")))
@@ -152,7 +153,7 @@ def run_pair(specs: Sequence[str], plugins: Sequence[str], folder: Path) -> str:
         return f"a rank waited {PATIENCE_S:.0f} s for another that did not come"
     for error in errors:
         if error:
-            return error.splitlines()[-1]
+            return error.splitlines()[-1]  # of a traceback, the error itself
     return "a rank ended without a message"
 
 

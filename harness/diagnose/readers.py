@@ -94,7 +94,8 @@ def read_cell(folder: Path) -> LoggedRun:
     points = points_of_cell(log.MetricsLog(folder).read())
     coefficient = bonus_coefficient(spec.identity)
     if coefficient is not None and points:
-        points[BONUS] = {min(points["entropy/mean"]): coefficient}
+        first_step = min(points["entropy/mean"])
+        points[BONUS] = {first_step: coefficient}
     return LoggedRun(folder, OURS, curves_of(points), spec.key.method, progress.record.collapsed, notes)
 
 
@@ -161,6 +162,7 @@ def read_trl_lines(path: Path, text: str) -> LoggedRun:
     return trl_run(path, json_lines(path, text))
 
 
+# In this order, since lines of the first two have a step too.
 LINE_FORMATS: tuple[tuple[Callable[[Mapping[str, Any]], bool], Callable[[Path, str], LoggedRun]], ...] = (
     (lambda first: {"step", "time", "metrics"} <= first.keys(), read_own_lines),
     (lambda first: {"step", "data"} <= first.keys(), read_verl_lines),

@@ -331,7 +331,8 @@ def diagnose_run(run: LoggedRun) -> Diagnosis:
         curves = [run.signal(name) for name in rule.needs]
         present = tuple(curve for curve in curves if curve is not None)
         if len(present) < len(curves):
-            if {owner for owner, _ in needed_keys(rule, run.trainer)} <= {run.trainer, OURS}:
+            owners = {owner for owner, _ in needed_keys(rule, run.trainer)}
+            if owners <= {run.trainer, OURS}:
                 diagnosis.unchecked.append(rule)  # other rules need curves that this trainer never logs
             continue
         since = rule.find(*present)

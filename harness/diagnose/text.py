@@ -24,7 +24,7 @@ def diagnosis_text(diagnosis: Diagnosis, width: int | None) -> str:
 def folded_line(line: str, width: int | None) -> str:
     """Return a sentence wrapped at word boundaries; a line with a sparkline stays whole."""
     indent = line[: len(line) - len(line.lstrip())]
-    if width is None or line.startswith("  |") or len(line) <= width:
+    if width is None or line.startswith("  |") or len(line) <= width:  # "  |" is from curve_line
         return line
     text = layout.folded(line.strip(), width - len(indent))
     return "\n".join(f"{indent}{part}" for part in text.splitlines())
@@ -104,7 +104,7 @@ def measured_methods(diagnosis: Diagnosis) -> list[str]:
     """Return the methods that act on the causes and were measured, without the methods that the run has already."""
     if diagnosis.verdict == HEALTHY:
         return []
-    names: dict[str, None] = {}
+    names: dict[str, None] = {}  # each once, in the order of the causes
     for cause in (*diagnosis.causes, *diagnosis.effects):
         names |= dict.fromkeys(cause.rule.measured)
     if diagnosis.verdict in FALLING and not names:
@@ -115,7 +115,11 @@ def measured_methods(diagnosis: Diagnosis) -> list[str]:
 
 def unchecked_text(rules: Sequence[Rule], trainer: str) -> str:
     """Return the rules whose curves are missing, with the keys that they need."""
-    return "; ".join(f"{rule.name.replace('_', ' ')} ({', '.join(key_texts(rule, trainer))})" for rule in rules)
+    texts = []
+    for rule in rules:
+        name, keys = rule.name.replace("_", " "), ", ".join(key_texts(rule, trainer))
+        texts.append(f"{name} ({keys})")
+    return "; ".join(texts)
 
 
 def key_texts(rule: Rule, trainer: str) -> list[str]:

@@ -84,7 +84,7 @@ def usable() -> bool:
 
 
 def built_for_cuda() -> bool:
-    """Return whether torch was built for CUDA, by the text of its version.py: importing it takes longer than planning."""
+    """Return whether torch was built for CUDA, by the text of its version.py: importing it takes longer than a plan."""
     package = find_spec("torch")
     assert package is not None
     assert package.origin is not None

@@ -75,7 +75,8 @@ def process_group(world: int, device: str, lost: Callable[[str], None] = print) 
     started = int(os.environ["WORLD_SIZE"])
     if started != world:
         raise UserError(
-            f"{started} processes were started for this cell (WORLD_SIZE), but hardware.nodes x hardware.ranks is {world}"
+            f"{started} processes were started for this cell (WORLD_SIZE), but hardware.nodes x hardware.ranks is "
+            f"{world}"
         )
     if device == "cuda":
         devices = torch.cuda.device_count()
@@ -85,6 +86,7 @@ def process_group(world: int, device: str, lost: Callable[[str], None] = print) 
     backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
     one_machine = "RENDEZVOUS" in os.environ
     where = f"file://{os.environ['RENDEZVOUS']}" if one_machine else "env://"
+    # Not by `init_process_group`, which has only one time limit for meeting and for all later collectives.
     try:
         store, _, _ = next(dist.rendezvous(where, rank, world, timeout=JOINING))
     except dist.DistError as error:
@@ -95,7 +97,7 @@ def process_group(world: int, device: str, lost: Callable[[str], None] = print) 
     if not one_machine:
         threading.Thread(target=watch, args=(rank, world, ended, lost), daemon=True).start()
     yield
-    # Not in a `finally`: after an error on this rank the calls below would wait for the others, which wait for this one.
+    # Not in a `finally`: after an error on this rank, the calls below would wait for the others, which wait for it.
     if not one_machine:
         dist.barrier()  # without it, the first rank to finish would seem to be gone
         ended.set()
@@ -112,6 +114,7 @@ def watch(rank: int, world: int, ended: threading.Event, lost: Callable[[str], N
     while not ended.wait(BEAT):
         try:
             store.add(f"alive/{rank}", 1)
+            # Adding 0 reads a counter; `get` would wait for a rank that has not counted yet.
             beats = {other: store.add(f"alive/{other}", 0) for other in range(world)}
         except (dist.DistError, RuntimeError) as error:  # torch raises either
             gone = f"rank {rank} has lost touch with the others ({str(error).splitlines()[0]})"
@@ -291,7 +294,12 @@ def on_all_ranks(work: Work) -> Iterator[Work | None]:
     if not several():
         yield work
     elif own_rank() == 0:
-        yield lambda items, **settings: shared_work(work, *of_first((items, settings)))
+
+        def shared(items: list[Any], **settings: Any) -> list[Any]:
+            request = of_first((items, settings))
+            return shared_work(work, *request)
+
+        yield shared
         of_first(None)  # the sign for the others to go on
     else:
         while (request := of_first(None)) is not None:
@@ -304,4 +312,5 @@ def shared_work(work: Work, items: Sequence[Any], settings: dict[str, Any]) -> l
     world = count()
     own_items = items[own_rank() :: world]
     by_rank = each(work(own_items, **settings) if own_items else [])
+    # Ranks took their items in turn: item number `place` is number `place // world` of rank `place % world`.
     return [by_rank[place % world][place // world] for place in range(len(items))]

@@ -101,7 +101,8 @@ class Unprepared(Exception):
         self.cell = cell
 
 
-# The exit code of a process whose end was not observed, because the server that it was forked from died first.
+# The exit code that multiprocessing gives to a process whose end was not observed, because the server that it was
+# forked from died first.
 LOST = 255
 # Seconds that a process may live on after its cell has ended, since a thread can keep it alive forever. A launcher may
 # need most of this time to learn that a machine was lost; killing earlier would turn that restart into a failure.
@@ -134,11 +135,15 @@ class Life:
         minutes = self.cell.config.hardware.timeout_minutes
         self.began = self.began or now
         ended = record.ended and record != self.state_before
-        self.ended_since = (self.ended_since or now) if ended else None
+        if not ended:
+            self.ended_since = None
+        elif self.ended_since is None:
+            self.ended_since = now
         if self.ended_since is not None:
             if now - self.ended_since > LINGERING:
                 self.running.kill()
         elif minutes is not None and now - self.began > 60 * minutes:
+            # Before the reason is written: while the process lives, it holds the lease.
             self.running.kill()
             mark_failed(self.cell.folder, f"it took longer than hardware.timeout_minutes ({minutes}){self.place}")
 
@@ -151,9 +156,11 @@ def run_cells(cells: Sequence[Cell], launcher: Launcher, watcher: Watcher, poll:
     with launcher:
         while waiting or running or elsewhere:
             try:
-                for started in launcher.start(waiting) if waiting else ():
-                    waiting.remove(started.cell)
-                    running.append(Life(started))
+                started = launcher.start(waiting) if waiting else ()
+                # One by one: a launcher may have started some cells before it raises Unprepared for the next one.
+                for cell_started in started:
+                    waiting.remove(cell_started.cell)
+                    running.append(Life(cell_started))
             except Unprepared as error:
                 waiting.remove(error.cell)
                 mark_failed(error.cell.folder, str(error))
@@ -163,7 +170,7 @@ def run_cells(cells: Sequence[Cell], launcher: Launcher, watcher: Watcher, poll:
             for life in list(running):
                 cell, code = life.cell, life.running.code()
                 if code is None:
-                    if life.running.waits():
+                    if life.running.waits():  # its time limit begins with its process
                         queued += 1
                         continue
                     snapshot = Snapshot.take(cell)
@@ -186,8 +193,10 @@ def run_cells(cells: Sequence[Cell], launcher: Launcher, watcher: Watcher, poll:
                     waiting.insert(0, cell)
                     continue
                 # With exit code 0 the cell is done, or it was asked to stop and will resume.
-                reason = life.running.reason() + life.place if code else None
-                if reason:
+                reason = None
+                if code:
+                    # The place is read first: the lease that `mark_failed` takes removes its record.
+                    reason = life.running.reason() + life.place
                     mark_failed(cell.folder, reason)
                 watcher.ended(cell, reason)
             released = [cell for cell in elsewhere if not lease.holder(cell.folder)]
@@ -207,7 +216,7 @@ def prepare_cell(cell: Cell) -> None:
         with lease.briefly(cell.folder) as ours:
             if ours:
                 mend(cell.folder, cell.spec)
-    except Unwritten as error:
+    except Unwritten as error:  # an OSError as well, whose message is already a sentence
         raise Unprepared(cell, str(error)) from error
     except OSError as error:
         why = files.unwritten(error)

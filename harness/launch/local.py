@@ -75,6 +75,7 @@ class Local:
             self.processes.remove(ended)
             if self.pool and ended.reserved:
                 self.pool.give_back(ended.reserved)
+        # A slice, which is a copy: the caller removes each cell from `waiting` as soon as it is yielded.
         for cell in waiting[: self.jobs - len(self.processes)]:
             reserved = self.pool.take(cell.config.hardware) if self.pool else None
             if self.pool and reserved is None:  # cells start in order, so a smaller one does not overtake this one
@@ -92,9 +93,11 @@ class Local:
 def fork_cell(cell: Cell, gpus: Sequence[str]) -> BaseProcess:
     """Start a cell's process, and restart the server if it has died, for example because memory ran out."""
     for _ in range(STARTS):
+        # A daemon: when Python ends, it terminates daemons, and waits for all other processes without a limit.
         process = multiprocessing.get_context("forkserver").Process(
             target=run_forked_cell, args=(str(cell.folder), gpus), daemon=True
         )
+        # `start` would restart the server as well, but with these signals unblocked.
         with without_interrupts():
             forkserver.ensure_running()
         try:

@@ -52,7 +52,7 @@ class GpuPool:
 
 def cells_on(gpus: int, hardware: Hardware) -> int:
     """Return the number of cells that this many GPUs have room for."""
-    if hardware.ranks > 1:
+    if hardware.ranks > 1:  # they have whole GPUs: config_checks.py refuses a share for them
         return gpus // hardware.ranks
     return int(1 / share_per_rank(hardware)) * gpus
 

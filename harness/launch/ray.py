@@ -58,6 +58,7 @@ class RayCell:
         self.parts: list[Any] = []  # one Ray task for each machine
         self.failed_at = None
         bundle, nodes = self.cluster.bundle, self.cell.config.hardware.nodes
+        # A bundle is the room for all ranks of one machine, so several bundles must be on as many machines.
         strategy = "STRICT_SPREAD" if nodes > 1 else "STRICT_PACK"
         self.group = ray.util.placement_group([bundle] * nodes, strategy)
 
@@ -91,13 +92,16 @@ class RayCell:
                 self.begin()
             return self.result
         try:
+            # Without waiting. `get` raises the error of a part that ended without a code.
             done, _ = ray.wait(self.parts, num_returns=len(self.parts), timeout=0)
             codes = ray.get(done)
             if any(codes):
                 self.failed_at = self.failed_at or time.monotonic()
             doubtless = self.failed_at is not None and time.monotonic() - self.failed_at > DOUBT
             if len(codes) == len(self.parts) or doubtless:
-                self.end(next(filter(None, codes), 0))
+                failures = [code for code in codes if code]
+                self.end(failures[0] if failures else 0)
+        # Both derive from RayError, so they come first: the cell itself has failed, not its machine.
         except (RayTaskError, OutOfMemoryError) as error:
             self.why = last_line(error)
             self.end(1)
@@ -138,6 +142,7 @@ class RayCell:
         import ray
 
         self.end(-signal.SIGKILL)
+        # Until its ranks have ended, they hold the lease, and no reason could be written into its folder.
         ray.wait(self.parts, num_returns=len(self.parts), timeout=ENDING)
 
 
@@ -170,9 +175,10 @@ class Ray:
     ) -> None:
         import ray
 
-        unfinished = [*self.requested.values(), *(cell for cell in self.running if cell.result is None)]
+        unfinished = [cell for cell in self.running if cell.result is None]
         parts: list[Any] = []
-        for cell in unfinished:
+        # First all rooms, then one wait, so that the cells end at the same time.
+        for cell in [*self.requested.values(), *unfinished]:
             cell.release_room()
             parts += cell.parts
         if parts:
@@ -196,14 +202,20 @@ class Ray:
         """Return the cells for which the cluster has reserved room."""
         import ray
 
-        groups = ray.util.placement_group_table()
-        return [cell for cell in cells if groups.get(cell.group.id.hex(), {}).get("state") == "CREATED"]
+        groups = ray.util.placement_group_table()  # one request for all cells
+        ready = []
+        for cell in cells:
+            group = groups.get(cell.group.id.hex(), {})
+            if group.get("state") == "CREATED":
+                ready.append(cell)
+        return ready
 
     def submit(self, function: Any, arguments: tuple[Any, ...], group: Any, node: int, takes: dict[str, float]) -> Any:
         """Start a function on a machine of a cell; return the Ray reference to its result."""
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy as InGroup
 
+        # By default Ray runs a task again when its worker dies. Here `lost` does, which counts and logs it.
         options = {"num_cpus": takes.get("CPU", 0), "num_gpus": takes.get("GPU", 0), "max_retries": 0}
         there = InGroup(group, placement_group_bundle_index=node)
         return ray.remote(function).options(**options, scheduling_strategy=there).remote(*arguments)
@@ -244,7 +256,7 @@ class Ray:
                 name = machine["NodeManagerHostname"]
                 try:
                     seen = ray.get(reference, timeout=0)
-                except RayError as error:
+                except RayError as error:  # also GetTimeoutError, if the machine has not answered
                     raise UserError(f"{name} of the Ray cluster cannot run entrobench: {last_line(error)}") from error
                 if not seen:
                     raise UserError(
@@ -259,12 +271,14 @@ def connect(bundle: dict[str, float]) -> None:
     if "ray" not in sys.modules:  # Ray reads these variables only when it is imported
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         if not address:  # our own cluster listens on loopback only, and asks for a secret
+            # With 0, Ray takes 127.0.0.1 for this machine's address, on Linux too.
             os.environ.update(RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0", RAY_AUTH_MODE="token")
             os.environ["RAY_AUTH_TOKEN"] = secrets.token_urlsafe(32)
     import ray
 
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "fatal"}
     if not address:
+        # A cell may have more threads than there are cores; with too few, Ray would never find room for it.
         cores = max(os.cpu_count() or 1, int(bundle["CPU"]))
         ray.init("local", num_cpus=cores, object_store_memory=STORE, include_dashboard=False, **quiet)
         return
@@ -295,6 +309,7 @@ def meeting_place() -> tuple[str, int]:
     """Return this machine's address and a free port."""
     import ray
 
+    # The port is released again, since rank 0 must listen on it; until then another program could take it.
     with socket.socket() as listener:
         listener.bind(("", 0))
         return ray.util.get_node_ip_address(), listener.getsockname()[1]

@@ -164,6 +164,7 @@ class SlurmArray:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        # The handler of our command line raises KeyboardInterrupt with the number of the signal, Python's without one.
         if isinstance(error, KeyboardInterrupt) and error.args not in ((), (signal.SIGINT,)):
             return  # the terminal was closed, or the login node restarts: the array keeps running
         running = [cell.job for cell in self.cells if cell.code() is None]
@@ -182,6 +183,8 @@ class SlurmArray:
             prepare_cell(cell)
         for cell, submission in zip(new, self.submit(new), strict=True):
             jobs[cell.id] = submission.job_id
+        # After a kill before this line, the next run submits these cells again; the lease of a cell then lets one of
+        # its two jobs work at a time.
         files.write_json(self.config.folder / JOBS, jobs)
         self.looked = float("-inf")
         started = []
@@ -239,9 +242,11 @@ class SlurmArray:
             signal_delay_s=60 * slurm.notice_minutes,
             array_parallelism=self.jobs or cells,
             setup=slurm.setup or None,
+            # One rank that fails ends all. Since SLURM 22.05, srun does not take the number of cores from sbatch.
             srun_args=["--kill-on-bad-exit=1", f"--cpus-per-task={self.config.hardware.threads}"],
             stderr_to_stdout=True,
-            wckey=None,
+            wckey=None,  # submitit's default is a key of its own, which a cluster may refuse
+            # SLURM itself puts a job back into the queue if it is preempted or its machine is lost.
             additional_parameters={"requeue": True, **slurm.extra},
             **self.options,
         )
@@ -279,6 +284,7 @@ class RankWork:
         self.began, self.step_before = time.monotonic(), self.state.durable_step
         self.process = remote.start_rank(self.folder, environment(self.threads) | meeting)
         if code := wait_for_all([self.process]):
+            # As a shell reports a process that ended by a signal: 128 and the signal's number.
             raise SystemExit(code if code > 0 else 128 - code)
 
     @property

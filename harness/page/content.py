@@ -95,7 +95,9 @@ class ScoreTable:
             "Avg@K": share_interval(right_SJ / samples),
             f"Pass@{self.k}": share_interval(pass_at_k(samples, right_SJ, self.k)),
         }
-        return estimates if distinct is None else {**estimates, "Distinct right answers": distinct}
+        if distinct is not None:
+            estimates["Distinct right answers"] = distinct
+        return estimates
 
     @property
     def score_names(self) -> list[str]:
@@ -162,7 +164,10 @@ def assemble_content(
     for (label, where), rows_of_table in rows_by_table.items():
         behind = answers_behind(label, where, answers)
         questions = chosen_questions(behind, samples) if len(behind) else []
-        compared = [comparison for comparison in comparisons if (comparison.task, comparison.where) == (label, where)]
+        compared = []  # without the comparisons over all tasks, which have a label of their own
+        for comparison in comparisons:
+            if comparison.task == label and comparison.where == where:
+                compared.append(comparison)
         tables.append(ScoreTable(f"{label}, {where}", rows_of_table, behind, questions, compared))
     return PageContent(rows=rows, cells=cells, curves=curves, tables=tables, **fields)
 
@@ -217,7 +222,7 @@ def chosen_questions(answers: DataFrame, samples: Samples) -> list[Record]:
     for (cell, method), step in group.groupby(["cell", "method"], sort=False)["step"].max().items():
         records[method] = by_problem(samples(cell, task, step))
     first_records = next(iter(records.values()))
-    spreads = {}
+    spreads = {}  # of the problems that every method has
     for problem in last_answers(group[group["cell"] == first_cell])["problem"]:
         of_problem = [of_method[problem] for of_method in records.values() if problem in of_method]
         if len(of_problem) == len(records):

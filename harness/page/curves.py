@@ -29,7 +29,7 @@ CLIPS = {
 
 def training_figures(curves: DataFrame, methods: Sequence[str]) -> dict[str, list[Figure]]:
     """Return the figures over the training steps by the titles of their groups; metrics without a value have none."""
-    by_metric = dict(list(curves.groupby("metric")))
+    by_metric = dict(list(curves.groupby("metric")))  # by a list, since dict() takes the grouping for a mapping
 
     def of(metric: str, title: str, y: str, note: str = "", *, small: bool = True, **options: Any) -> list[Figure]:
         if metric not in by_metric:
@@ -115,6 +115,7 @@ def seconds_by_phase(curves: DataFrame, methods: Sequence[str]) -> dict[str, dic
     """Return the seconds of a step in each phase, mean over the steps of all cells, by method and phase."""
     seconds = {}
     for method, of_method in by_method(curves, methods):
+        # All steps of all cells, also for evaluations, which only some steps have.
         steps = of_method.groupby("cell")["step"].max().sum()
         totals = phase_times(of_method).groupby("metric")["value"].sum()
         if steps and len(totals):

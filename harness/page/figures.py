@@ -41,7 +41,9 @@ class Figure:
 
 def page_number(value: float | None) -> float | None:
     """Return a number that JSON can hold, short enough for a page; None for values that are not finite."""
-    return None if value is None or not math.isfinite(value) else float(f"{value:.5g}")
+    if value is None or not math.isfinite(value):
+        return None
+    return float(f"{value:.5g}")
 
 
 def page_numbers(values: Iterable[float]) -> list[float | None]:
@@ -130,7 +132,7 @@ def interval_text(estimate: Estimate) -> str:
 
 def by_method(frame: DataFrame, methods: Sequence[str]) -> Iterator[tuple[str, DataFrame]]:
     """Yield the rows of each method, sorted by seed, in the order of the methods."""
-    groups = dict(list(frame.groupby("method")))
+    groups = dict(list(frame.groupby("method")))  # by a list, since dict() takes the grouping for a mapping
     for method in methods:
         if method in groups:
             yield method, groups[method].sort_values("seed", kind="stable")
@@ -145,8 +147,10 @@ def drawn_methods(content: PageContent) -> list[str]:
     rows = list(content.rows)
     for table in content.tables:
         rows += table.rows
-    has_base_model = any(row.method == BASE_MODEL for row in rows)
-    return [*content.methods, BASE_MODEL] if has_base_model else list(content.methods)
+    methods = list(content.methods)
+    if any(row.method == BASE_MODEL for row in rows):
+        methods.append(BASE_MODEL)
+    return methods
 
 
 def payload(figure: Figure) -> dict[str, Any]:

@@ -68,7 +68,8 @@ def score_sentence(score: str, compared: Sequence[Comparison]) -> str:
     if not better and not worse:
         return f"{score}: none of {methods} differs significantly from {baseline} {correction}; {extremes}."
     verb = "is" if better < 2 else "are"
-    counts = f"{better or 'none'} of {methods} {verb} significantly better than {baseline}, {worse or 'none'} worse"
+    better_text, worse_text = better or "none", worse or "none"
+    counts = f"{better_text} of {methods} {verb} significantly better than {baseline}, {worse_text} worse"
     return f"{score}: {counts} {correction}; {extremes}."
 
 

@@ -52,7 +52,9 @@ def forest_axis(compared: Sequence[Comparison]) -> Axis:
         assert comparison.difference is not None
         ends += interval_ends(comparison.difference)
     low, high = min(ends), max(ends)
-    margin = MARGIN * (high - low) or 1.0
+    margin = MARGIN * (high - low)
+    if margin == 0:  # all differences and ends of intervals are 0, but an axis needs a length
+        margin = 1.0
     return low - margin, high + margin
 
 
@@ -85,10 +87,11 @@ def place_on(axis: Axis, value: float) -> float:
 
 def nice_ticks(low: float, high: float, most: int) -> list[float]:
     """Return the round numbers between two ends: at most `most`, the multiples of a round step."""
+    # The largest power of ten that may give too many ticks; ten times it never does.
     power = 10.0 ** math.floor(math.log10((high - low) / most))
     # No step is more than twice the one before: with 5 after 2 an axis could be left with one tick.
     for step in (power, 2 * power, 2.5 * power, 5 * power, 10 * power):
         first, last = math.ceil(low / step), math.floor(high / step)
-        if last - first < most:
+        if last - first < most:  # there is one tick more than that
             break
     return [round(multiple * step, 12) for multiple in range(first, last + 1)]  # 3 * 0.1 is not 0.3

@@ -99,6 +99,7 @@ def render_page(content: PageContent, folder: Path | None = None) -> str:
         trim_blocks=True,
         finalize=visible_text,
     )
+    # NaN is refused, since a script cannot parse it as JSON; without spaces the page is smaller.
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     finding, *others = sections_of(content)
     drawn = {}
@@ -153,6 +154,7 @@ def findings_of(content: PageContent, pareto: Mapping[str, list[tuple[str, Figur
 
 def visible_text(value: Any) -> Any:
     """Return a text of the content with its control characters written out; scripts and styles are of another type."""
+    # Not isinstance: what the templates mark as safe, or have escaped, is of a subclass.
     return visible(value) if type(value) is str else value
 
 
@@ -173,7 +175,7 @@ def table_cell(text: str) -> TableCell:
     mark = text[-1] if text.endswith((columns.BETTER, columns.WORSE)) else ""
     number = LEADING_NUMBER.match(text)
     value = float(number.group()) if number else None
-    if text == "baseline":
+    if text == "baseline":  # its difference to itself, between the better and the worse methods
         value = 0.0
     return {"text": text.removesuffix(mark).strip(), "mark": mark, "value": value}
 
@@ -234,9 +236,11 @@ def origin_lines(cells: DataFrame) -> list[tuple[str, str]]:
         lines += [("records from", minute_text(min(times))), ("to", minute_text(max(times)))]
     values: dict[str, Counter[str]] = {}
     for cell in cells[cells["state"] != "planned"].itertuples():
-        for key, value in [("device", json.dumps(cell.device or "unknown")), *flat_settings(cell.made)]:
+        recorded = {"device": cell.device or "unknown", **cell.made}
+        for key, value in flat_settings(recorded):
             if value != "null":
-                values.setdefault(key, Counter())[str(json.loads(value))] += 1
+                text = str(json.loads(value))  # a text without its quotes
+                values.setdefault(key, Counter())[text] += 1
     for key, counted in values.items():
         texts = list(counted)
         if len(counted) > 1:

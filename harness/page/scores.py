@@ -36,12 +36,13 @@ def pareto_figure(table: ScoreTable) -> Figure | None:
     if not rows:
         return None
     headline = f"Pass@{table.k}"
+    points = [(row, row.avg_at_k, row.pass_at_k[row.k]) for row in rows]
     figure = points_figure(
         f"Avg@K against {headline}",
         "Bars are the table's 95 % intervals, of each method alone; whether two methods differ is a question for the "
         "paired differences. The dashed line is the front: the methods that no other beats in both means.",
         ("Avg@K", headline),
-        [(row, row.avg_at_k, row.pass_at_k[row.k]) for row in rows],
+        points,
     )
     front = front_methods(figure.series)
     header = [*figure.header, "on the front"]
@@ -53,9 +54,14 @@ def pareto_figure(table: ScoreTable) -> Figure | None:
 
 def front_methods(series: Sequence[Series]) -> list[str]:
     """Return the trained methods whose point no other has at its upper right, from the highest Avg@K down."""
-    points = [(*one["x"], *one["y"], one["name"]) for one in series if one["name"] != BASE_MODEL]
+    points = []
+    for one in series:
+        if one["name"] != BASE_MODEL:
+            [x], [y] = one["x"], one["y"]
+            points.append((x, y, one["name"]))
     front = []
     highest = -math.inf
+    # From the highest x down, a point is on the front if it is higher than all before it.
     for _, y, name in sorted(points, key=lambda point: (-point[0], -point[1])):
         if y > highest:
             front.append(name)
@@ -115,7 +121,10 @@ def points_figure(
 
 
 def over_k(rows: Sequence[LeaderboardRow]) -> Figure:
-    ks = sorted(set().union(*(row.pass_at_k for row in rows)))
+    every_k: set[int] = set()
+    for row in rows:
+        every_k |= row.pass_at_k.keys()
+    ks = sorted(every_k)
     series, lines = [], []
     for row in rows:
         band = estimate_band(row.pass_at_k.values())
@@ -151,7 +160,8 @@ def axis_groups(rows: Sequence[LeaderboardRow]) -> list[tuple[str, list[Figure]]
     for axis in axes:
         alike: dict[tuple[str, str, str], list[LeaderboardRow]] = {}
         for row in rows:
-            held = setting_text([pair for pair in row.setting.items() if pair[0] != axis])
+            others = [(key, value) for key, value in row.setting.items() if key != axis]
+            held = setting_text(others)
             alike.setdefault((row.task, row.model, held), []).append(row)
         for (task, model, held), of_group in alike.items():
             if len({row.setting[axis] for row in of_group}) > 1:
@@ -190,7 +200,8 @@ def over_axis(axis: str, held: str, rows: Sequence[LeaderboardRow]) -> list[Figu
             note = "Points are rows of the table, bands its 95 % intervals."
             if held:
                 note += f" Held fixed: {held}."
-            header = ["method", *(f"{axis}={value}" for value in values)]
+            names = [f"{axis}={value}" for value in values]
+            header = ["method", *names]
             all_options = {**options, **bounds}
             figures.append(Figure(title, note, "lines", axis, name, series, header, lines, options=all_options))
     return figures
@@ -208,8 +219,9 @@ def axis_values(axis: str, rows: Sequence[LeaderboardRow]) -> tuple[list[str], d
         return values, numbers, {"names": True}
     values = sorted(values, key=numbers.__getitem__)
     ticks = sorted(numbers.values())
-    # Rounding leaves a factor of 10 at 9.999...
-    return values, numbers, {"log_x": 0 < 9.99 * ticks[0] <= ticks[-1], "ticks": ticks}
+    # Logarithmic from a factor of 10 on, which rounding may leave at 9.999...
+    is_wide = 0 < 9.99 * ticks[0] <= ticks[-1]
+    return values, numbers, {"log_x": is_wide, "ticks": ticks}
 
 
 def finite_number(text: str) -> float | None:
@@ -271,6 +283,7 @@ def problem_figures(table: ScoreTable, methods: Sequence[str]) -> list[Figure]:
     figures = []
     for method, of_method in by_method(before, methods):
         seeds = of_method["seed"].nunique()
+        # Sorted by seed as `by_method` sorts: the order of a sum decides its last digits, and rates are compared.
         rates_after = mean_rates(after[method].sort_values("seed", kind="stable"))
         figures.append(rates_figure(method, mean_rates(of_method), rates_after, seeds))
     return figures
@@ -320,8 +333,11 @@ def rates_figure(method: str, before: Mapping[str, float], after: Mapping[str, f
 
 
 def listed_problems(problems: Sequence[str]) -> str:
+    listed = "; ".join(problems[:LISTED_PROBLEMS])
     more = len(problems) - LISTED_PROBLEMS
-    return "; ".join(problems[:LISTED_PROBLEMS]) + (f"; and {more} more" if more > 0 else "")
+    if more > 0:
+        listed += f"; and {more} more"
+    return listed
 
 
 def mean_rates(answers: DataFrame) -> dict[str, float]:
@@ -330,5 +346,6 @@ def mean_rates(answers: DataFrame) -> dict[str, float]:
     rates = {}
     for problem, of_seeds in answers.groupby("problem", sort=False):
         if len(of_seeds) == seeds:
-            rates[str(problem)] = float(np.mean((of_seeds["right"] / of_seeds["samples"]).to_numpy()))
+            rate_of_seeds = of_seeds["right"] / of_seeds["samples"]
+            rates[str(problem)] = float(np.mean(rate_of_seeds.to_numpy()))
     return rates

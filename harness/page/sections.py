@@ -77,7 +77,8 @@ def sections_of(content: PageContent) -> list[Section]:
         section("seeds", "Seeds", "", of_tables(partial(scores.seed_figures, methods=methods))),
     ]
     finding, *others = sections
-    return [finding, *(candidate for candidate in others if candidate["groups"])]
+    filled = [other for other in others if other["groups"]]
+    return [finding, *filled]
 
 
 def pareto(table: ScoreTable) -> list[Figure]:

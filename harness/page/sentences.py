@@ -105,11 +105,12 @@ def difference_sentence(name: str, differences: dict[str, Estimate | None], base
     by_mark: dict[str, list[str]] = {BETTER: [], WORSE: [], "": []}
     without = []
 
-    def size(item: tuple[str, Estimate | None]) -> float:
-        return 0.0 if item[1] is None else -abs(item[1].mean)
+    def place(item: tuple[str, Estimate | None]) -> float:
+        _, difference = item
+        return 0.0 if difference is None else -abs(difference.mean)
 
     # The largest first, since a sentence names only the first of many.
-    for method, difference in sorted(differences.items(), key=size):
+    for method, difference in sorted(differences.items(), key=place):
         if difference is None or not has_interval(difference):
             without.append(method)
             continue

@@ -247,9 +247,11 @@ def memory_estimate(shape: Shape, config: Config, needs: Needs, size: int, engin
     # A checkpoint is copied to main memory before it is written; with offload, the moments and a copy of all weights
     # are there too.
     main_memory = per_rank(3 * FLOAT * (shape.parameters + critic), config)
-    main_memory += hardware.offload * (main_memory + per_rank(FLOAT * reference, config))
+    if hardware.offload:
+        main_memory += main_memory + per_rank(FLOAT * reference, config)
     longest = longest_sequence(config)
     batch = per_rank(step_responses(config).responses, config) * longest
+    # At least one sequence, however long, and at most a minibatch.
     micro_batch = min(max(hardware.micro_tokens, longest), batch // config.train.updates)
     training = {
         # Policy and critic are updated in turn, so only the larger gradients count.
@@ -315,6 +317,7 @@ class Speed:
     of: str
 
 
+# Round figures, not measured: docs/paper.md expects the true time within a factor of three.
 SPEEDS = {
     "cuda": Speed(2e14, 1.5e12, 1e-4, "a GPU of the H100 class"),
     "cpu": Speed(2e10, 5e9, 1e-4, "a CPU core"),
@@ -327,6 +330,7 @@ def generation_seconds(
     """Return the seconds to sample responses. Each decoding step reads all weights and the cache of all sequences,
     which is half full on average."""
     of_rank = per_rank(responses, config)
+    # At least one, also if the cache is too small for one sequence, which lacks.py reports.
     decoded = min(of_rank, max(sequences_at_once(shape, config, size, engine), 1))
     half = (config.rollout.max_prompt_tokens or 0) + config.rollout.max_new_tokens / 2
     read = size * shape.parameters + decoded * half * cache_bytes_per_token(shape, size)
@@ -338,8 +342,12 @@ def update_seconds(shape: Shape, config: Config, needs: Needs, speed: Speed) -> 
     """Return the seconds of one step's passes: per weight and token two operations forward, two more for recomputed
     layers, and four backward."""
     per_epoch = 8 if config.hardware.recompute else 6
-    passes = 2 + per_epoch * config.train.epochs
-    operations = (passes + 2 * ("ref_logp" in needs)) * shape.parameters + passes * ("values" in needs) * shape.critic
+    passes = 2 + per_epoch * config.train.epochs  # 2: the pass without gradient before the update
+    operations = passes * shape.parameters
+    if "ref_logp" in needs:
+        operations += 2 * shape.parameters
+    if "values" in needs:
+        operations += passes * shape.critic
     tokens = per_rank(step_responses(config).responses, config) * longest_sequence(config)
     return tokens * operations / speed.flops
 

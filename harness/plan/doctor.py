@@ -152,6 +152,7 @@ def find_by_trial(what: str, device: str, uri: str, limit_s: float = LIMIT_S) ->
         process = subprocess.run(command, input=uri, capture_output=True, text=True, timeout=limit_s, check=False)
     except subprocess.TimeoutExpired:
         return MachineFinding(what, failing, f"no answer within {limit_s:.0f} s", remedy)
+    # The last line of the output, since libraries may print before it.
     if process.returncode == 0:
         return MachineFinding(what, OK, process.stdout.strip().splitlines()[-1])
     if process.returncode < 0:

@@ -115,11 +115,12 @@ def plan_for(config: Config, matrix: Sequence[Cell], machine: Machine, at_once: 
     if missing:
         obstacles = Obstacles(settled, machine, missing, models, chosen_engines, needs, footprints, size, assumed)
         lacks = list(obstacles.sentences())
+    present_states = {state: number for state, number in counts.items() if number}
     return Plan(
         config,
         kind,
         gpu,
-        {state: number for state, number in counts.items() if number},
+        present_states,
         footprints,
         measured,
         assumption.seconds(unmeasured),

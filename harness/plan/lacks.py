@@ -163,7 +163,8 @@ class Obstacles:
                 checkpoint, final = sizes
                 wanted += final
                 largest_checkpoint = max(largest_checkpoint, checkpoint)
-        wanted += 2 * largest_checkpoint
+        side_by_side = min(self.machine.at_once(self.config), len(self.missing))
+        wanted += 2 * largest_checkpoint * side_by_side  # the third is part of what a finished cell leaves
         for name, model in self.models.items():
             if name in shape_of and must_download(model):
                 wanted += 2 * shape_of[name].parameters

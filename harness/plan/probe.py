@@ -48,6 +48,7 @@ def largest_cell(plan: Plan) -> Cell:
 def short_cell(cell: Cell, folder: Path) -> Cell:
     """Return a cell that runs only a few steps, with a folder of its own."""
     config = cell.config
+    # The filter and the evaluations are not part of a step: without the one, and as few of the other as is allowed.
     train = dataclasses.replace(config.train, steps=STEPS, filter=None)
     rollout = dataclasses.replace(config.rollout, lag=min(config.rollout.lag, STEPS - 1))
     evaluation = dataclasses.replace(config.eval, problems=1, samples=config.eval.k, every=0, by_task={})

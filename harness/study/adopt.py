@@ -57,7 +57,8 @@ class AdoptedCell:
     @property
     def steps(self) -> dict[int, Path]:
         """The folders whose weights are evaluated, by step; step 0 is the base model."""
-        return {0: self.model.folder(), **{each.step: each.weights for each in self.checkpoints}}
+        trained = {each.step: each.weights for each in self.checkpoints}
+        return {0: self.model.folder(), **trained}
 
     @property
     def config(self) -> Config:
@@ -92,16 +93,16 @@ def planned_adoption(
         check_fits(checkpoint.weights, base)
     settled = shared.settled(config, model)
     evaluated = config.eval.tasks or [task]
+    evaluation_identities = [shared.evaluation_identity(spec) for spec in evaluated]
+    digests = {str(checkpoint.step): checkpoint.digest() for checkpoint in checkpoints}
+    # Only the settings that decide an evaluation: the settings of training did not act on these weights.
     identity: dict[str, Any] = {
         "method": method_identity,
         "task": shared.task_identity(task),
-        "evaluation_tasks": [shared.evaluation_identity(spec) for spec in evaluated],
+        "evaluation_tasks": evaluation_identities,
         "model": shared.model_identity(model),
         "seed": seed,
-        ELSEWHERE: {
-            "trainer": trainer,
-            "checkpoints": {str(checkpoint.step): checkpoint.digest() for checkpoint in checkpoints},
-        },
+        ELSEWHERE: {"trainer": trainer, "checkpoints": digests},
         "train": {"dtype": settled.config.train.dtype},
         "rollout": {
             "engine": settled.config.rollout.engine,
@@ -110,7 +111,7 @@ def planned_adoption(
         "eval": dataclasses.asdict(settled.config.eval),
         "verify": {"limit_s": settled.config.verify.limit_s},
     }
-    if settled.config.hardware.device != "cpu":
+    if settled.config.hardware.device != "cpu":  # as in the identities of cells that are trained here
         identity["device"] = settled.config.hardware.device
     cell_id = identities.key(identity)
     key = CellKey(adopted_name(method, trainer), task, model, seed)
@@ -156,11 +157,9 @@ def identity_of_method(method: str, shared: Shared, *, unregistered: bool) -> tu
         try:
             built = Method.of(method, shared.methods)
         except UserError as error:
-            hint = (
-                ""
-                if "unknown method" not in str(error)
-                else "; --unregistered accepts a method that entrobench does not have"
-            )
+            hint = ""
+            if "unknown method" in str(error):
+                hint = "; --unregistered accepts a method that entrobench does not have"
             raise UserError(f"{error}{hint}") from error
         return built.identity(), composed(method, shared.methods)
     if method in shared.methods:

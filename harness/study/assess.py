@@ -78,6 +78,7 @@ class Wanted:
         return {
             "split": defaults["test_split"],
             "samples": self.samples or defaults["repeats"],
+            # Not `or`: a temperature of 0 is given too, and is greedy.
             "temperature": generation["temperature"] if self.temperature is None else self.temperature,
             "max_new_tokens": self.max_new_tokens or generation["max_gen_toks"],
         }
@@ -255,6 +256,7 @@ def assess(
         samples = task_folder / "samples"
         together = BATCH[engine.name]
         sampler = Sampler(engine, tokenizer, wanted.seed, model.chat, context, samples, together, progress)
+        # The default number of failures, since no configuration is read here.
         evaluation = evaluate_task(
             task, sampler, verifier, problems=wanted.problems, max_failures=Verify.max_failures, **settings
         )

@@ -61,7 +61,11 @@ def find_checkpoints(folder: Path) -> list[TrainedCheckpoint]:
         places = {step_of_folder(folder): folder}
     checkpoints = []
     for step, place in sorted(places.items()):
-        weights = next((place / inside for inside in INSIDE if (place / inside / "config.json").is_file()), place)
+        weights = place
+        for inside in INSIDE:
+            if (place / inside / "config.json").is_file():
+                weights = place / inside
+                break
         check_weights(place, weights)
         checkpoints.append(TrainedCheckpoint(step, place, weights))
     return checkpoints
@@ -131,6 +135,7 @@ def logged_metrics(checkpoints: list[TrainedCheckpoint]) -> dict[int, dict[str, 
     for record in state.get("log_history", []):
         metrics = by_step.setdefault(int(record["step"]), {})
         for key, value in record.items():
+            # Not isinstance, by which True is a number too.
             if key in ("step", "epoch") or type(value) not in (int, float):
                 continue
             name = key.removeprefix(LOGGED) if each_step and key.startswith(LOGGED) else f"trl/{key}"

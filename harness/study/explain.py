@@ -44,9 +44,8 @@ def build_trainer(config: Config, method: str, folder: str, verifier: VerifierPo
     disable_progress_bar()
     set_verbosity_error()
     train = dataclasses.replace(config.train, backend=OWN)  # whichever trains the matrix
-    planned = Cell.of(
-        dataclasses.replace(config, train=train), method, config.tasks[0], config.models[0], config.seeds[0]
-    )
+    with_own_trainer = dataclasses.replace(config, train=train)
+    planned = Cell.of(with_own_trainer, method, config.tasks[0], config.models[0], config.seeds[0])
     trainer = Trainer(parts.build_parts(planned.spec, verifier, say=lambda _: None), Path(folder))
     trainer.engine.load(trainer.policy.module)
     return trainer
@@ -62,7 +61,7 @@ def batch_of(trainer: Trainer, step: int, temperature: float | None = None) -> T
 
 def batches_of_grpo(trainer: Trainer, batches: int) -> Iterator[tuple[TokenBatch, TokenStats]]:
     """Yield batches of the untrained model, each with the statistics of its tokens after plain GRPO's updates on it."""
-    start = copy.deepcopy(trainer.policy.state())
+    start = copy.deepcopy(trainer.policy.state())  # copied, since updates change the tensors of the state in place
     for step in range(1, batches + 1):
         batch = batch_of(trainer, step)
         trainer.train_step(step, Stopwatch())  # samples the same batch again, since seeds depend on the step alone
@@ -117,7 +116,8 @@ def average(rows: Sequence[QuadrantRow]) -> QuadrantRow:
     for name in vars(rows[0]):
         means[name] = sum(vars(row)[name] for row in rows) / len(rows)
     share = sum(row.share for row in rows)
-    means["dropped"] = sum(row.dropped * row.share for row in rows) / share if share else 0.0
+    dropped = sum(row.dropped * row.share for row in rows)
+    means["dropped"] = dropped / share if share else 0.0
     return QuadrantRow(**means)
 
 
@@ -125,9 +125,11 @@ def print_explanations(console: Console, explanations: Sequence[dict[str, Any]])
     """Print a table of each moment, and the shares of the quadrants."""
     for moment in MOMENTS:
         print_moment(console, moment, [row for row in explanations if row["moment"] == moment])
+    # Before the first update all methods have the same shares, so those of one method are enough.
+    last_method = explanations[-1]["method"]
     shares = []
     for row in explanations:
-        if row["moment"] == MOMENTS[0] and row["method"] == explanations[-1]["method"] and row["quadrant"] != "all":
+        if row["moment"] == MOMENTS[0] and row["method"] == last_method and row["quadrant"] != "all":
             shares.append(f"{row['quadrant'].replace('_', ' ')} {row['share']:.1%}")
     console.print(f"tokens by the sign of A and of S* - N: {', '.join(shares)}", style="dim")
     console.print(
@@ -149,13 +151,15 @@ def print_moment(console: Console, moment: str, explanations: Sequence[dict[str,
     lines = []
     for method, rows in by_method.items():
         line = [method]
-        for row in (rows[name] for name in quadrants):
+        for name in quadrants:
+            row = rows[name]
             weight = f" x{row['size'] / row['plain_size']:.2f}" if row["plain_size"] else ""
             line.append(f"{row['dropped']:.1%}{weight}")
         plain_change, change = rows["all"]["plain_predicted"], rows["all"]["predicted"]
         line += [f"{plain_change:+.5f}", f"{change:+.5f}", f"{change - plain_change:+.5f}"]
         lines.append(line)
-    columns = [Column("method"), *(Column(name, right=True) for name in titles + entropies)]
+    columns = [Column("method")]
+    columns += [Column(name, right=True) for name in titles + entropies]
     # A narrow terminal drops both entropies first, whose difference tells enough. It drops the quadrants only together.
     goes = [entropies[:2], titles]
     layout.show_table(console, columns, lines, goes, title=moment, pad_edge=False, where="--format json")

@@ -39,7 +39,7 @@ def replay_steps(folder: Path, steps: int, plugins: Sequence[str] = ()) -> str |
     """
     spec = CellSpec.read(folder)
     spec = dataclasses.replace(spec, settings={**spec.settings, "plugins": list(plugins)})
-    most = len(MetricsLog(folder).read()) - 1
+    most = len(MetricsLog(folder).read()) - 1  # the first line is of step 0, before any training
     if not 1 <= steps <= most:
         raise UserError(f"--steps is {steps}; allowed: 1 to {most}, the steps of the cell")
     reason = obstacle(folder, spec) or other_base_model(folder, spec)
@@ -82,6 +82,7 @@ def trained_lines(spec: CellSpec, folder: Path, steps: int) -> list[dict[str, An
     with VerifierPool.of(spec.config.verify) as verifier:
         parts = build_parts(spec, verifier, say=ignore_message)
         trainer = trainer_of(spec, parts, folder, Checkpoints(folder / FOLDER, spec.id))
+        # The second function is asked after each step whether training should stop.
         trainer.run(lambda step: None, lambda: trainer.done_steps >= steps)
     return MetricsLog(folder).read()
 

@@ -43,7 +43,8 @@ Rows = list[dict[str, Any]]
 ALPHAS = (1e-3, 1e-2, 1e-1, 0.3, 1.0)
 RATES = (1e-5, 1e-4, 3e-4, 1e-3, 3e-3)
 OTHER_TEMPERATURE = 1.5  # of an off-policy sampler
-CONTEXTS, DRAWS = 64, 20_000
+CONTEXTS, DRAWS = 64, 20_000  # tokens at which S* - N is drawn again, and the draws at each
+# The last one is that of Qwen2.5 with 7 B and more.
 VOCABULARIES = (2**10, 2**12, 2**14, 2**16, 152_064)
 DENSE = 2**14  # the largest vocabulary for which all probabilities of a batch fit into memory
 
@@ -53,6 +54,7 @@ def measure(config: Config, steps: int) -> dict[str, Rows]:
     if steps < 1:
         raise UserError(f"--steps is {steps}; allowed: 1 and more")
     with tempfile.TemporaryDirectory() as folder, VerifierPool.of(config.verify) as verifier:
+        # First: its trainers have been deleted when the next one is built, and a process has only one vLLM engine.
         entropies = masks(config, steps, folder, verifier)
         trainer = build_trainer(config, PLAIN, folder, verifier)
         batch = batch_of(trainer, 1)
@@ -72,6 +74,7 @@ def masks(config: Config, steps: int, folder: str, verifier: VerifierPool) -> Ro
         for keep in ("all", *QUADRANTS):
             spec = PLAIN if keep == "all" else f"{PLAIN}+quadrant(keep=[{keep}], by=s_star)"
             trainer = build_trainer(dataclasses.replace(config, seeds=[seed]), spec, folder, verifier)
+            check_dense(trainer)  # refuses now what `logit_steps` would refuse after all these steps
             for step in range(1, steps + 1):
                 entropy = trainer.train_step(step, Stopwatch())["entropy/mean"]
                 rows.append({"keep": keep, "seed": seed, "step": step, "entropy": entropy})
@@ -103,11 +106,17 @@ def slope(x: Tensor, y: Tensor) -> float:
     return (x @ y / (x @ x)).item()
 
 
-def logit_steps(trainer: Trainer, batch: TokenBatch) -> Rows:
-    """Compare predicted and exact changes of entropy for a step of each token's logits along alpha A log p_y."""
-    temperature, vocabulary = trainer.policy.temperature, len(head_of(trainer.policy.module).weight_VD)
+def check_dense(trainer: Trainer) -> None:
+    """Refuse a vocabulary of which `logit_steps` cannot hold all probabilities of a batch."""
+    vocabulary = len(head_of(trainer.policy.module).weight_VD)
     if vocabulary > DENSE:
         raise UserError(f"the vocabulary has {vocabulary} tokens; logit_steps is measured up to {DENSE}")
+
+
+def logit_steps(trainer: Trainer, batch: TokenBatch) -> Rows:
+    """Compare predicted and exact changes of entropy for a step of each token's logits along alpha A log p_y."""
+    temperature = trainer.policy.temperature
+    check_dense(trainer)
     p_TV, y_T = distributions(trainer.policy, batch), response_tokens(batch, "cpu")
     advantages_T = trainer.method.signal(trainer.stats_before(batch), batch, [batch]).advantages_T.double().cpu()
     rows = []
@@ -140,13 +149,20 @@ def optimiser_steps(trainer: Trainer, batch: TokenBatch) -> Rows:
     signal = method.signal(old, batch, [batch])
     predicted_T = dynamics.push_of(method, signal, old, [batch]).predicted(old, old.logp, policy.temperature)
     gradient = entropy_gradient(policy, batch)
-    start = {name: x.detach().clone() for name, x in policy.module.state_dict().items()}
+    start = {name: x.detach().clone() for name, x in policy.masters.items()}
     before = parameters_to_vector(policy.module.parameters()).detach().clone()
-    fresh_optimizer = policy.optimizer.state_dict()
+    fresh_optimizer = policy.optimizer.state_dict()  # without moments, since no step has been made
+
+    def restore() -> None:
+        with torch.no_grad():
+            for name, master in policy.masters.items():
+                master.copy_(start[name])
+        policy.publish()
+        policy.optimizer.load_state_dict(fresh_optimizer)
+
     rows = []
     for rate in RATES:
-        policy.module.load_state_dict(start)
-        policy.optimizer.load_state_dict(fresh_optimizer)
+        restore()
         for part in policy.micro_batches(method.contributing(batch, signal)):
             policy.backward(method.loss(trainer.stats_during(part, old), signal.at(part.index_T), part))
         policy.apply(rate)
@@ -162,8 +178,7 @@ def optimiser_steps(trainer: Trainer, batch: TokenBatch) -> Rows:
                 "correlation": correlation(predicted_T.double(), (after - old.entropy).double()),
             }
         )
-    policy.module.load_state_dict(start)
-    policy.optimizer.load_state_dict(fresh_optimizer)
+    restore()
     return rows
 
 
@@ -174,7 +189,7 @@ def entropy_gradient(policy: Policy, batch: TokenBatch) -> Tensor:
         assert entropy_T is not None
         policy.backward(entropy_T.sum() / len(batch.index_T))
     gradient = torch.cat([p.grad.flatten() for p in policy.module.parameters() if p.grad is not None]).clone()
-    policy.optimizer.zero_grad(set_to_none=True)
+    policy.network.zero_grad(set_to_none=True)  # not the optimizer, which with offload has other tensors
     return gradient
 
 
@@ -246,7 +261,7 @@ def cell_text(x: str | float) -> str:
     """Return the text of a cell: integers with thousands separators, other numbers with 4 digits."""
     if isinstance(x, str):
         return x
-    return f"{x:,}" if x == int(x) else f"{x:.4g}"
+    return f"{x:,}" if float(x).is_integer() else f"{x:.4g}"
 
 
 def print_measurements(console: Console, measurements: Mapping[str, Rows]) -> None:

@@ -32,6 +32,7 @@ def render_parts(
     if how in ("csv", "json"):
         return render_data(parts, how, sort, comparing)
     heading, bullet = HEADINGS.get(how, "{}\n\n"), BULLETS.get(how, "")
+    # Titles have names of a user, which must not become links, comments' ends or further lines.
     plain = {"md": render.as_prose, "latex": latex.as_comment}.get(how, render.one_line)
     texts = []
     for part in parts:

@@ -109,10 +109,11 @@ class Board:
         for run in runs:  # the oldest first
             if TRAINER not in run.tags or run.tags["status"] != "done":
                 continue
-            alike = next((cell for cell in self.expected if evaluated_alike(run.params, cell.params)), None)
-            if alike is not None:
-                axes = tuple(map(run.tags.__getitem__, AXES))
-                adopted[axes] = adopted_cell(run, alike)
+            for cell in self.expected:
+                if evaluated_alike(run.params, cell.params):
+                    axes = tuple(run.tags[axis] for axis in AXES)
+                    adopted[axes] = adopted_cell(run, cell)
+                    break
         return dataclasses.replace(self, expected=[*self.expected, *adopted.values()])
 
     def against(self, baseline: str) -> Board:
@@ -156,9 +157,13 @@ def evaluated_alike(adopted: Mapping[str, str], own: Mapping[str, str]) -> bool:
 
 def adopted_cell(run: Run, alike: Expected) -> Expected:
     """Return the adopted cell of a run, which is evaluated as another cell is."""
-    sources = None
+    sources: dict[str, str] | None = None
     if alike.sources is not None:
-        sources = {name: alike.sources[name] for name in sources_in(run.tags) or {} if name in alike.sources}
+        # Only of its tasks, which its run recorded: its method was trained elsewhere.
+        sources = {}
+        for name in sources_in(run.tags) or {}:
+            if name in alike.sources:
+                sources[name] = alike.sources[name]
     return Expected(
         run.tags["method"],
         run.tags["task"],
@@ -180,6 +185,7 @@ def settings_of(params: Mapping[str, str]) -> Pairs:
     varied = (*AXES, *further_axes(params))
     shared = []
     for key, value in params.items():
+        # Options belong to their method: method.clip_b.share differs within a matrix, as methods do.
         if key.partition(".")[0] not in AXES and key not in varied:
             shared.append((key, value))
     return tuple(sorted(shared))
@@ -203,7 +209,8 @@ def boards_of_runs(
         parts.setdefault(settings_of(run.params), []).append(run)
     boards = []
     for shared, part in parts.items():
-        boards.append(board_of_runs(experiment, dict(shared), part, outcomes, config_of(part[-1])))
+        newest = part[-1]  # runs are sorted by age
+        boards.append(board_of_runs(experiment, dict(shared), part, outcomes, config_of(newest)))
     return boards
 
 
@@ -281,13 +288,14 @@ def cells_without_a_run(
 ) -> list[Expected]:
     """Return the cells that the newest run's configuration contains and that have not begun."""
     names = method_names(runs)
+    # A configuration gives the plain name of a method, but the name in a table may have options behind it.
     methods_of_runs, latest_names = {}, {}
     for run in runs:
         methods_of_runs[run.tags["cell"]] = run.tags["method"]
         latest_names[run.tags["method"]] = names[run.tags["cell"]]
     present = set()
     for cell in begun:
-        own_values = tuple(map(cell.params.__getitem__, further))
+        own_values = tuple(cell.params[key] for key in further)
         present.add((methods_of_runs[cell.cell], cell.task, cell.model, cell.seed, own_values))
     cells = []
     for method, task, model, seed, *values in itertools.product(*values_of_axes(config), *further.values()):
@@ -307,7 +315,9 @@ def counting_runs(runs: Sequence[Run], names: Mapping[str, str]) -> list[Run]:
     chosen: dict[tuple[str, ...], Run] = {}
     for run in runs:
         varied = [run.params.get(key, "") for key in further_axes(run.params)]
-        axes = (names[run.tags["cell"]], *map(run.tags.__getitem__, AXES[1:]), *varied)
+        further_tags = [run.tags[axis] for axis in AXES[1:]]
+        axes = (names[run.tags["cell"]], *further_tags, *varied)
+        # The oldest comes first: a later run replaces an earlier one, unless only the earlier one is done.
         if axes not in chosen or run.tags["status"] == "done" or chosen[axes].tags["status"] != "done":
             chosen[axes] = run
     return list(chosen.values())

@@ -41,6 +41,7 @@ def is_symmetric(estimate: Estimate) -> bool:
     """Return whether an interval reaches as far above the mean as below."""
     assert estimate.low is not None
     assert estimate.high is not None
+    # Rounding makes the two distances differ; an interval of logarithms, or one that is cut, differs by far more.
     return math.isclose(estimate.high - estimate.mean, estimate.mean - estimate.low, rel_tol=1e-6)
 
 
@@ -67,7 +68,11 @@ def sign_mark(estimate: Estimate) -> str:
 
 def estimates(name: str, header: str) -> TableColumn:
     """Return the column of a field of rows that is shown with its interval."""
-    return TableColumn(header, lambda row: format_estimate(getattr(row, name)), lambda row: getattr(row, name))
+
+    def text(row: LeaderboardRow) -> str:
+        return format_estimate(getattr(row, name))
+
+    return TableColumn(header, text, lambda row: getattr(row, name))
 
 
 def means(name: str, header: str, form: str) -> TableColumn:
@@ -91,7 +96,10 @@ def shares(name: str, header: str) -> TableColumn:
 
 
 def texts(name: str, header: str) -> TableColumn:
-    return TableColumn(header, lambda row: getattr(row, name) or "", lambda row: getattr(row, name))
+    def text(row: LeaderboardRow) -> str:
+        return getattr(row, name) or ""
+
+    return TableColumn(header, text, lambda row: getattr(row, name))
 
 
 # By their names in csv, json and Python: fields of `leaderboard.LeaderboardRow`.
@@ -196,7 +204,7 @@ def short_text(column: TableColumn, row: LeaderboardRow) -> str:
     """Return a value without its interval, unless it is a difference."""
     value = column.value(row)
     if isinstance(value, Estimate) and not column.is_difference:
-        return column.text(row).partition(" ")[0]
+        return column.text(row).partition(" ")[0]  # the mean comes first
     return column.text(row)
 
 
@@ -245,6 +253,7 @@ def check_columns(option: str, names: Sequence[str]) -> list[str]:
 def sorted_rows(rows: Sequence[LeaderboardRow], column: str) -> list[LeaderboardRow]:
     """Return the base models, then the rows with the largest value first, rows without one last; texts by alphabet."""
 
+    # By these in turn: trained or not, without a value or with one, the number (largest first), the text.
     def place(row: LeaderboardRow) -> tuple[bool, bool, float, str]:
         trained, value = row.method != BASE_MODEL, COLUMNS[column].value(row)
         if isinstance(value, Estimate):

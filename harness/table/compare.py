@@ -100,8 +100,11 @@ def scores_by_seed(frames: Frames, tasks: Sequence[DataFrame], ks: Sequence[int 
 
 def stacked(scores: SeedScores, seeds: Collection[int]) -> list[Floats]:
     """Return the scores of some of the seeds, as seed by problem for each task."""
-    by_task = zip(*map(scores.__getitem__, seeds), strict=True)
-    return list(map(np.stack, by_task))
+    by_seed = [scores[seed] for seed in seeds]
+    stacks = []
+    for of_task in zip(*by_seed, strict=True):
+        stacks.append(np.stack(of_task))
+    return stacks
 
 
 def paired_scores(ours: SeedScores, theirs: SeedScores) -> tuple[list[Floats], list[Floats]] | None:
@@ -124,7 +127,7 @@ def comparisons(frames: Frames, baseline: str, ks: Mapping[str, int]) -> list[Co
         _, _, model, pairs = tables[0]
         for score, score_ks in scores_of_tables(tables, ks):
             for result in compare_tables(frames, tables, score_ks, baseline):
-                sentences: dict[str, None] = {}
+                sentences: dict[str, None] = {}  # in their order, each once
                 for axes in tables:
                     sentences |= dict.fromkeys(mixed.get((result.method, axes), []))
                 labeled = replace(result, task=label, model=model, score=score, setting=setting_text(pairs))
@@ -187,14 +190,16 @@ def compare_scores(scores: Mapping[str, SeedScores], baseline: str) -> list[Comp
         if not ours:  # no seed is done
             continue
         means[name] = share_interval(pooled(stacked(ours, ours)))
-        x_SJ = None if base is None or name == baseline else paired_difference(ours, base)
+        if base is None or name == baseline:
+            continue
+        x_SJ = paired_difference(ours, base)
         if x_SJ is None:
             continue
         differences[name] = x_SJ
         p = crossed_p_value(x_SJ)
         if p is not None:
             p_values[name] = p
-    # The base model is the start of all methods: it competes with none of them.
+    # The base model is the start of all methods: it competes with none of them, and counts as no test for Holm.
     tested = {name: p for name, p in p_values.items() if name != BASE_MODEL}
     adjusted = dict(zip(tested, holm(list(tested.values())), strict=True))
     trained = [name for name in means if name != BASE_MODEL]
@@ -217,11 +222,12 @@ def compare_scores(scores: Mapping[str, SeedScores], baseline: str) -> list[Comp
             improvement = probability_of_improvement(*pair)
         if x_SJ is not None:
             difference, least_detectable = difference_interval(x_SJ), detectable(x_SJ)
-            if len(x_SJ) == 2:
+            if len(x_SJ) == 2:  # two seeds say little: docs/statistics.md
                 needed = seeds_needed(x_SJ)
         rank_best, rank_worst = ranks_by_method.get(name, (None, None))
         results.append(
             Comparison(
+                # The caller knows these three.
                 task="",
                 model="",
                 score="",
@@ -250,7 +256,10 @@ def paired_difference(ours: SeedScores, theirs: SeedScores) -> Floats | None:
     pair = paired_scores(ours, theirs)
     if pair is None:
         return None
-    return pooled(list(map(np.subtract, *pair)))
+    differences = []
+    for ours_SJ, theirs_SJ in zip(*pair, strict=True):
+        differences.append(ours_SJ - theirs_SJ)
+    return pooled(differences)
 
 
 def beats_matrix(scores: Sequence[SeedScores]) -> NDArray[np.bool_]:
@@ -267,7 +276,7 @@ def beats(ours: SeedScores, theirs: SeedScores) -> bool:
     x_SJ = paired_difference(ours, theirs)
     if x_SJ is None:
         return False
-    p = crossed_p_value(x_SJ)
+    p = crossed_p_value(x_SJ)  # below 0.05 exactly where the 95 % interval excludes 0
     return p is not None and p < 0.05 and x_SJ.mean() > 0
 
 
@@ -291,6 +300,7 @@ def pooled(of_tasks: Sequence[Floats]) -> Floats:
     sizes = [x_SJ.shape[1] for x_SJ in of_tasks]
     mean_size = sum(sizes) / len(sizes)
     weighted = []
+    # With these weights the mean of each seed, too, is that of its tasks' means.
     for x_SJ, mean, size in zip(of_tasks, means, sizes, strict=True):
         weighted.append((x_SJ - mean) * (mean_size / size))
     return np.mean(means) + np.hstack(weighted)
@@ -323,7 +333,8 @@ def render_comparisons(results: Sequence[Comparison], how: str, width: int | Non
 def comparison_line(result: Comparison, methods: int) -> list[str]:
     name, rank = method_text(result.method, result.mixed, result.trainer), rank_text(result, methods)
     if result.method == result.baseline:
-        return [name, format_estimate(result.iqm), "baseline", *[""] * 4, rank, str(result.seeds)]
+        empty = [""] * 4  # the columns from p to detectable
+        return [name, format_estimate(result.iqm), "baseline", *empty, rank, str(result.seeds)]
     mark = NEAR_BOUND if result.near_bound else ""
     return [
         name,

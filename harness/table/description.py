@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 NOTE_TAG = "mlflow.note.content"  # the tag that holds a description
 LONGEST_NOTE = 5000  # characters: MLflow before 2.21 takes no more
-LONGEST_KEY = 250  # characters of a metric's name
+LONGEST_KEY = 250  # characters of a metric's name: MLflow takes no more
 # The columns of a description, and those of one that would be too long with them.
 WIDE = ("avg_at_k", "pass_at_k", "delta_to_baseline", "delta_pass_at_k", "entropy_final", "seeds_done")
 NARROW = ("pass_at_k", "delta_to_baseline", "delta_pass_at_k")
@@ -43,7 +43,10 @@ def shortest_list(rows: Sequence[LeaderboardRow], room: int) -> list[Leaderboard
     others: list[LeaderboardRow] = []
     for row in rows:
         is_fixed = row.method in (BASE_MODEL, row.baseline)
-        (shown if is_fixed else others).append(row)
+        if is_fixed:
+            shown.append(row)
+        else:
+            others.append(row)
     shown += sorted_rows(others, "pass_at_k")
     while len(shown) > 1 and len(tables_markdown(shown, NARROW)) > room:
         shown.pop()
@@ -81,6 +84,7 @@ def score_metrics(rows: Sequence[LeaderboardRow]) -> dict[str, float]:
 
 def write_description(client: MlflowClient, run: str, experiment: str, rows: Sequence[LeaderboardRow]) -> None:
     """Write the table into the descriptions of its run and of its experiment; one that a person wrote stays."""
+    # A missing description counts as ours, so that it is written.
     of_experiment = client.get_experiment(experiment).tags.get(NOTE_TAG, OURS)
     if OURS in of_experiment:
         client.set_experiment_tag(experiment, NOTE_TAG, describe(rows, note_below(of_experiment)))

@@ -47,6 +47,7 @@ class Experiment:
     @property
     def done(self) -> dict[str, Run]:
         """The run of each cell that is done: its newest complete attempt."""
+        # Runs have the oldest first, so that of several of one cell the newest is kept; `newest` relies on it, too.
         return {run.tags["cell"]: run for run in self.runs if run.tags.get("status") == "done"}
 
     @property
@@ -78,6 +79,7 @@ class Experiment:
         for run in self.runs:
             if TRAINER in run.tags:  # it joins a matrix, and is none
                 continue
+            # A run of another cell with the settings of a summary makes no matrix: its table counts it in a sentence.
             if run.tags["cell"] not in summarized_cells and board.settings_of(run.params) not in summarized_settings:
                 others.append(run)
         if others:

@@ -106,6 +106,7 @@ class Frames:
         keys = zip(self.answers["cell"], self.answers["evaluated"], self.answers["moment"], strict=True)
         places = {}
         start = 0
+        # Rows with the same key are next to each other, since `answers_frame` adds them together.
         for key, rows in itertools.groupby(keys):
             end = start + len(list(rows))
             places[key] = slice(start, end)
@@ -128,6 +129,7 @@ class Frames:
     def scores(self, cells: DataFrame, k: int | None) -> Floats:
         """Return Avg@K (k is None) or Pass@k by seed and problem."""
         right_SJ = self.counts(cells, "right")
+        # All cells of a table have the same number of samples: `read_frames` has refused any other.
         samples = int(self.counts(cells.iloc[:1], "samples")[0, 0])
         if k is None:
             return right_SJ / samples
@@ -199,6 +201,9 @@ def read_frames(experiment: Experiment, expected: Sequence[Expected], baseline: 
 
 
 def key_columns(expected: Expected) -> dict[str, Any]:
+    trainer = expected.params.get(BACKEND_AXIS, OWN)
+    if trainer == OWN:
+        trainer = ""
     return {
         "method": expected.method,
         "task": expected.task,
@@ -209,7 +214,7 @@ def key_columns(expected: Expected) -> dict[str, Any]:
         "moment": AFTER,
         "made_of": expected.made_of or "",
         "ruleset": expected.params.get("ruleset", PUBLISHED),
-        "trainer": expected.params.get(BACKEND_AXIS, OWN).removeprefix(OWN),
+        "trainer": trainer,
     }
 
 
@@ -230,9 +235,10 @@ def measures_of(
     """
     first, last = outcome["entropy"] or (None, None)
     flags = list(record["flags"])
-    other_source = None if sources is None else by_another_source(sources_in(run.tags), sources)
-    if other_source:
-        flags.append(other_source)
+    if sources is not None:
+        other_source = by_another_source(sources_in(run.tags), sources)
+        if other_source:
+            flags.append(other_source)
     measures = {
         "entropy_first": first,
         "entropy_last": last,
@@ -315,6 +321,7 @@ def answers_frame(answers: Sequence[Answers]) -> DataFrame:
         for name, values in of_cell.items():
             columns[name].extend(values)
     series = {name: pandas.Series(columns[name], dtype=kind) for name, kind in types.items()}
+    # As a category, problems have numbers, which `columns` compares instead of names.
     return pandas.DataFrame(series).astype({"problem": "category"})
 
 
@@ -349,6 +356,7 @@ def base_model_cells(frames: Frames, methods: Mapping[str, DataFrame]) -> DataFr
         for row in done_cells(cells).to_dict("records"):
             if (row["cell"], row["evaluated"], BEFORE) in frames.places:
                 by_seed.setdefault(row["seed"], before_training(row))
+    # The other seeds are expected of the base model, too, but have no evaluation before training so far.
     for cells in methods.values():
         for row in cells.to_dict("records"):
             by_seed.setdefault(row["seed"], before_training(row) | {"state": NO_RUN})

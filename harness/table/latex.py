@@ -33,7 +33,7 @@ SPECIAL = str.maketrans(
         "\n": " ",
     }
 )
-MIXED_MARK = r"$^\ddagger$"  # behind a method whose cells, or the baseline's, are not of one experiment
+MIXED_MARK = r"\textsuperscript{\S}"  # behind a method whose cells, or the baseline's, are not of one experiment
 
 
 def render_latex(results: Sequence[Comparison]) -> str:
@@ -54,7 +54,7 @@ def latex_table(where: str, results: Sequence[Comparison]) -> str:
         columns[result.task, result.score] = None
         for why in result.mixed:
             mixed[f"% Marked: {as_comment(why)}."] = None
-    tasks, scores = zip(*columns, strict=True)
+    tasks, scores = zip(*columns, strict=True)  # of each column
     groups, rules = task_groups(tasks)
     lines = [
         f"% {as_comment(where)}: means with 95 % intervals over seeds and problems.",
@@ -72,7 +72,8 @@ def latex_table(where: str, results: Sequence[Comparison]) -> str:
         name = as_latex(method_text(method, mixed=(), trainer=one.trainer))
         if any(result.mixed for result in of_method.values()):
             name += MIXED_MARK
-        lines.append(latex_row([name, *map(latex_cell, map(of_method.get, columns))]))
+        numbers = [latex_cell(of_method.get(column)) for column in columns]
+        lines.append(latex_row([name, *numbers]))
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
 

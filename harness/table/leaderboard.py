@@ -118,7 +118,8 @@ def leaderboard_rows(frames: Frames, baseline: str, ks: Mapping[str, int]) -> li
     for (method, axes), cells in with_bases.rows.items():
         # A baseline without any cell leaves no differences.
         baseline_cells = frames.tables[axes].get(baseline, cells.iloc[:0])
-        row = row_of(with_bases, cells, baseline_cells, baseline, ks[axes[1]])
+        _, evaluated, *_ = axes
+        row = row_of(with_bases, cells, baseline_cells, baseline, ks[evaluated])
         label, sentences = label_of(axes, frames.tables), mixed.get((method, axes), [])
         rows.append(dataclasses.replace(row, task=label, mixed=sentences))
     return rows
@@ -166,7 +167,7 @@ def row_of(frames: Frames, cells: DataFrame, baseline_cells: DataFrame, baseline
         for name, of_score in (("Avg@K", None), (f"Pass@{k}", k)):
             if both_near_bound(frames, pairs, of_score):
                 near_bound.append(name)
-            if len(pairs[0]) == 2:
+            if len(pairs[0]) == 2:  # two seeds say little: docs/statistics.md
                 needed[name] = seeds_needed(difference_SJ(frames, pairs, of_score))
     collapsed = done.dropna(subset="collapsed").astype({"collapsed": int})
     collapsed_share = exploded_share = None
@@ -206,7 +207,7 @@ def ks_of(frames: Frames, done: DataFrame, k: int) -> list[int]:
     if done.empty:
         return []
     samples = int(frames.counts(done.iloc[:1], "samples")[0, 0])
-    powers = {2**i for i in range(samples.bit_length())}
+    powers = {2**i for i in range(samples.bit_length())}  # 1, 2, 4 ... up to the samples
     return sorted(powers | {k})
 
 
@@ -247,7 +248,8 @@ def measures(frames: Frames, done: DataFrame) -> dict[str, Any]:
     fields["coverage"] = mean_over_problems(distinct_SJ / frames.counts(done, "solutions"), most=1)
     fields["entropy_kept"] = entropy_kept(done[["entropy_first", "entropy_last"]].to_numpy())
     for name in ("device", "version", "base_model"):
-        fields[name] = ", ".join(sorted({*done[name]} - {""})) or None
+        known = {*done[name]} - {""}
+        fields[name] = ", ".join(sorted(known)) if known else None
     return fields
 
 
@@ -271,8 +273,9 @@ def mean_over_problems(x_SJ: Floats, most: float) -> Estimate | None:
 
 def entropy_kept(ends: Sequence[tuple[float, float]] | np.ndarray) -> Estimate | None:
     """Return the geometric mean of the shares, with its 95 % interval. A seed without entropy at an end has none."""
-    kept = np.array(ends).reshape(-1, 2)
-    kept = kept[(np.isfinite(kept) & (kept > 0)).all(axis=1)]
+    kept = np.array(ends).reshape(-1, 2)  # two columns, even without any seed
+    is_usable = np.isfinite(kept) & (kept > 0)
+    kept = kept[is_usable.all(axis=1)]
     if not len(kept):
         return None
     return geometric_interval(kept[:, 1] / kept[:, 0])

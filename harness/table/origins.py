@@ -70,7 +70,8 @@ def concerned_rows(methods: Mapping[str, DataFrame], baseline: str, kind: str) -
     of_baseline = {*methods[baseline][kind]} if baseline in methods else set()
     concerned = set()
     for method, cells in methods.items():
-        if len((of_baseline | {*cells[kind]}) - {""}) > 1:
+        values = of_baseline | {*cells[kind]}
+        if len(values - {""}) > 1:
             concerned.add(method)
     return concerned
 

@@ -60,10 +60,12 @@ class PackReader:
 
     def runs(self, experiment: str) -> list[Run]:
         marks: dict[str, str] = {}
+        # From the last to the first, since a cell in several packs is read from the first, as in `folders`.
         for pack in reversed(self.packs):
             marks |= marks_of_pack(pack)
         started = {cell: started_at(folder) for cell, folder in self.folders.items()}
         runs = []
+        # The oldest first, as every StoreReader lists them.
         for cell in sorted(started, key=lambda cell: (started[cell], cell)):
             runs.append(run_of_packed_cell(self.folders[cell], marks.get(cell, REPORTED)))
         tags = {board.KIND: board.SUMMARY, board.KEY: self.board.key}
@@ -74,9 +76,10 @@ class PackReader:
 
     def text(self, run: Run, path: str) -> bytes | None:
         if run.id == SUMMARY_RUN:
+            # In a pack and in MLflow the file has the same name.
             return self.board.as_json().encode() if path == SUMMARY else None
         folder = self.folders[run.id]
-        if path == OUTCOME:
+        if path == OUTCOME:  # which no pack holds
             spec, lines = CellSpec.read(folder), MetricsLog(folder).read()
             return json.dumps(cell_outcome(folder, spec, lines)).encode()
         if (folder / path).is_file():
@@ -117,6 +120,7 @@ def added_cells(ours: Board, theirs: Board) -> list[Expected]:
 
     A method that both have with different options gets the name of the other matrix behind its own, for all seeds.
     """
+    # The same cell in both packs counts once; another cell at the same place differs by its options.
     present, places = set(), set()
     for cell in ours.expected:
         present.add(cell.cell)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -97,8 +98,9 @@ class MatrixSummary:
 
     @classmethod
     def of(cls, plan: Board, experiment: Experiment, rows: Sequence[LeaderboardRow]) -> MatrixSummary:
-        outcomes = experiment.outcomes_of([cell.cell for cell in plan.expected]).values()
-        by_digest = dict(zip(map(identities.hash_of, outcomes), outcomes, strict=True))
+        by_digest = {}
+        for outcome in experiment.outcomes_of([cell.cell for cell in plan.expected]).values():
+            by_digest[identities.hash_of(outcome)] = outcome
         texts = {
             board.FILE: plan.as_json(),
             board.OUTCOMES: json.dumps(by_digest),
@@ -127,7 +129,9 @@ class MatrixSummary:
         if run is None or run.tags.get(WRITTEN) != self.digest or database(experiment.uri) is None:
             return False
         run_files = settled_files(run.artifacts, experiment.uri)
-        return run_files is not None and all(run_files.holds(name, text) for name, text in self.texts.items())
+        if run_files is None:
+            return False
+        return all(run_files.holds(name, text) for name, text in self.texts.items())
 
     def write(self, client: MlflowClient, experiment: Experiment) -> None:
         present = self.run_in(experiment)
@@ -176,14 +180,14 @@ def estimate_columns(header: str, estimate: Estimate | None) -> dict[str, float 
         return dict.fromkeys((header, f"{header}, low", f"{header}, high"))
     columns = {}
     for suffix, value in (("", estimate.mean), (", low", estimate.low), (", high", estimate.high)):
-        is_nan = value != value  # as no other value
-        columns[header + suffix] = None if is_nan else value
+        is_number = value is not None and math.isfinite(value)
+        columns[header + suffix] = value if is_number else None
     return columns
 
 
 def as_html(title: str, rows: Sequence[LeaderboardRow]) -> str:
     """Return the table as a page."""
-    notes = "".join(map("<p>{}</p>".format, map(in_html, row_notes(rows))))
+    notes = "".join(f"<p>{in_html(note)}</p>" for note in row_notes(rows))
     return (
         f"<!doctype html><meta charset=utf-8><title>{in_html(title)}</title><style>{STYLE}</style>"
         f"<h1>{in_html(title)}</h1>{table_html(rows)}{notes}"
@@ -247,6 +251,7 @@ def final_metrics(plan: Board, frames: Frames) -> dict[str, dict[str, float]]:
                 if method == plan.baseline:
                     of_baseline = {seed: score for seed, _, score in of_method}
             for seed, cell, score in scores:
+                # With several evaluation tasks, one metric cannot hold the scores of all.
                 prefix = FINAL if evaluations[cell] == 1 else metric_name(f"{FINAL}{evaluated}/")
                 metrics = finals.setdefault(cell, {})
                 metrics[f"{prefix}{name}"] = score

@@ -89,9 +89,13 @@ def profile_scores(by_table: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def ratios_to_best(tokens: Mapping[str, float], best: float) -> dict[str, float]:
-    if best == 0:
-        return dict.fromkeys(tokens, 1.0)
-    return {method: number / best for method, number in tokens.items()}
+    ratios = {}
+    for method, number in tokens.items():
+        if number == best:
+            ratios[method] = 1.0  # also if both are 0
+        else:
+            ratios[method] = number / best if best else math.inf
+    return ratios
 
 
 def reaches(frames: Frames, experiment: Experiment, baseline: str, ks: Mapping[str, int], gain: float) -> list[Reach]:
@@ -101,7 +105,8 @@ def reaches(frames: Frames, experiment: Experiment, baseline: str, ks: Mapping[s
     for axes, methods in with_bases.items():
         done = {method: done_cells(cells) for method, cells in methods.items()}
         if baseline in done and not done[baseline].empty:
-            rows += reaches_of_table(frames, experiment, axes, done, baseline, ks[axes[1]], gain)
+            _, evaluated, *_ = axes
+            rows += reaches_of_table(frames, experiment, axes, done, baseline, ks[evaluated], gain)
     avg_tables: dict[tuple[str, str, str], dict[str, float]] = {}
     pass_tables: dict[tuple[str, str, str], dict[str, float]] = {}
     for each in rows:

@@ -51,6 +51,7 @@ def render_rows(
         lines = table_lines(section, columns)
         if how == "table" and width is not None:
             short_lines = table_lines(section, columns, intervals=False)
+            # Intervals go only if that keeps a column. Cards, which are 0 columns, have room for them.
             if columns_that_fit(short_lines, width) > columns_that_fit(lines, width) > 0:
                 lines = short_lines
                 if WITHOUT_INTERVALS not in notes:
@@ -65,6 +66,7 @@ def columns_that_fit(lines: list[list[str]], width: int) -> int:
     if kept is None:
         return 0
     headers = [lines[0][column] for column in kept]
+    # Seeds are dropped before the intervals, so a column of seeds must not be what these make room for.
     return len(headers) - headers.count("seeds")
 
 
@@ -75,7 +77,7 @@ def render_document(
     one_of("--format", how, FORMATS)
     if how == "json":
         # Not from a frame: estimates are objects here, and three columns everywhere else.
-        plain = list(map(finite_values, map(dataclasses.asdict, records)))
+        plain = [finite_values(dataclasses.asdict(record)) for record in records]
         return json.dumps(plain, indent=2, allow_nan=False) + "\n"
     if how == "csv":
         return as_csv(records)
@@ -103,10 +105,12 @@ def finite_values(value: Any) -> Any:
 
 
 def as_csv(records: Sequence[Any]) -> str:
+    import pandas
+
     frame = records_frame(records)
     # Not by DataFrame.map, which would turn a column of integers and missing values into floats.
     cells = {name: list(map(as_csv_cell, frame[name])) for name in frame}
-    text: str = type(frame)(cells, dtype="object").to_csv(index=False, lineterminator="\n")
+    text: str = pandas.DataFrame(cells, dtype="object").to_csv(index=False, lineterminator="\n")
     return text
 
 
@@ -253,7 +257,7 @@ def two_seeds(needed: Mapping[str, Mapping[str, int | None]]) -> str:
             counts.append(f"{number} by {score}")
         parts.append(f"{row}: {', '.join(counts)}")
     if len(parts) > LISTED:
-        parts[LISTED:] = [f"of {len(parts) - LISTED} more, `seeds_needed` in --format csv"]
+        parts = [*parts[:LISTED], f"of {len(parts) - LISTED} more, `seeds_needed` in --format csv"]
     return (
         "Two seeds tell little: intervals are wide, and the variance between seeds is uncertain. With the same noise "
         "a true difference as large as the measured one is significant in four of five experiments with about this "
@@ -294,5 +298,6 @@ def drop_order(header: Sequence[str]) -> list[list[str]]:
 
     The difference of Pass@K and the final entropy stay longest, since they are the main results.
     """
+    # Headers of differences are a score and the baseline, as `Avg@K - grpo`; the last one is Pass@K's by default.
     differences = [[name] for name in header if " - " in name]
     return [["seeds"], ["entropy, start"], ["distinct right"], *differences[:-1], ["entropy, end"]]

@@ -100,6 +100,7 @@ def part_of_board(board: Board, experiment: Experiment, where: Params, baseline:
         conditions_of_kind = on_methods if is_of_method(key) else on_others
         conditions_of_kind[key] = value
     visible = {cell.method for cell in board.expected if meets(cell, on_methods)}
+    # Conditions on the method choose rows, and must leave the baseline, which the rows are compared with.
     compared = {*visible, board.baseline}
     expected, any_visible = [], False
     for cell in board.expected:
@@ -137,7 +138,10 @@ def is_of_method(key: str) -> bool:
 
 
 def value_of(cell: Expected, key: str) -> str | None:
-    return str(getattr(cell, key)) if key in AXES else cell.params.get(key)
+    if key in AXES:
+        # Not from the parameters, where a method has its plain name, without the options that a table adds.
+        return str(getattr(cell, key))
+    return cell.params.get(key)
 
 
 def board_titles(boards: Sequence[Board]) -> list[str]:
@@ -218,10 +222,11 @@ def least_differences(runs: Sequence[Run], expected: Sequence[Expected]) -> Diff
     for theirs, seeds in their_seeds.items():
         for ours, own_seeds in our_seeds.items():
             differences = params_difference(dict(theirs), dict(ours))
-            distance = (len(differences), not seeds & own_seeds)
+            other_seeds = not seeds & own_seeds
+            distance = (len(differences), other_seeds)
             if best is None or distance < best:
                 best, least = distance, differences
-                if not seeds & own_seeds:
+                if other_seeds:
                     least["seed"] = (", ".join(sorted(seeds)), ", ".join(sorted(own_seeds)))
     return least
 

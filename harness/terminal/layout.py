@@ -163,6 +163,7 @@ def show_table(
         if column.folds:
             folding.add(column.name)
     lines, width = escaped([names_of_columns, *rows]), width_of(console)
+    # Without a box, rich pads each cell by one space on either side; `pad_edge` also pads the ends of the line.
     kept = fitting(lines, width, goes, between=2, around=2 * pad_edge, folding=folding)
     if kept is None:
         if title is not None:
@@ -170,6 +171,7 @@ def show_table(
         console.print(cards(lines), soft_wrap=False)
         return
     if width is None:
+        # Not by rich, whose console has a width in a pipe, too, and folds or cuts what is wider.
         text = aligned(lines if names else lines[1:], columns, " " * pad_edge)
         if title is not None:
             text = f"{title}\n{text}"
@@ -209,6 +211,7 @@ def fitting_boxed(
     lines: Sequence[Sequence[str]], width: int | None, goes: Sequence[Collection[str]]
 ) -> list[int] | None:
     """Return the numbers of the columns of a boxed table that fit; None if cards are better."""
+    # Each cell has a space on either side, and the box has one between two cells; `printed` cuts the last of a line.
     return fitting(lines, width, goes, between=3, around=1)
 
 
@@ -224,6 +227,7 @@ def boxed(
     for i in kept:
         table.add_column(Text(lines[0][i]), justify="right" if i else "left", no_wrap=True)
     add_lines(table, lines[1:], kept)
+    # At full width, since rich counts that last space, too, and would shorten texts that just fit.
     text, note = printed(table, FULL), further(lines[0], kept, where)
     if not note:
         return text

@@ -84,6 +84,7 @@ class Artifacts:
         """Return whether the run has a file with exactly this text."""
         if self.place is not None:
             return LocalFiles(self.place).holds(name, text)
+        # The size first: few files that differ have the same one, and only these are downloaded.
         if self.sizes("").get(name) != len(text.encode()):
             return False
         with tempfile.TemporaryDirectory() as folder:
@@ -120,7 +121,8 @@ class Artifacts:
         path, info = database(self.uri), self.run.info
         assert path is not None
         try:
-            # In MLflow's own tables, since its client has no call that changes these paths.
+            # In MLflow's own tables, since its client has no call that changes these paths. The context of a connection
+            # commits both changes at once, but does not close it.
             with closing(sqlite3.connect(path)) as connection, connection:
                 connection.execute(
                     "UPDATE runs SET artifact_uri = ? WHERE run_uuid = ?", (self.home.as_uri(), info.run_id)

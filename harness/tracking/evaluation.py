@@ -64,6 +64,7 @@ def run_of_evaluation(client: MlflowClient, evaluated: Evaluated, uri: str) -> R
     experiment = experiment_of(client, EXPERIMENT, uri)
     client.set_experiment_tag(experiment, "mlflow.note.content", NOTE)
     same_key = f"tags.{TAG} = '{evaluated.key}'"
+    # The oldest: processes that have created one each at the same time agree on it afterward.
     runs = client.search_runs([experiment], same_key, order_by=["attributes.start_time ASC"])
     if runs:
         return runs[0]

@@ -92,6 +92,7 @@ def temporary_database(path: Path) -> Iterator[Path]:
     """Yield the path of a temporary database next to the final one; remove leftovers of killed processes."""
     for abandoned in path.parent.glob(f".{path.name}.*"):
         files.remove_path(abandoned)
+    # A folder, so that the files that SQLite keeps next to the copy are removed with it.
     with files.temporary_path(path) as folder:
         folder.mkdir()
         yield folder / path.name

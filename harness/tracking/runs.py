@@ -90,6 +90,7 @@ class DatabaseReader:
         """Return the active runs that meet a condition in SQL, the oldest first."""
         active = f"FROM runs WHERE {condition} AND lifecycle_stage = 'active'"
         values = (value,)
+        # SQLite sorts NULL first. A run without a start comes last here, as in MLflow's own searches.
         order = "ORDER BY start_time IS NULL, start_time, run_uuid"
         runs: dict[str, Run] = {}
         query = f"SELECT run_uuid, name, artifact_uri {active} {order}"
@@ -107,9 +108,8 @@ class DatabaseReader:
 
     def metric_steps(self, run_id: str) -> dict[str, int]:
         """Return at how many steps a run has each metric, without metrics that MLflow's own pages would not show."""
-        shown = {
-            key for (key,) in self.connection.execute("SELECT key FROM latest_metrics WHERE run_uuid = ?", (run_id,))
-        }
+        latest = "SELECT key FROM latest_metrics WHERE run_uuid = ?"
+        shown = {key for (key,) in self.connection.execute(latest, (run_id,))}
         query = "SELECT key, COUNT(DISTINCT step) FROM metrics WHERE run_uuid = ? GROUP BY key"
         return {key: number for key, number in self.connection.execute(query, (run_id,)) if key in shown}
 
@@ -218,6 +218,7 @@ class ClientReader:
             copy = answer_in_time(uri, download) if is_server(uri) else download()
             return Path(copy).read_bytes()
         except (MlflowException, OSError):
+            # Stores report a missing file by different errors, so the list of files decides.
             if path in self.listed(run, str(PurePosixPath(path).parent)):
                 raise
             return None

@@ -169,6 +169,7 @@ def check_database(path: Path, uri: str, write: bool) -> None:
         if not path.exists():  # connecting would create an empty file; prepare_tables creates it with its tables
             return
         with closing(sqlite3.connect(path)) as connection:
+            # BEGIN IMMEDIATE takes the lock of writers. sqlite3 waits for it for 5 seconds; closing gives it back.
             connection.execute("BEGIN IMMEDIATE" if write else "SELECT 1 FROM sqlite_master")
     except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
         raise unusable_store(uri, error) from error

@@ -92,6 +92,7 @@ class CellRecords:
     def tags(self, present: Mapping[str, str]) -> dict[str, str]:
         """Return the tags that vouch for the content of the cell's run, given its present ones."""
         tags = status_tags(self.spec, self.state)
+        # A failed cell that is resumed repeats steps: its run may already hold more lines than the cell has now.
         tags[LINES] = str(max(confirmed_lines(present), len(self.lines)))
         if self.outcome is not None:
             tags[OUTCOME_TAG] = identities.hash_of(self.outcome)
@@ -161,6 +162,7 @@ def send_records(client: MlflowClient, records: CellRecords, uri: str) -> bool:
     if not holds_records(records, content):  # the tags vouch for records that are not there: send all of them again
         confirmed, attempted = 0, len(lines)
     repeated = points_in_run(client, run, lines[confirmed:attempted])
+    # Before the points: after a kill while they are sent, the next sync must know which of them may be in the run.
     if lines and lines[-1]["step"] > state.durable_step:
         client.set_tag(run_id, SENDING, str(max(attempted, len(lines))))
     send_metrics(client, uri, run_id, lines[confirmed:], repeated)
@@ -284,6 +286,7 @@ def run_of_cell(client: MlflowClient, records: CellRecords, uri: str) -> Run:
     if made is not None and run.data.tags["attempt"] != attempt:
         send_params_and_tags(client, run.info.run_id, {}, made.tags() | commit_tags(made))
         run = client.get_run(run.info.run_id)
+    # After a kill before this line, the run is found by its tags.
     files.write_json(kept, {"run": run.info.run_id})
     return run
 
@@ -419,6 +422,7 @@ def params_of(spec: CellSpec) -> dict[str, str]:
     """
     factors = spec.key.factors()
     for component in spec.identity.get("method", []):
+        # The name of a class in lower case, such as entropy_bonus for EntropyBonus.
         name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", component["component"]).lower()
         for key, value in component.items():
             if key != "component":

@@ -49,6 +49,9 @@ class CellEvaluator:
     @classmethod
     def of_parts(cls, parts: Parts, folder: Path, engine: Engine) -> CellEvaluator:
         """Return the evaluator of a cell that is being trained."""
+        context = None
+        if not parts.config.eval.beyond_context:
+            context = context_of(parts.policy.module.config)
         return cls(
             folder,
             parts.config,
@@ -59,7 +62,7 @@ class CellEvaluator:
             parts.tokenizer,
             parts.verifier,
             parts.chat,
-            None if parts.config.eval.beyond_context else context_of(parts.policy.module.config),
+            context,
         )
 
     def evaluate(self, step: int) -> dict[str, float]:
@@ -69,7 +72,7 @@ class CellEvaluator:
         record: dict[str, float] = {}
         for name, task in self.evaluation_tasks.items():
             with ranks.on_all_ranks(partial(sampler.sample, task, self.verifier)) as sample:
-                if sample is not None:
+                if sample is not None:  # rank 0; the others get None after their shares of its requests
                     record |= self.scores_of_task(step, name, task, dataclasses.replace(sampler, helped=sample))
         return record
 

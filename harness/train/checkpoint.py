@@ -74,7 +74,7 @@ class Checkpoints:
 
     def __init__(self, folder: Path, cell: str) -> None:
         self.folder, self.cell, self.group = folder, cell, ranks.apart()
-        self.writer = ranks.of_first(os.getpid())
+        self.writer = ranks.of_first(os.getpid())  # all ranks write into one temporary folder, which has it in its name
         self.known: Path | None = None  # the one that `newest` found, until another is saved
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self.writing: tuple[int, Future[None]] | None = None
@@ -83,7 +83,7 @@ class Checkpoints:
         """Copy a state, and begin to write the copy in a thread; `written` says when it is on disk."""
         assert self.writing is None
         self.known = None
-        rows: dict[str, Tensor] = {}
+        rows: dict[str, Tensor] = {}  # the tensors of `rest`, which `packed_state` adds
         text = json.dumps({"step": step, "names": list(tensors), "rest": packed_state(rest, rows)})
         copies = {name: ranks.on_cpu(x) for name, x in tensors.items()}  # training goes on, and changes the originals
         self.writing = step, self.thread.submit(self._write, step, copies, text, rows)
@@ -103,7 +103,9 @@ class Checkpoints:
             try:
                 dcp.save(tensors, storage_writer=writer, process_group=self.group)
             except CheckpointException as error:  # derived from BaseException
-                raise next(iter(error.failures.values()))[0] from error
+                cause, _ = next(iter(error.failures.values()))
+                raise cause from error
+            # Each rank reads its own files again, and no other: the writer numbers them by the rank, from 1.
             own_sums: dict[str, str] = {}
             for file in partial.glob(f"shard-{ranks.own_rank() + 1:05d}-*"):
                 own_sums[file.name] = files.sha256_of(file)
@@ -123,7 +125,7 @@ class Checkpoints:
     def keep(self, count: int) -> None:
         """Remove all but the newest `count` checkpoints."""
         if ranks.own_rank() == 0:
-            for older in sorted(self.folder.glob("step-*"))[:-count]:
+            for older in checkpoint_seal.checkpoints_in(self.folder)[:-count]:
                 shutil.rmtree(older)
 
     def take(self, folder: Path, step: int) -> None:
@@ -154,13 +156,15 @@ class Checkpoints:
         if ranks.own_rank() == 0:
             for unfinished in self.folder.glob(".step-*"):  # of a process that ended while it wrote
                 shutil.rmtree(unfinished)
-        paths: list[Path] = ranks.of_first(sorted(self.folder.glob("step-*"), reverse=True))
+        newest_first = checkpoint_seal.checkpoints_in(self.folder)[::-1]
+        paths: list[Path] = ranks.of_first(newest_first)
         for number, path in enumerate(paths):
             # Each rank reads a part of the files, and all ranks must agree on the checkpoint.
             wrong: list[str] = []
             for of_rank in ranks.each(damaged(path, self.cell)):
                 wrong += of_rank
             if not wrong:
+                # Training comes to the steps of the damaged ones again, and a rename replaces no folder with files.
                 if ranks.own_rank() == 0:
                     for newer in paths[:number]:
                         shutil.rmtree(newer)

@@ -137,7 +137,7 @@ class Collector:
         At the first step it samples for all steps up to that one.
         """
         ahead = min(step + self.config.rollout.lag, self.config.train.steps)
-        for due in range(step, max(step, ahead) + 1):
+        for due in range(step, max(step, ahead) + 1):  # `max`: a single step may be asked for beyond the last one
             if due not in self.in_flight:
                 self.in_flight[due] = self.sample(due, watch, lag=due - step)
         with watch.phase("rollout"):
@@ -169,6 +169,7 @@ class Collector:
             new = self.answer(step, candidates, watch, temperature)
             drawn, batches = drawn + new, batches + 1
             signal |= of_all([(group.place, group.has_signal) for group in new])
+            # Over the draws of all ranks, so that all of them stop after the same batch.
             if sum(signal.values()) >= prompts:
                 break
         self.check_verdicts(step, drawn)
@@ -298,6 +299,7 @@ class Collector:
         """Return this rank's share of the packed groups of all ranks, of which there may have been fewer or more."""
         n = self.config.train.group
         ends = list(accumulate(packed["lengths"], initial=0))
+        # Responses are stored one after the other, n for each group.
         tokens_of_groups = [end - start for start, end in pairwise(ends[::n])]
         mine = self.own_slots(tokens_of_groups)
         places = [packed["places"][slot] for slot in mine]
@@ -360,13 +362,16 @@ def packed_groups(collected: Collected) -> dict[str, Any]:
 
 def packed_judged(judged: Judged) -> tuple[str, tuple[str | None, int] | None, bool]:
     """Return a judgment as plain values."""
-    answer = judged.answer
-    return str(judged.verdict), None if answer is None else (answer.text, answer.end), judged.goes_on
+    answer = None
+    if judged.answer is not None:
+        answer = (judged.answer.text, judged.answer.end)
+    return str(judged.verdict), answer, judged.goes_on
 
 
 def unpacked_judged(verdict: str, answer: Sequence[Any] | None, goes_on: bool) -> Judged:
     """Return the judgment of packed values."""
-    return Judged(Verdict(verdict), None if answer is None else Answer(*answer), goes_on)
+    unpacked_answer = None if answer is None else Answer(*answer)
+    return Judged(Verdict(verdict), unpacked_answer, goes_on)
 
 
 def answered_group(place: int, problem: Problem, rollouts: list[Rollout], results: Sequence[JudgedRollout]) -> Answered:

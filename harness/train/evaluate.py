@@ -170,11 +170,11 @@ class Sampler:
             return
         number = sum(length + budget > self.context for length in lengths)
         room = self.context - max(lengths)
+        shorter = f"up to {room}, or " if room > 0 else ""
         raise UserError(
             f"max_new_tokens is {budget}, but with {number} of {len(lengths)} prompts of {task} that exceeds the "
             f"model's max_position_embeddings ({self.context}; the longest prompt has {max(lengths)} tokens); allowed: "
-            + (f"up to {room}, or " if room > 0 else "")
-            + "eval.beyond_context=true (--beyond-context), where positions go on and answers may get worse"
+            f"{shorter}eval.beyond_context=true (--beyond-context), where positions go on and answers may get worse"
         )
 
     def notes(self, prompts: Sequence[str]) -> list[str]:
@@ -242,6 +242,7 @@ class EngineLM(LM):
         samples = repeats[requests[0].doc["id"]]
         temperature, budget = settings["temperature"], settings["max_gen_toks"]
         records = self.sampler.ask(self.task, self.verifier, list(problems.values()), samples, temperature, budget)
+        # lm-eval repeats a request for each sample. The repeats take the responses to their problem one by one.
         self.records, texts = {}, {}
         for record in records:
             self.records[record["problem"]] = record
@@ -294,6 +295,7 @@ def evaluate_task(
     with quiet():
         # By its file alone: lm-eval may have a task of the same name, and would read all files in a plugin's folder.
         loaded = TaskManager(include_defaults=False).load({**load_yaml(tasks.lm_eval_file(task)), **overrides})
+        # Without its bootstrap: intervals are computed from the verdicts, over seeds and problems.
         result = lm_evaluate(model, {**loaded, "groups": {}}, bootstrap_iters=0, log_samples=True)
     assert result is not None
     rows = sorted(result["samples"][task.name], key=lambda row: row["doc_id"])

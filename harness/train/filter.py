@@ -104,7 +104,7 @@ def training_pool(asker: Asker, ask: Work, given: Filter | None, cache: Path, at
     """
     problems, longest = asker.task.problems("train"), asker.rollout.max_prompt_tokens
     record = {"given": len(problems)}
-    if given is not None or longest is not None:
+    if given is not None or longest is not None:  # otherwise no prompt needs to be rendered
         prompts = {problem: asker.prompt(problem) for problem in problems}
     if longest is not None:
         problems = [problem for problem in problems if len(prompts[problem]) <= longest]
@@ -161,7 +161,7 @@ def measured_counts(
     """
     assert len({problem.id for problem in problems}) == len(problems)
     counts = cached_counts(path)
-    if len(counts) == len(problems):
+    if len(counts) == len(problems):  # all of them: the name of the file has the hash of the problems
         return counts
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

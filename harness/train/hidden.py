@@ -77,7 +77,7 @@ def hidden_after_shared_prompts(backbone: PreTrainedModel, batch: TokenBatch, de
     last_B1D = after_prompt[prompt_B, lengths_B - 1][:, None]
     if tails.shape[1] == 0:  # responses of one token each
         return last_B1D[batch.sequence_T, batch.within_T]
-    cache.batch_select_indices(prompt_B)
+    cache.batch_select_indices(prompt_B)  # the cache of its prompt for each response, whose gradients add up
     slots, places = torch.arange(prompts.shape[1], device=device), torch.arange(tails.shape[1], device=device)
     # Padding lies between a prompt and its response here, so a mask is needed: a token sees the real tokens of its
     # prompt (_L) and the earlier tokens of its response (_R).

@@ -59,7 +59,7 @@ class PackedRow:
             places.append(torch.arange(first, length))
             back.append(torch.arange(attention_end + first, attention_end + length))
             whole.append(sequence_places)
-            predicting.append(sequence_places[prompt - 1 :])
+            predicting.append(sequence_places[prompt - 1 :])  # a token is predicted from the one before it
             row_end += length - first
             attention_end += length
 
@@ -79,7 +79,7 @@ def packed_hidden_states(backbone: PreTrainedModel, batch: TokenBatch, device: s
         # A mask of four dimensions is passed on as it is: without one transformers would build one over the whole row.
         attention_mask=torch.empty(1, 1, 0, 0, device=device),
         use_cache=False,
-        row=row,
+        row=row,  # an argument that transformers does not know, which it passes on to `attention`
     ).last_hidden_state
     return hidden_1RD[0].index_select(0, row.predicting_T)
 
@@ -105,12 +105,13 @@ def attention(
     **settings: Any,
 ) -> tuple[Tensor, None]:
     """Return torch's own attention; of a packed row, that of each of its sequences apart."""
-    if row is None:
+    if row is None:  # the mask has the window already
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **settings)
     q = query.index_select(2, row.whole_A)
     k = key.index_select(2, row.whole_A)
     v = value.index_select(2, row.whole_A)
     if fused(v):
+        # Under autocast, rotary embeddings leave queries and keys in float32, and the kernel takes one type.
         q_AHD = q[0].transpose(0, 1).to(v.dtype)
         k_AHD = k[0].transpose(0, 1).to(v.dtype)
         v_AHD = v[0].transpose(0, 1)

@@ -80,12 +80,12 @@ def build_parts(
     config = spec.config
     device, dtype = training_device(config)
     torch.set_num_threads(config.hardware.threads)
-    if device == "cuda":
+    if device == "cuda":  # other cells may share this GPU
         torch.cuda.set_per_process_memory_fraction(config.hardware.share)
     method = Method.of(spec.key.method, baselines.table(config.plugins), config.method_options)
     model = models.resolve(spec.key.model)
     base = model.folder()
-    templates.warm_up(base)
+    templates.warm_up(base)  # before the weights are loaded, which it overlaps with
     train = dataclasses.replace(config.train, lr=method.learning_rate(config.train.lr))
     common = (train, config.rollout.temperature, device, dtype, config.hardware, heartbeat.forward)
     # TRL shards the policy, if anything does, so it starts from whole weights on every rank.
@@ -107,12 +107,15 @@ def build_parts(
         engine.load(policy.module)  # not trained yet
         check_engine_weights(engine, policy.module, dtype, spec.key.seed)
     most, given = config.verify.max_failures, config.train.filter
+    # By the weights themselves: the filter's counts are kept for later cells, and a model's folder may change.
     weights = {**model.identity(), "digest": model.digest(base)}
     asker = Asker(weights, task, engine, tokenizer, verifier, config.rollout, most, model.chat)
     selected = None
     with heartbeat.at("filter"), ranks.on_all_ranks(asker.verdicts) as ask:
         if ask is not None:
-            at_once = ranks.count() * max(RESPONSES // given.n, 1) if given else 0
+            at_once = 0
+            if given is not None:
+                at_once = ranks.count() * max(RESPONSES // given.n, 1)
             selected = training_pool(asker, ask, given, models.default_cache(), at_once, say)
     problems = ranks.of_first(selected)
     assert problems is not None

@@ -110,9 +110,11 @@ class Learner:
         if self.masters is not self.weights:
             for name, weight in self.weights.items():
                 self.masters[name].grad = None if weight.grad is None else ranks.on_cpu(weight.grad)
+        # An optimizer of other tensors, for example of parameters that sharding has replaced, would raise no error.
         before = invariants.sampled_numbers(self.masters)
         self.optimizer.step()
         invariants.check_changed(before, self.masters, norm, lr)
+        # With offload the masters have gradients of their own.
         self.optimizer.zero_grad(set_to_none=True)
         self.network.zero_grad(set_to_none=True)
         self.publish()
@@ -129,6 +131,7 @@ class Learner:
         """Return weights and moments, not copied; on several ranks each has its shards."""
         tensors = {f"weight.{name}": master.detach() for name, master in self.masters.items()}
         for name, master in self.masters.items():
+            # Not by index: the optimizer's dict would make an entry for a weight that never had a gradient.
             for kind, x in self.optimizer.state.get(master, {}).items():
                 tensors[f"{kind}.{name}"] = x
         return tensors
@@ -153,7 +156,7 @@ class Learner:
 
 
 def head_of(model: PreTrainedModel) -> Head:
-    """Return the head of a language model; `checked` has made sure that it is linear."""
+    """Return the head of a language model; `with_linear_head` has made sure that it is linear."""
     linear = model.get_output_embeddings()
     return Head(linear.weight, linear.bias, getattr(model.config, "final_logit_softcapping", None))
 
@@ -270,6 +273,7 @@ class Policy(Learner):
 
     def save(self, folder: Path, *others: Any) -> None:
         """Save the model, and others such as its tokenizer, as a folder in the format of transformers."""
+        # save_pretrained recognizes tied weights by their memory, which copies gathered from shards do not share.
         tied = dict(self.module.named_parameters(remove_duplicate=False)).keys() - self.weights.keys()
         held = ranks.local_weights(self.module)
         without_tied = {name: x for name, x in held.items() if name not in tied}

@@ -38,7 +38,7 @@ def opened(kind: Any, folder: Path | str, **settings: Any) -> Any:
     """Return an object of a transformers class from a model's folder, without running code from that folder."""
     try:
         return kind.from_pretrained(folder, trust_remote_code=False, **settings)
-    except torch.OutOfMemoryError:
+    except torch.OutOfMemoryError:  # no fault of the model: reported with advice on memory
         raise
     except Exception as error:  # the parsers of JSON, tokenizers and weights share no base class
         if "trust_remote_code" in str(error):
@@ -115,6 +115,7 @@ def outline(folder: Path, kind: Any) -> PreTrainedModel:
         with torch.device("meta"):
             model = kind.from_config(config, dtype=torch.float32, attn_implementation="sdpa", trust_remote_code=False)
         if stored(model, folder).keys() == dict(model.named_parameters()).keys():
+            # `from_config` does not read these settings, which a trained model is saved with.
             if model.can_generate() and (folder / "generation_config.json").is_file():
                 model.generation_config = GenerationConfig.from_pretrained(folder)
             return model
@@ -151,9 +152,10 @@ def settle(network: nn.Module, model: PreTrainedModel, folder: Path, device: str
     Weights of the network that are not the model's, such as the critic's head, start at zero.
     """
     network.to_empty(device=device)
-    model.tie_weights()
+    model.tie_weights()  # again, since `to_empty` gave each of two tied weights memory of its own
     for parameter in network.parameters():
         parameter.zero_()
+    # Before the weights are read, since `_init_weights` may also fill weights of these modules.
     for module in model.modules():
         if module._buffers:
             model._init_weights(module)  # buffers that are in no file, such as the frequencies of rotary embeddings

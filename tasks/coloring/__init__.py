@@ -138,6 +138,7 @@ def graphs(task: Coloring) -> list[Edges]:
     """Return the graphs of a task: all connected ones that can be colored, in a seeded order, up to GRAPHS."""
     pairs = ["".join(pair) for pair in combinations(NODES[: task.nodes], 2)]
     found: list[Edges] = []
+    # The bits of a graph's number say which pairs of nodes it joins.
     for number_of_graph in random.Random(0).sample(range(2 ** len(pairs)), 2 ** len(pairs)):
         edges = tuple(pair for place, pair in enumerate(pairs) if number_of_graph >> place & 1)
         if connected(edges, task.nodes) and colorings(edges, task.nodes, task.colors):

@@ -155,6 +155,7 @@ def evaluate_expression(text: str) -> Expression | None:
         operands.append(join_operands(pending.pop(), left, right))
 
     for token in TOKENS.findall(text):
+        # Numbers and opening brackets begin an operand; operators and closing brackets follow one.
         if operand != (token == "(" or token.isdigit()):
             return None
         if token == "(":
@@ -170,6 +171,7 @@ def evaluate_expression(text: str) -> Expression | None:
                 return None
             pending.pop()
         else:
+            # First the earlier operators of the same or a higher rank, so that 5-3-1 is (5-3)-1.
             while pending and pending[-1] != "(" and (token != "*" or pending[-1] == "*"):
                 reduce()
             pending.append(token)
@@ -331,6 +333,7 @@ def count_solutions(numbers: Numbers, target: int) -> int:
         any_right = add_counts(*rights)
         terms, factors = add_counts(rights.single, rights.products), add_counts(rights.single, rights.sums)
         for a, lefts in add_counts(*ways(left)).items():
+            # a + b and a - b with the target's value; a Counter has 0 for a value that nothing reaches.
             solutions += lefts * (terms[target - a] + any_right[a - target])
             if a != 0 and target % a == 0:
                 solutions += lefts * factors[target // a]

@@ -125,6 +125,7 @@ def questions(env: str, seed: int, size: int) -> list[tuple[int, str]]:
     fixed_hashes = {**os.environ, "PYTHONHASHSEED": "0"}
     made = subprocess.run(command, env=fixed_hashes, capture_output=True, text=True, check=False)
     if made.returncode:
+        # The last line has the error itself; without any output, the text in front of it counts.
         *_, reason = ["without a reason", *made.stderr.strip().splitlines()]
         raise UserError(f"rg.env={env} makes no problems: {reason}")
     first_places: dict[str, int] = {}

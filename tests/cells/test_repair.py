@@ -15,7 +15,7 @@ from harness import cell as process
 from harness import config, matrix
 from harness.base import files, seal
 from harness.base.errors import Damaged
-from harness.cells import attempts, checkpoint_seal, checksums, evaluation_files, state
+from harness.cells import attempts, checkpoint_seal, checksums, evaluation_files, repair, state
 from harness.cells.log import MetricsLog
 from harness.cells.provenance import Made
 from harness.cells.state import State
@@ -307,6 +307,22 @@ def test_a_cell_with_only_a_checkpoint_of_another_cell_restarts(cell: Cell) -> N
     assert f"{fourth} is damaged: it is of the cell 0123456789ab, not of {cell.id}" in said
     assert (cell.progress().state, records(cell.folder)) == ("done", before)
     assert (cell.folder / MODEL).read_bytes() == model
+
+
+def test_a_repair_that_is_killed_keeps_the_log(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = cell.folder / "metrics.jsonl"
+    harmed = path.read_text().replace('"step": 4', '"step": 7', 1)
+    path.write_text(harmed)
+    whole, damage = MetricsLog(cell.folder).whole()
+    assert damage is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(MetricsLog, "write", lambda *_: exit())
+        with pytest.raises(SystemExit):
+            repair.keep_whole_lines(cell.folder)
+    assert path.read_text() == harmed
+    repair.keep_whole_lines(cell.folder)
+    assert MetricsLog(cell.folder).whole() == (whole, None)
+    assert (cell.folder / "metrics.damaged").read_text() == harmed
 
 
 def test_a_cell_whose_checkpoints_are_all_damaged_restarts(cell: Cell, capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,6 +55,15 @@ def test_the_derivative_is_that_of_the_entropy_that_is_measured(trainer: Trainer
     assert all(torch.equal(x, weights[name]) for name, x in trainer.policy.module.state_dict().items())
 
 
+def test_each_learning_rate_begins_with_the_same_weights_with_offload_too(tmp_path: Path, trainer: Trainer) -> None:
+    settings = config.load_config("demo", [*SMALL, "hardware.offload=true"])
+    offloading = build_trainer(settings, "grpo", str(tmp_path), VerifierPool())
+    assert offloading.policy.masters is not offloading.policy.weights
+    rows = theory.optimiser_steps(offloading, batch_of(offloading, 1))
+    expected = theory.optimiser_steps(trainer, batch_of(trainer, 1))
+    assert [row["measured"] for row in rows] == pytest.approx([row["measured"] for row in expected], rel=1e-4)
+
+
 def test_a_quadrant_is_trained_on_alone() -> None:
     settings = config.load_config("demo", SMALL)
     for keep in theory.QUADRANTS:

@@ -73,7 +73,7 @@ def test_a_row_that_pools_or_compares_other_code_says_so(
     assert "\n| clip_b § |" in compared
     latex = told(capsys, *asked(made), "--format", "latex")
     assert f"% Marked: {sentence}.\n" in latex
-    assert "\nclip\\_b$^\\ddagger$ & " in latex
+    assert "\nclip\\_b\\textsuperscript{\\S} & " in latex
     [summary] = (tmp_path / "mlartifacts").rglob("leaderboard.md")
     assert f"- {note}\n" in summary.read_text()
     for content in (

@@ -38,6 +38,7 @@ def test_profiles_over_tables() -> None:
     never = math.inf
     found = profile_scores([{"a": 10.0, "b": 20.0}, {"a": 40.0, "b": 10.0}, {"a": never, "b": never}])
     assert found == {"a": (1 + 0) / 2, "b": pytest.approx((2 / 3 + 1) / 2)}
+    assert profile_scores([{"a": 0.0, "b": 0.0, "c": 1.0, "d": never}]) == {"a": 1, "b": 1, "c": 0, "d": 0}
 
 
 def test_the_rows_of_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

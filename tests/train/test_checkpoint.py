@@ -272,3 +272,10 @@ def test_a_disk_that_is_full_is_named_and_keeps_nothing_of_the_checkpoint(tmp_pa
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert [path.name for path in tmp_path.iterdir()] == ["step-000002"]
+
+
+def test_the_order_is_that_of_steps_and_not_of_names(tmp_path: Path) -> None:
+    checkpoints = saved(tmp_path, 999_999, 1_000_000)
+    check(tmp_path, 1_000_000)
+    checkpoints.keep(1)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-1000000"]
