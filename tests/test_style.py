@@ -11,6 +11,7 @@ from pathlib import Path
 from places import REPOSITORY
 
 TOPS = ("harness", "baselines", "tasks", "entrobench")
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 PLAIN = re.compile(
     r"\b(told|said|anew|nobody|somebody|whatever|is no|are no|those that|so many|beside|to be had|be it|stands)\b",
@@ -64,3 +65,30 @@ def test_a_public_name_of_a_module_exists_once() -> None:
             if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].append(str(path))
     assert not {name: paths for name, paths in places.items() if len(paths) > 1 and name not in SHARED}
+
+
+def expressions(tree: ast.Module) -> Iterator[tuple[int, ast.AST]]:
+    """Yield each simple statement, and the expressions of compound ones without the statements in them."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If | ast.While):
+            yield node.lineno, node.test
+        elif isinstance(node, ast.For):
+            yield node.lineno, node.iter
+        elif isinstance(node, ast.withitem):
+            yield node.context_expr.lineno, node.context_expr
+        elif isinstance(node, ast.stmt) and not hasattr(node, "body"):
+            yield node.lineno, node
+
+
+def test_a_statement_has_one_comprehension_and_one_condition_at_most() -> None:
+    """Intermediate results have names."""
+    dense, counted = [], 0
+    for path, tree in modules():
+        for line, expression in expressions(tree):
+            inner = list(ast.walk(expression))
+            comprehensions = sum(isinstance(node, COMPREHENSIONS) for node in inner)
+            counted += comprehensions
+            if comprehensions > 1 or sum(isinstance(node, ast.IfExp) for node in inner) > 1:
+                dense.append(f"{path}:{line}")
+    assert counted > 500
+    assert not dense, "\n".join(dense)

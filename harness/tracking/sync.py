@@ -466,8 +466,6 @@ def send_dataset(client: MlflowClient, run_id: str, spec: CellSpec) -> None:
 def send_params_and_tags(client: MlflowClient, run_id: str, params: Mapping[str, str], tags: Mapping[str, str]) -> None:
     from mlflow.entities import Param, RunTag
 
-    client.log_batch(
-        run_id,
-        params=[Param(key, value) for key, value in params.items()],
-        tags=[RunTag(key, value) for key, value in cut_for_mlflow(tags).items()],
-    )
+    as_params = [Param(key, value) for key, value in params.items()]
+    as_tags = [RunTag(key, value) for key, value in cut_for_mlflow(tags).items()]
+    client.log_batch(run_id, params=as_params, tags=as_tags)
