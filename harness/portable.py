@@ -37,8 +37,12 @@ from harness.method import NEEDS
 from harness.tokens import metrics
 
 # The arguments of `PortableMethod.signal` that a need asks for.
-ARGUMENTS = {"values": ("values",), "ref_logp": ("ref_logp",), "sum_p2": ("sum_p2", "sum_p2_logp")}
-ARGUMENTS["min_p"] = ("min_p_logp",)
+ARGUMENTS = {
+    "values": ("values",),
+    "ref_logp": ("ref_logp",),
+    "sum_p2": ("sum_p2", "sum_p2_logp"),
+    "min_p": ("min_p_logp",),
+}
 # The columns of a batch with a value per response.
 OF_RESPONSES = ("groups", "rewards", "right", "answers", "finished", "places")
 OF_BATCH = ("budget", "seed", "progress")  # the columns of a batch with one value
@@ -75,16 +79,21 @@ class Layout:
     @property
     def shape(self) -> list[int]:
         """The shape of the caller's tensors."""
-        return [int(self.lengths_B.sum())] if self.mask_BT is None else list(self.mask_BT.shape)
+        if self.mask_BT is None:
+            return [int(self.lengths_B.sum())]
+        return list(self.mask_BT.shape)
 
     @property
     def most(self) -> int:
         """The longest response that the tensors have room for."""
-        return int(self.lengths_B.max()) if self.mask_BT is None else self.mask_BT.shape[1]
+        if self.mask_BT is None:
+            return int(self.lengths_B.max())
+        return self.mask_BT.shape[1]
 
     def rows(self, rows_B: Tensor) -> Layout:
         """Return the layout of some responses."""
-        return Layout(self.lengths_B[rows_B], None if self.mask_BT is None else self.mask_BT[rows_B])
+        mask_BT = None if self.mask_BT is None else self.mask_BT[rows_B]
+        return Layout(self.lengths_B[rows_B], mask_BT)
 
     def flat(self, name: str, values: Any) -> Tensor:
         """Return the values of the response tokens, row after row; refuse other shapes and NaN."""
@@ -92,8 +101,10 @@ class Layout:
         if list(x.shape) != self.shape:
             raise UserError(f"{name} has the shape {list(x.shape)}; it must be {self.shape}")
         x_T = x if self.mask_BT is None else x[self.mask_BT]
-        # A token below the threshold of `min_p` has log p -infinity among the likely ones.
-        allowed_T = torch.isfinite(x_T.detach()) | ((x_T.detach() == -math.inf) & name.endswith("min_p_logp"))
+        allowed_T = torch.isfinite(x_T.detach())
+        if name.endswith("min_p_logp"):  # in `of_columns` it is old/min_p_logp
+            # A token below the threshold of `min_p` has log p -infinity among the likely ones.
+            allowed_T |= x_T.detach() == -math.inf
         if not allowed_T.all():
             raise UserError(f"{name} holds NaN or infinity at a response token; allowed: finite numbers")
         return x_T
@@ -142,8 +153,9 @@ class PortableSignal:
 
     def part(self, rows: Rows | None) -> tuple[Signal, TokenBatch, Layout]:
         """Return the signal, the responses and the layout of some of the caller's rows, in this order."""
-        everything = torch.arange(len(self.batch), device=self.row_B.device)
-        rows_B = everything if rows is None else as_tensor(rows).to(self.row_B.device)
+        if rows is None:
+            rows = torch.arange(len(self.batch), device=self.row_B.device)
+        rows_B = as_tensor(rows).to(self.row_B.device)
         batch = self.batch.take(self.row_B[rows_B])
         return self.fixed.at(batch.index_T), batch, self.layout.rows(rows_B)
 
@@ -160,7 +172,10 @@ class PortableSignal:
         fixed |= {f"weights_by/{name}": x_T for name, x_T in self.fixed.weights_by.items()}
         for name, marks in self.fixed.marks.items():
             fixed |= {f"marks/{name}/{key}": x for key, x in marks.items()}
-        columns = {name: self.arranged(x) if x.ndim else x for name, x in fixed.items()}
+        columns = {}
+        for name, x in fixed.items():
+            # A mark of one number holds for all tokens.
+            columns[name] = self.arranged(x) if x.ndim else x
         for name in OF_RESPONSES:
             columns[name] = vars(self.batch)[f"{name}_B"][self.row_B]
         for name in OF_BATCH:
@@ -274,9 +289,17 @@ class PortableMethod:
         if budget is None:
             budget = layout.most
         rewards_B = self._rewards(rewards, layout)
-        right_B = rewards_B > 0 if right is None else of_responses("right", right, layout) != 0
-        finished_B = layout.lengths_B < budget if finished is None else of_responses("finished", finished, layout) != 0
+        right_B = rewards_B > 0
+        if right is not None:
+            right_B = of_responses("right", right, layout) != 0
+        finished_B = layout.lengths_B < budget
+        if finished is not None:
+            finished_B = of_responses("finished", finished, layout) != 0
         groups_B = self._groups(groups, responses).to(logp.device)
+        answers_B = None if answers is None else numbers_of_answers(answers, layout)
+        behaviour_logp_T = None
+        if behaviour_logp is not None:
+            behaviour_logp_T = layout.flat("behaviour_logp", behaviour_logp).detach()
         in_rows = TokenBatch.of_lengths(
             layout.lengths_B,
             groups_B,
@@ -284,8 +307,8 @@ class PortableMethod:
             right_B,
             finished_B,
             budget,
-            answers_B=None if answers is None else numbers_of_answers(answers, layout),
-            behaviour_logp_T=None if behaviour_logp is None else layout.flat("behaviour_logp", behaviour_logp).detach(),
+            answers_B=answers_B,
+            behaviour_logp_T=behaviour_logp_T,
             seed=seed,
             progress=progress,
         )
@@ -293,6 +316,8 @@ class PortableMethod:
         order_B = groups_B.argsort(stable=True)
         sorted_batch = in_rows.take(order_B)
         token_of_sorted_T = sorted_batch.index_T
+        # `take` keeps the numbers that tokens and places had in the caller's order. This is a whole batch of its own,
+        # which counts both from 0.
         batch = dataclasses.replace(sorted_batch, index_T=in_rows.index_T, places_B=in_rows.places_B)
         row_B = order_B.argsort()
         old = TokenStats(**statistics).at(token_of_sorted_T)
@@ -472,6 +497,7 @@ class PortableMethod:
         """Return whether a verb reads the entropy before the update, which none declares: by trying without it."""
         if any(overrides(control, "observe") for control in self.composed.controls.values()):
             return True  # a memory follows the entropy of the rollout batch
+        # Two groups with one right response each, so that advantages differ from 0, and three tokens a response.
         size = max(self.min_group, 2)
         some_BT = torch.linspace(-2, -0.1, 2 * size * 3).view(-1, 3)
         rewards = [float(row % size == 0) for row in range(len(some_BT))]
@@ -507,7 +533,9 @@ def meaning_of(need: str) -> str:
 def numbers_of_answers(answers: Sequence[Hashable], layout: Layout) -> Tensor:
     """Return a number for each response, equal for equal answers, and -1 without one."""
     by_answer: dict[Hashable, int] = {}
-    numbers = [-1 if answer is None else by_answer.setdefault(answer, len(by_answer)) for answer in answers]
+    numbers = []
+    for answer in answers:
+        numbers.append(-1 if answer is None else by_answer.setdefault(answer, len(by_answer)))
     return of_responses("answers", numbers, layout)
 
 

@@ -104,7 +104,7 @@ def write_problem_set(
         "fingerprint": content_print,
         "problems": {split: len(part) for split, part in problems.items()},
         "rows": counts.rows,
-        "dropped": dict(+counts.dropped),
+        "dropped": dict(+counts.dropped),  # + leaves out counts of 0
         "repaired": dict(counts.repaired),
     }
     try:

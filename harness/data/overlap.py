@@ -45,6 +45,7 @@ def ngram_shares(evaluated: Sequence[str], trained: Sequence[str]) -> dict[tuple
     for i, text in enumerate(evaluated):
         for ngram in ngrams(text):
             owners[ngram].append(i)
+    # N-grams of the evaluated problems alone, of which there are far fewer than of the training problems.
     hits = [ngrams(text) & owners.keys() for text in trained]
     frequency: Counter[tuple[str, ...]] = Counter()
     for ngrams_of_one in hits:

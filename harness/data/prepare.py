@@ -26,6 +26,7 @@ def prepare_sets(
     The origin is a local path, by default that in ENTROBENCH_DATA, and the Hub if neither is set. A set that was made
     from the same files by the same rules is left as it is.
     """
+    # An empty path or variable counts as none.
     origin = origin or os.environ.get("ENTROBENCH_DATA") or None
     available = sources.SOURCES if origin is None else sources.available_sources(origin)
     wanted = names or [name for name, entry in SETS.items() if entry.source in available]

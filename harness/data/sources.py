@@ -113,7 +113,11 @@ def locate(name: str, origin: str | None, say: Callable[[str], None]) -> Located
             f"and end in {', '.join(SUFFIXES)}"
         )
     checksums = {file.name: files.sha256_of(file) for file in paths}
-    return Located(path.name, {"files": checksums}, lambda: {str(file): read_file(file) for file in paths})
+
+    def read_paths() -> dict[str, Rows]:
+        return {str(file): read_file(file) for file in paths}
+
+    return Located(path.name, {"files": checksums}, read_paths)
 
 
 def available_sources(origin: str) -> list[str]:
@@ -226,6 +230,7 @@ def parquet_batches(file: Path) -> Iterator[pyarrow.RecordBatch]:
         # Without pre_buffer=False, Arrow reads whole row groups ahead: most of the memory of a preparation.
         table = pq.ParquetFile(file, pre_buffer=False)
         columns = [name for name in table.schema_arrow.names if name in COLUMNS]
+        # Without a known column all are read, so that the refusal of form_of can name them.
         yield from table.iter_batches(BATCH, columns=columns or None)
     except pa.ArrowInvalid as error:
         raise UserError(f"{file} cannot be read as Parquet: {str(error).splitlines()[0]}") from error

@@ -52,6 +52,7 @@ def vllm_obstacle(device: str, shape: Shape | None) -> str | None:
         return f"the device is {device!r}, but {name} is installed, which is not built for it; {remedy}"
     torch = metadata.version("torch")
     for need in map(Requirement, metadata.requires(name) or ()):
+        # Without an extra: the requirements of vLLM's own extras do not apply.
         applies = need.name == "torch" and (need.marker is None or need.marker.evaluate({"extra": ""}))
         if applies and not need.specifier.contains(torch):
             return f"{name} {version} was built for torch{need.specifier}, but torch {torch} is installed; {remedy}"

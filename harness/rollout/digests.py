@@ -67,8 +67,10 @@ def read_noted_checksums(memory: Path) -> dict[str, list[int | str]]:
 
 def checksum_at(path: Path, stamp: Stamp, before: Mapping[str, list[int | str]]) -> str:
     """Return the SHA-256 of a file: the remembered one if the stamp is the same."""
-    *stamp_before, checksum = before.get(path.name, [""])
-    return str(checksum) if stamp_before == [*stamp] else files.sha256_of(path)
+    noted = before.get(path.name)
+    if noted is not None and noted[:-1] == [*stamp]:
+        return str(noted[-1])
+    return files.sha256_of(path)
 
 
 def file_checksums(folder: Path) -> dict[str, str]:

@@ -110,12 +110,14 @@ def grown(state_B: Tensor, tokens_B: Tensor, vocabulary: int) -> tuple[Tensor, T
     Samples that were in one state and drew the same token are in one state again. The first state that grows out of a
     parent takes its place, as far as there are places, so that the cache is copied only where samples part.
     """
+    # One key for each pair of a parent and a token.
     keys, number_B = (state_B * vocabulary + tokens_B).unique(return_inverse=True)
     parents, tokens, count = keys // vocabulary, keys % vocabulary, len(keys)
     first = parents.diff(prepend=parents.new_tensor([-1])) > 0  # keys are sorted, so equal parents are neighbors
     stays = first & (parents < count)
     free = torch.ones_like(stays)
     free[parents[stays]] = False
+    # Each state that stays fills one place, so as many places are free as states need one.
     places = parents.masked_scatter(~stays, free.nonzero())
     order = places.argsort()
     return parents[order], tokens[order], places[number_B]
@@ -169,8 +171,10 @@ class EmbeddedEngine:
 
     def _layer(self, weights: dict[str, Tensor], at: str) -> Layer:
         def linear(*names: str) -> Linear:
-            weight, bias = ([f"{at}{name}.{kind}" for name in names] for kind in ("weight", "bias"))
-            return self._fused(weights, *weight), self._fused(weights, *bias) if bias[0] in weights else None
+            weight = self._fused(weights, *[f"{at}{name}.weight" for name in names])
+            biases = [f"{at}{name}.bias" for name in names]
+            bias = self._fused(weights, *biases) if biases[0] in weights else None
+            return weight, bias
 
         qk_norm = None
         if f"{at}self_attn.q_norm.weight" in weights:
@@ -208,6 +212,7 @@ class EmbeddedEngine:
         return buffer
 
     def weights(self, columns: Mapping[str, slice]) -> dict[str, Tensor]:
+        # The proof asks for a tied head under its own name, too.
         held = {**self.held, "lm_head.weight": self.head}
         parts = {}
         for name, wanted in columns.items():
@@ -263,7 +268,7 @@ class EmbeddedEngine:
         # A token may read its prompt and the slots that are filled, but not the padding after the prompt.
         bias_SL = torch.zeros(len(prompts), capacity, dtype=self.dtype, device=self.device)
         bias_SL = bias_SL.masked_fill_(slots >= lengths_P[:, None], -torch.inf)
-        shape = (len(self.layers), 2, batch, self.kv_heads, capacity, self.head_dim)
+        shape = (len(self.layers), 2, batch, self.kv_heads, capacity, self.head_dim)  # 2: keys and values
         cache = torch.empty(shape, dtype=self.dtype, device=self.device)
         # The first BLOCK slots are always read, empty ones with weight 0; uninitialized memory could hold NaN. Rows of
         # later states are copies of these.
@@ -289,6 +294,7 @@ class EmbeddedEngine:
             cache[:, :, copied, :, :filled] = cache[:, :, parents[copied], :, :filled]
             lengths_S, bias_SL = lengths_S[parents], bias_SL[parents]
             bias_SL[:, longest + t] = 0
+            # All states write into one slot, but a token's rotation is that of its place without padding.
             logits = self._step(cache, last, longest + t, rotations[lengths_S + t], bias_SL)
         if not logp_TB.isfinite().all():
             raise FloatingPointError("the model's logits are not finite")

@@ -58,15 +58,19 @@ class Model:
         A local folder is identified by its digest. A recipe or a name on the Hub identifies itself, since the model may
         not be on this machine yet; a cell records the digest of the weights that it started from.
         """
+        definition = self.origin() if self.local is None else {"digest": digests.model_digest(self.local)}
         chat = self.chat.identity()
-        source = self.origin() if self.local is None else {"digest": digests.model_digest(self.local)}
-        return source | ({"chat": chat} if chat else {})
+        if chat:
+            return {**definition, "chat": chat}
+        return definition
 
     def origin(self) -> dict[str, Any]:
         """Return the recipe, or path and revision, for the hash in the cache."""
         if self.recipe is not None:
             return self.recipe.identity()
-        return {"path": self.path} | ({} if self.revision is None else {"revision": self.revision})
+        if self.revision is None:
+            return {"path": self.path}
+        return {"path": self.path, "revision": self.revision}
 
     @property
     def local(self) -> Path | None:
@@ -133,12 +137,16 @@ class Model:
             folder = self.cache_folder(default_cache())
             if digests.model_damage(folder) is not None:
                 return None  # it will be made again
-        return folder if folder is not None and folder.is_dir() and not missing_parts(folder) else None
+        if folder is None or not folder.is_dir() or missing_parts(folder):
+            return None
+        return folder
 
     def parameters(self) -> int | None:
         """Return the number of parameters; None if the folder is not here or its weights have no headers."""
         folder = self.present_folder()
-        files = sorted(folder.glob("*.safetensors")) if folder is not None else []
+        if folder is None:
+            return None
+        files = sorted(folder.glob("*.safetensors"))
         return sum(map(parameters_in, files)) if files else None
 
     def shape(self) -> Shape | None:
@@ -186,6 +194,7 @@ def read_model_file(file: Path) -> Model:
             f"{file} must have exactly one of the keys path (a Hugging Face folder or a name on the Hub) and recipe; "
             f"optional are shape and {optional}"
         )
+    # The keys that are left are settings of prompts (Chat).
     path, recipe, shape = (settings.pop(key, None) for key in ("path", "recipe", "shape"))
     for key, value in (("recipe", recipe), ("shape", shape)):
         if not isinstance(value, dict | None):
@@ -278,5 +287,6 @@ def parameters_in(file: Path) -> int:
     """Return the number of parameters in a safetensors file, whose header describes its tensors."""
     with open(file, "rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
+        # A damaged file may state any length.
         header = json.loads(stream.read(min(length, file.stat().st_size)))
     return sum(prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")

@@ -72,6 +72,7 @@ def check_log_ratios(mismatch: Mapping[str, float], bounds: Bounds, dtype: torch
     """Raise CellFailure if trainer and engine disagree on the probabilities of sampled tokens beyond rounding."""
     for key, bound in vars(bounds).items():
         value = mismatch[f"mismatch/{key}"]
+        # Not `value > bound`, which is false if the value is NaN.
         if bound is not None and not value <= bound:
             where = f"mismatch.{str(dtype).removeprefix('torch.')}.{key}"
             raise CellFailure(

@@ -49,7 +49,8 @@ def render_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str, chat: Chat = 
         return list(tokenizer(text, **silent)["input_ids"])
     messages = [{"role": "system", "content": chat.system}] if chat.system else []
     messages.append({"role": "user", "content": prompt})
-    # The same steps as in apply_chat_template of transformers, except that another process renders the template.
+    # The same steps as in apply_chat_template of transformers, except that another process renders the template. It has
+    # written the special tokens, so the tokenizer must not add them again.
     options = {**tokenizer.special_tokens_map, **chat.template_options}
     text = render_template(tokenizer.get_chat_template(chat.template), messages, options, tokenizer.name_or_path)
     return list(tokenizer(text, add_special_tokens=False, **silent)["input_ids"])
@@ -69,8 +70,10 @@ def count_unread(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], cha
     for prompt in prompts:
         written = {character for character in prompt if character.isalnum()}
         read = readable(prompt)
-        some += not written <= read
+        if written - read:
+            some += 1
         # A letter that is also in the template does not show whether the prompt's own was read.
         telling = written - in_template
-        all_of_them += bool(telling) and not telling & read
+        if telling and not telling & read:
+            all_of_them += 1
     return some, all_of_them

@@ -95,6 +95,7 @@ def serve_templates(limit_s: int) -> None:
     memory = MEMORY if hard == resource.RLIM_INFINITY else min(MEMORY, hard)
     resource.setrlimit(resource.RLIMIT_AS, (memory, hard))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a killed renderer leaves no core file
+    # By its default action SIGPROF ends the process at once; an ancestor may have set it to be ignored.
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     for line in sys.stdin.buffer:
         signal.setitimer(signal.ITIMER_PROF, limit_s)

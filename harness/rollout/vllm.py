@@ -189,29 +189,40 @@ class VllmEngine:
         self.vllm = import_vllm(device, shape_of_config(model))
         # vLLM keeps state per process. An earlier engine that was collected later would destroy the state of this one.
         gc.collect()
+        overrides: dict[str, Any] = {}
+        block, prefill = None, PREFILL
+        if on_cpu:
+            block = CPU_BLOCK
+            # A prompt that is read in chunks would use up random numbers of its responses. Without chunks, the longest
+            # prompt must fit into a batch.
+            prefill = max(PREFILL, model.get("max_position_embeddings", 0))
+        else:
+            # The trainer does not round logits to its dtype, so vLLM must not either. On a CPU this setting would
+            # bypass the packed head, whose weights check_engine_weights compares.
+            overrides["head_dtype"] = "float32"
         if on_cpu and cache_gib is None:
             cache_gib = VLLM_CPU_CACHE_GIB
+        if cache_gib is None:
+            cache_bytes, free_share = None, VLLM_GPU_SHARE * share
+        else:
+            # vLLM refuses to start if less than this share is free, even if the size of its cache is given.
+            cache_bytes, free_share = int(cache_gib * 2**30), 0.01
         try:
             self.llm = self.vllm.LLM(
                 model=str(folder),
                 skip_tokenizer_init=True,  # it gets and returns tokens
                 generation_config="vllm",  # the file in the model's folder may truncate the distribution
                 dtype=str(dtype).removeprefix("torch."),
-                # The trainer does not round logits to its dtype, so vLLM must not either. On a CPU this setting would
-                # bypass the packed head, whose weights check_engine_weights compares.
-                hf_overrides={} if on_cpu else {"head_dtype": "float32"},
+                hf_overrides=overrides,
                 max_model_len=-1,  # the model's context, or less if the cache is smaller
                 max_num_seqs=VLLM_SEQUENCES,
-                block_size=CPU_BLOCK if on_cpu else None,
-                # On a CPU, a prompt that is read in chunks uses up random numbers of its responses. Without chunks, the
-                # longest prompt must fit into a batch.
+                block_size=block,
                 enable_chunked_prefill=not on_cpu,
-                max_num_batched_tokens=max(PREFILL, model.get("max_position_embeddings", 0)) if on_cpu else PREFILL,
+                max_num_batched_tokens=prefill,
                 enable_prefix_caching=True,
                 logprobs_mode="processed_logprobs",  # after division by the temperature
-                kv_cache_memory_bytes=None if cache_gib is None else int(cache_gib * 2**30),
-                # vLLM refuses to start if less than this share is free, even if the size of its cache is given.
-                gpu_memory_utilization=VLLM_GPU_SHARE * share if cache_gib is None else 0.01,
+                kv_cache_memory_bytes=cache_bytes,
+                gpu_memory_utilization=free_share,
                 enable_sleep_mode=not on_cpu,
                 enforce_eager=on_cpu,
                 # Each rank has its own engine, on the device of its LOCAL_RANK. In vLLM's layout (ExternalDP x DP x PP
@@ -304,9 +315,11 @@ class VllmEngine:
     def _params(self, n: int, seed: int, temperature: float, max_new_tokens: int) -> Any:
         from vllm.sampling_params import RequestOutputKind
 
+        # At temperature 0 all samples are equal: `_group` repeats the only one. logprobs=0: of the sampled token alone.
+        samples, first_seed, logprobs = (n, seed, 0) if temperature else (1, None, None)
         return self.vllm.SamplingParams(
-            n=n if temperature else 1,  # at temperature 0 all samples are equal
-            seed=seed if temperature else None,  # vLLM draws sample j from seed + j
+            n=samples,
+            seed=first_seed,  # vLLM draws sample j from seed + j
             temperature=temperature,
             top_p=1.0,
             top_k=0,
@@ -314,7 +327,7 @@ class VllmEngine:
             max_tokens=max_new_tokens,
             stop_token_ids=[self.eos],
             ignore_eos=True,  # the model's folder may name other end tokens than the tokenizer
-            logprobs=0 if temperature else None,  # 0: of the sampled token only
+            logprobs=logprobs,
             flat_logprobs=True,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,

@@ -18,6 +18,7 @@ from harness.config import Correction
 
 def log_ratios(batch: TokenBatch, logp_T: Tensor, level: str) -> Tensor:
     """Return log p of the trainer minus log p of the engine, of each token or each response."""
+    # In double, since float32 would round in the sum over a long response.
     difference_T = logp_T.double() - batch.behaviour_logp_T.double()
     return difference_T if level == "token" else batch.per_sequence(difference_T)
 
@@ -29,6 +30,7 @@ def beyond(ratios: Tensor, settings: Correction) -> Tensor:
 
 def correction_factors(batch: TokenBatch, logp_T: Tensor, settings: Correction) -> Tensor:
     """Return the factor of each token's gradient."""
+    # The ratio of a long response may overflow to infinity; either kind replaces that by a finite factor.
     ratios = log_ratios(batch, logp_T, settings.level).exp()
     if settings.kind == "truncated":
         ratios = ratios.clamp(max=settings.high)

@@ -113,6 +113,7 @@ def push_of(method: Method, signal: Signal, current: TokenStats, minibatches: Se
         fixed = method.for_step(here, signal, part).at(part.index_T)
         with torch.enable_grad():
             loss = method.loss(leaves, fixed, part)
+        # A loss that does not read the entropy gets zeros by it.
         by_logp_T, by_entropy_T = torch.autograd.grad(
             loss, (logp_T, entropy_T), allow_unused=True, materialize_grads=True
         )
@@ -181,12 +182,14 @@ def comparison(predicted_T: Tensor, measured_T: Tensor, batch: TokenBatch) -> di
     That is their correlation over tokens, and over the means of responses, and the common logit step of least squares.
     Numbers that do not exist are left out, for example if no token has a signal.
     """
-    columns = (predicted_T, measured_T)
-    x, y = (ranks.gather(column_T.double()) for column_T in columns)
-    by_sequence = [ranks.gather(batch.per_sequence(column_T.double()) / batch.lengths_B) for column_T in columns]
+    by_token, by_sequence = [], []
+    for change_T in (predicted_T.double(), measured_T.double()):
+        by_token.append(ranks.gather(change_T))
+        by_sequence.append(ranks.gather(batch.per_sequence(change_T) / batch.lengths_B))
+    x, y = by_token
     record = {
         "measured": batch.global_mean(measured_T).item(),
-        "correlation": torch.corrcoef(torch.stack([x, y]))[0, 1].item(),
+        "correlation": torch.corrcoef(torch.stack(by_token))[0, 1].item(),
         "correlation_sequences": torch.corrcoef(torch.stack(by_sequence))[0, 1].item(),
         "slope": (x @ y / (x @ x)).item(),
     }
@@ -257,6 +260,7 @@ def lens(
     current = old if current is None else current
     signal = method.signal(old, batch, list(minibatches))
     plain_signal = plain.signal(old, batch, list(minibatches))
+    # Without added terms: they also push tokens that the surrogate drops.
     surrogate = dataclasses.replace(signal, term_scale_T=torch.zeros_like(signal.term_scale_T))
     dropped_T = push_of(method, surrogate, current, minibatches).logp == 0
     push = push_of(method, signal, current, minibatches)

@@ -69,11 +69,11 @@ def of_answers(
     answer count: it has no end after which tokens are idle.
     """
     assert signal.old.entropy is not None
-    shares = []
+    shares, goes_on = [], []
     for group in judged:
         answers = {response.text for response in group} - {None}
         shares.append(len(answers) / len(group))
-    goes_on = [response.goes_on for group in judged for response in group]
+        goes_on += [response.goes_on for response in group]
     record = {
         "responses/distinct_answers": sum(shares) / len(shares),
         "responses/after_answer": sum(goes_on) / len(goes_on),
@@ -81,6 +81,7 @@ def of_answers(
     ends_B = torch.tensor(answer_tokens, device=batch.lengths_B.device)
     within_T = batch.within_T < ends_B[batch.sequence_T]
     entropy = batch.global_sum(signal.old.entropy * within_T) / batch.global_sum(within_T)
+    # The entropy is a mean over all ranks already: the ranks have different numbers of tokens.
     return ranks.averaged(record) | {"entropy/answer": entropy.item()}
 
 
@@ -138,6 +139,7 @@ def gradient_mass(signal: Signal, batch: TokenBatch) -> dict[str, float]:
 
     A problem is hard if at most half of its responses are right.
     """
+    # P problems with G responses each.
     pass_rate_P1 = batch.grouped(batch.right_B.double()).mean(1, keepdim=True)
     hard_PG = (pass_rate_P1 <= 0.5).expand(-1, len(batch) // len(pass_rate_P1))
     hard_T = hard_PG.flatten()[batch.sequence_T]

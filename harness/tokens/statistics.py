@@ -50,7 +50,8 @@ def token_stats(
     backend: str | None = None,
 ) -> TokenStats:
     """Return the statistics of the targets, by the named backend or the one for the size of the vocabulary."""
-    backend = backend or ("dense" if len(head.weight_VD) <= SMALL else "torch")
+    if not backend:
+        backend = "dense" if len(head.weight_VD) <= SMALL else "torch"
     if torch.is_autocast_enabled(hidden_TD.device.type):
         # Cast once, for all blocks: inside, autocast is off and the backends compute in the types of their inputs.
         dtype = torch.get_autocast_dtype(hidden_TD.device.type)

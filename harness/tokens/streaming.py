@@ -83,7 +83,9 @@ class Streaming(torch.autograd.Function):
             hidden, targets = hidden_TD[rows], targets_T[rows]
             # A few numbers for each token: in double they cost nothing, and only the sums within a block round.
             zero = torch.zeros(len(hidden), dtype=torch.float64, device=hidden.device)
-            m, chosen, s, t, q, r = torch.full_like(zero, torch.finfo(torch.float32).min / 4), *[zero] * 5
+            # Finite and not -inf: if the first block holds only masked tokens, -inf - -inf would be NaN.
+            m = torch.full_like(zero, torch.finfo(torch.float32).min / 4)
+            chosen = s = t = q = r = zero
             for columns in spans(len(weight_VD), vocabulary):
                 z, _ = block(hidden, weight_VD[columns], None if bias_V is None else bias_V[columns], softcap)
                 if temperature != 1:
@@ -97,6 +99,9 @@ class Streaming(torch.autograd.Function):
                     z.clamp_(min=FAR)
                 e = z.exp()
                 shrink = delta.exp()
+                # The order matters. z becomes d e and then d e^2 in place; the second product needs the first, and so
+                # `which` has entropy wherever it has sum_p2. t and r read s and q as they were before this block, and q
+                # squares e in place.
                 if entropy:
                     t = (t + delta * s) * shrink + z.mul_(e).sum(dim=1).double()
                 s = s * shrink + e.sum(dim=1).double()
@@ -121,27 +126,29 @@ class Streaming(torch.autograd.Function):
                     kept = kept + d.exp().masked_fill_(d < log(MIN_P), 0).sum(dim=1).double()
                 removed = chosen - m < log(MIN_P)
                 columns_by_row["min_p_logp"].append((chosen - m - kept.log()).masked_fill(removed, -inf))
-        exact = torch.promote_types(hidden_TD.dtype, torch.float32)
-        joined = {name: torch.cat(parts).to(exact) if parts else None for name, parts in columns_by_row.items()}
+        dtype = torch.promote_types(hidden_TD.dtype, torch.float32)
+        joined = {}
+        for name, parts in columns_by_row.items():
+            joined[name] = torch.cat(parts).to(dtype) if parts else None
         ctx.save_for_backward(hidden_TD, weight_VD, bias_V, targets_T, joined["m"], joined["log_s"], joined["entropy"])
         ctx.softcap, ctx.temperature, ctx.entropy_grad = softcap, temperature, entropy_grad
-        fixed = [
-            joined["sum_p2"],
-            joined["sum_p2_logp"],
-            joined["min_p_logp"],
-            None if entropy_grad else joined["entropy"],
-        ]
-        ctx.mark_non_differentiable(*(x for x in fixed if x is not None))
+        fixed = ["sum_p2", "sum_p2_logp", "min_p_logp"]
+        if not entropy_grad:
+            fixed.append("entropy")
+        without_gradient = [joined[name] for name in fixed if joined[name] is not None]
+        ctx.mark_non_differentiable(*without_gradient)
         return joined["logp"], joined["entropy"], joined["sum_p2"], joined["sum_p2_logp"], joined["min_p_logp"]
 
     @staticmethod
     def backward(ctx: Any, by_logp: Tensor, by_entropy: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients, by dlog p_y / dz_i = [i = y] - p_i and dH / dz_i = -p_i (H + log p_i)."""
         hidden_TD, weight_VD, bias_V, targets_T, m_T, log_s_T, entropy_T = ctx.saved_tensors
-        by_hidden, by_weight, by_bias = (
-            torch.zeros_like(x, dtype=m_T.dtype) if needed else None
-            for x, needed in zip((hidden_TD, weight_VD, bias_V), ctx.needs_input_grad, strict=False)
-        )
+        inputs = (hidden_TD, weight_VD, bias_V)
+        # The sums over all blocks, in float32 also where the inputs are shorter.
+        gradients = []
+        for x, needed in zip(inputs, ctx.needs_input_grad, strict=False):  # which has all arguments of `forward`
+            gradients.append(torch.zeros_like(x, dtype=m_T.dtype) if needed else None)
+        by_hidden, by_weight, by_bias = gradients
         tokens, vocabulary = BLOCK[hidden_TD.device.type]
         for rows in spans(len(hidden_TD), tokens):
             hidden, targets = hidden_TD[rows], targets_T[rows]
@@ -150,9 +157,11 @@ class Streaming(torch.autograd.Function):
                 z, tanh = block(hidden, weight, None if bias_V is None else bias_V[columns], ctx.softcap)
                 if ctx.temperature != 1:
                     z /= ctx.temperature
+                # One after the other: the sum of m and log s would lose digits of log s where m is large.
                 z -= m_T[rows, None]
                 z -= log_s_T[rows, None]  # log p
                 p = z.exp()
+                # Both derivatives contain p_i: pull is the sum of their other factors, times the incoming gradients.
                 pull = -by_logp[rows, None]
                 if ctx.entropy_grad:
                     pull = z.clamp_(min=FAR).add_(entropy_T[rows, None]).mul_(-by_entropy[rows, None]).add_(pull)
@@ -164,13 +173,13 @@ class Streaming(torch.autograd.Function):
                     slope *= 1 - tanh**2
                 if by_bias is not None:
                     by_bias[columns] += slope.sum(dim=0)
+                # A product needs factors of one type: on CUDA that of the inputs, which may be bfloat16.
                 slope = slope.to(widened_on_cpu(hidden).dtype)
                 if by_hidden is not None:
                     by_hidden[rows] += wide_product(slope, weight)
                 if by_weight is not None:
                     by_weight[columns] += wide_product(slope.T, hidden)
-        cast = (
-            None if grad is None else grad.to(x.dtype)
-            for grad, x in ((by_hidden, hidden_TD), (by_weight, weight_VD), (by_bias, bias_V))
-        )
+        cast = []
+        for grad, x in zip(gradients, inputs, strict=True):
+            cast.append(None if grad is None else grad.to(x.dtype))
         return *cast, None, None, None, None

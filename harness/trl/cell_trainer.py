@@ -119,6 +119,8 @@ class RecordedTrainer(EntrobenchTrainer):
         with self.watch.phase("verify"):
             problems, size = self.collector.problems(step[0], self.places), self.config.train.group
             groups: dict[int, list[Rollout]] = {}
+            # TRL does not give the engine's log p to reward functions. Zeros take its place: doors.py refuses the
+            # settings and methods that read it.
             for number, problem in enumerate(problems):
                 prompt, group = self.collector.prompt(problem), []
                 for response in completion_ids[number * size : (number + 1) * size]:
@@ -141,9 +143,14 @@ class RecordedTrainer(EntrobenchTrainer):
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """Return the schedule of every cell: a linear rise over the first steps, not over updates."""
         updates, warmup = updates_of_step(self.config), max(self.config.train.warmup_steps, 1)
-        self.lr_scheduler = LambdaLR(
-            self.optimizer if optimizer is None else optimizer, lambda done: min(1.0, (done // updates + 1) / warmup)
-        )
+        if optimizer is None:
+            optimizer = self.optimizer
+
+        def share_of_rate(done_updates: int) -> float:
+            step = done_updates // updates + 1
+            return min(1.0, step / warmup)
+
+        self.lr_scheduler = LambdaLR(optimizer, share_of_rate)
         return self.lr_scheduler
 
     def training_step(self, *inputs: Any, **named: Any) -> Any:
@@ -228,6 +235,7 @@ class RecordedTrainer(EntrobenchTrainer):
             record[key] = float(np.mean(values))
         record |= self.dynamics_of(self.signal)
         seconds = self.watch.seconds
+        # All of the step that has no phase of its own.
         seconds["time/update_s"] = time.perf_counter() - self.began - sum(seconds.values())
         return record | seconds
 
@@ -244,6 +252,7 @@ class RecordedTrainer(EntrobenchTrainer):
             done_steps = self.state.global_step // updates_of_step(self.config)
             after_T = self.entropy_now() if done_steps % every == 0 else None
             temperature = self.config.rollout.temperature
+            # The controls have observed this step already; the updates were made with their memory from before it.
             observed = self.method.state()
             self.method.load_state(self.memory)
             with ranks.as_only_rank():  # on the responses of all ranks

@@ -139,8 +139,12 @@ def trl_head_replaced(head: StatisticsHead) -> Iterator[None]:
     padding, and drop them.
     """
     function, selects = trl_utils._ChunkedLogProbFunction, trl_utils._use_triton
+
+    def selects_on_cpu_too(device: torch.device) -> bool:
+        return device.type == "cpu" or selects(device)
+
     trl_utils._ChunkedLogProbFunction = head
-    trl_utils._use_triton = lambda device: device.type == "cpu" or selects(device)
+    trl_utils._use_triton = selects_on_cpu_too
     try:
         yield
     finally:
@@ -198,7 +202,8 @@ class EntrobenchTrainer(GRPOTrainer):
         scored = self._score(model, *inputs, before=keeps, **named)
         if keeps:
             self._before = scored
-        return scored.logp, scored.entropy if named.get("compute_entropy") else None, scored.aux_loss
+        entropy = scored.entropy if named.get("compute_entropy") else None
+        return scored.logp, entropy, scored.aux_loss
 
     def _score(
         self, model: Any, *inputs: Any, before: bool = False, with_gradient: bool = False, **named: Any
@@ -209,6 +214,8 @@ class EntrobenchTrainer(GRPOTrainer):
             sum_p2=before and "sum_p2" in needs,
             min_p=before and "min_p" in needs,
         )
+        # GRPOTrainer's method returns only log p and entropy of the tokens. The other statistics are in the model's
+        # outputs, one for each part of the batch, under the names of the outputs that they replace.
         outputs: list[Any] = []
         hook = model.register_forward_hook(lambda module, arguments, output: outputs.append(output))
         named["compute_entropy"] = True
@@ -218,7 +225,7 @@ class EntrobenchTrainer(GRPOTrainer):
         finally:
             hook.remove()
         sum_p2 = sum_p2_logp = min_p_logp = None
-        width = logp.shape[1]
+        width = logp.shape[1]  # of the responses; the outputs begin with the prompts
         if head.sum_p2:
             sum_p2 = torch.cat([output.log_sum_sq_probs[:, -width:] for output in outputs])
             sum_p2_logp = torch.cat([output.mean_logits[:, -width:] for output in outputs])
@@ -284,6 +291,7 @@ class EntrobenchTrainer(GRPOTrainer):
             return inputs
         accumulated = self.args.gradient_accumulation_steps
         parts = self._buffered_inputs
+        # GRPOTrainer makes a new list for each rollout batch, also for the first one after a checkpoint.
         if parts is not self._fixed_inputs:
             self._fixed_inputs = parts
             if not self._scores_once:
@@ -321,7 +329,7 @@ class EntrobenchTrainer(GRPOTrainer):
         signal = self.method.signal(
             whole.pop("logp"),
             rewards,
-            torch.arange(len(order)) // size,
+            torch.arange(len(order)) // size,  # in the order of sampling, the responses to a prompt are neighbors
             mask=mask,
             budget=self.max_completion_length,
             minibatches=minibatches,
@@ -370,6 +378,7 @@ class EntrobenchTrainer(GRPOTrainer):
     def _compute_loss(self, model: Any, inputs: Mapping[str, Any]) -> Tensor:
         """Return this micro-batch's part of the loss of an optimizer step's mini-batch."""
         mode = "train" if self.model.training else "eval"
+        # Then the policy before the update is the present one, and the signal follows from the same pass.
         fixes = mode == "train" and self._scores_once
         now = self._score_inputs(
             model, inputs, with_gradient=True, before=fixes, compute_aux_loss=self.aux_loss_enabled
@@ -407,7 +416,8 @@ class EntrobenchTrainer(GRPOTrainer):
             logged |= {f"state/{name}/{key}": value for key, value in state.items()}
         for key, value in logged.items():
             self._metrics[mode][f"entrobench/{key}"].append(value)
-        # The table of completions shows one advantage for each response: the mean over its tokens.
+        # The table of completions shows one advantage for each response: the mean over its tokens. It replaces the one
+        # that GRPOTrainer has just added, as far as the table, which has a bounded length, still holds it.
         lengths_B = signal.layout.lengths_B.clamp(min=1)
         advantages = (signal.advantages.sum(1) / lengths_B).tolist()
         shown = self._logs["advantages"]
@@ -517,6 +527,7 @@ def settled_arguments(args: Any, method: PortableMethod) -> Any:
     kl_coef = method.composed.objective.kl_coef
     for name, instead in REPLACED.items():
         value = getattr(args, name)
+        # A beta that repeats the objective's kl_coef, as cell_trainer.py sets it.
         agrees = name == "beta" and needs_reference and value == kl_coef
         if value != defaults[name] and not agrees:
             raise UserError(

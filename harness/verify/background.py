@@ -60,7 +60,10 @@ class BackgroundJudge(Generic[T]):
         """
         for judging in self.rounds:
             judging.result()
-        return [result for _, results in sorted(self.judged.items()) for result in results]
+        in_order: list[T] = []
+        for _, results in sorted(self.judged.items()):
+            in_order += results
+        return in_order
 
     def __enter__(self) -> BackgroundJudge:
         return self
@@ -143,6 +146,7 @@ def tail_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], tail:
     most = 1
     while most < len(tokens) and width(most) <= len(tail):
         most *= 2
+    # An ending grows with its number of tokens, so the longest one within the tail is found by bisection.
     number = bisect.bisect_right(range(1, min(most, len(tokens)) + 1), len(tail), key=width)
     while not tail.endswith(ending(number)):  # the first tokens are bytes of a character that belongs to the answer
         number -= 1

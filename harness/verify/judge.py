@@ -85,8 +85,9 @@ class LatexParser(_Latex2Sympy):
             text = part.getText()
             texts.append(text)
             bare.append(re.fullmatch(r"[0-9.]+", text))
-        if any(map(all, itertools.pairwise(bare))):
-            raise Unparsed("two numbers with nothing between them")
+        for left, right in itertools.pairwise(bare):
+            if left and right:
+                raise Unparsed("two numbers with nothing between them")
         factors = [self.convert_postfix(part) for part in arr]
         if any(isinstance(factor, list) for factor in factors):
             raise Unparsed("a derivative")
@@ -178,6 +179,7 @@ def certainly_different(gold: Basic, answer: Basic) -> bool:
     Most wrong answers are, and this is much faster than an attempt to prove that they are equal.
     """
     if isinstance(gold, sympy.Eq) != isinstance(answer, sympy.Eq):
+        # x = 5 answers 5, too.
         gold, answer = last_side(gold), last_side(answer)
     of_gold, of_answer = number_size(gold), number_size(answer)
     if of_gold is None or of_answer is None:
@@ -190,6 +192,7 @@ def certainly_different(gold: Basic, answer: Basic) -> bool:
         return False  # a percentage may mean its number of percents
     values = {symbol: symbol_value(symbol) for symbol in gold.free_symbols | answer.free_symbols}
     gold_value = gold.evalf(subs=values)
+    # More than `places` allows: rounded decimals differ by up to 1e-5 of the gold answer.
     return abs(gold_value - answer.evalf(subs=values)) > max(1e-4 * abs(gold_value), 1e-12)
 
 
@@ -214,10 +217,13 @@ def is_beyond(digits: int, of_number: Size | None) -> bool:
 def number_size(x: Basic) -> Size | None:
     """Return the size of a number without evaluating it; None if it is not a number or its size is uncertain."""
     if isinstance(x, Rational):
-        return (x.p > 0) - (x.p < 0), math.log10(abs(x.p)) - math.log10(x.q) if x.p and x.q else -math.inf
+        log = math.log10(abs(x.p)) - math.log10(x.q) if x.p and x.q else -math.inf
+        return (x.p > 0) - (x.p < 0), log
     if isinstance(x, Float) or x is sympy.pi or x is sympy.E:
         number = float(x)
-        return ((number > 0) - (number < 0), math.log10(abs(number))) if number and math.isfinite(number) else None
+        if not number or not math.isfinite(number):
+            return None
+        return (number > 0) - (number < 0), math.log10(abs(number))
     if isinstance(x, Symbol):
         return 1, math.log10(symbol_value(x))
     rule = SIZES.get(type(x))
@@ -244,10 +250,11 @@ def size_of_sum(*terms: Size) -> Size | None:
 
 
 def size_of_power(base: Size, exponent: Size) -> Size | None:
+    # An exponent of 0 also has the sign 0, but its size is known.
     if base[1] == -math.inf or (not exponent[0] and exponent[1] != -math.inf):
         return None
     times = exponent[0] * power_of_ten(exponent[1])
-    sign = 1 if base[0] > 0 else 0
+    sign = 1 if base[0] > 0 else 0  # whether an exponent is even is not known
     log = base[1] * times if base[1] and times else 0.0  # 0 times infinity would be NaN
     return sign, log
 
@@ -257,7 +264,8 @@ def size_of_factorial(number: Size) -> Size | None:
         return None
     value = power_of_ten(number[1])
     # lgamma overflows from about 1e305.
-    return 1, math.lgamma(value + 1) / math.log(10) if value < 1e300 else math.inf
+    log = math.lgamma(value + 1) / math.log(10) if value < 1e300 else math.inf
+    return 1, log
 
 
 def size_of_binomial(upper: Size, lower: Size) -> Size | None:
@@ -269,6 +277,7 @@ def size_of_binomial(upper: Size, lower: Size) -> Size | None:
 
 
 def power_of_ten(log: float) -> float:
+    # Floats end below 1.8e308, and a power beyond that raises OverflowError.
     return 10.0**log if log < 308 else math.inf
 
 
@@ -358,6 +367,7 @@ def exactly_equal(gold: Basic, answer: Basic) -> bool | None:
         if isinstance(gold, Rational) and isinstance(answer, Rational):
             return bool(gold == answer)
     values = {symbol: symbol_value(symbol) for symbol in symbols}
+    # With symbols, a difference at one point is a proof, and equal values there are not.
     equal_here = None if symbols else True
     try:
         # With strict=True both digits are right, however much of the difference cancels; a difference of zero raises.

@@ -75,7 +75,7 @@ class Worker:
             start_new_session=True,  # Ctrl-C in the terminal interrupts the caller only; close() ends the group
         )
         try:
-            self.reply(LATEST_START_S)
+            self.reply(LATEST_START_S)  # `ready`, the first line of `serve`
         except (EOFError, TimeoutError) as error:
             self.close()
             raise RuntimeError("a process for verifying answers does not start; its errors are above") from error
@@ -163,8 +163,9 @@ class VerifierPool:
             else:
                 assert answer is not None
                 slow[gold, answer] = (tidy(gold), tidy(answer))
-        by_key = dict(zip(slow, self.judged_by(MATHEMATICS, list(slow.values())), strict=True))
-        return [quick.get(key) or by_key[key] for key in answered]
+        judged = self.judged_by(MATHEMATICS, list(slow.values()))
+        by_key = quick | dict(zip(slow, judged, strict=True))
+        return [by_key[key] for key in answered]
 
     def quickly(self, gold: str, answer: str | None) -> Verdict | None:
         """Return the verdict if it needs no worker."""

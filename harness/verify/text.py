@@ -52,8 +52,10 @@ BARE = (  # units without `\\text`; all other letters there are factors
     r"people|students?|men|women|soldiers?|monkeys?|apples?|tiles?|toys?|meals?|"
     rf"points?|marks?|digits?|edges?|ways|rounds|{HAN}"
 )
+# A unit ends an answer, an element of a list, an entry of a matrix, or an argument in braces.
 LIST_WORD = r"(?:and|or)(?![a-zA-Z])"
 END = rf"(?= ?(?:$|[,;:)\]}}&]|\\[}}\\]|\\right(?![a-zA-Z])|\\text ?\{{ ?,? ?{LIST_WORD} ?\}}|,? ?{LIST_WORD}))"
+# Upright text without digits except those of an exponent; a list word alone is not a unit.
 UPRIGHT = (
     rf"\\text ?\{{(?! ?,? ?{LIST_WORD} ?\}})((?:[^{{}}0-9\\^]|\^\\circ|\^[23]|\^\{{[23]\}}|(?<=m)[23])*)\}}{EXPONENT}?"
 )
@@ -61,7 +63,9 @@ UPRIGHT_UNIT = re.compile(rf" ?{UPRIGHT}(?: ?(?:/|\\cdot)? ?{UPRIGHT})*{END}")
 BARE_UNIT = re.compile(rf"(?<=[0-9)}}]) ?(?:{BARE}){END}|(?<=\\pi )(?:{BARE}){END}|(?<=\\circ) ?[CF]{END}")
 # Meters as a whole answer: in 3 + 2m, m is a variable.
 METERS = re.compile(r"([-+]?[0-9][0-9,]*(?:\.[0-9]*)?|[-+]?\.[0-9]+) ?m")
+# A unit and a list word in one text: 7\text{ cm or }8 becomes 7\text{ cm},8.
 LISTED = re.compile(rf"(?<=[0-9)}}\]])( ?\\text ?\{{[^{{}}0-9]*?[a-zA-Z.]) ?(?:,| {LIST_WORD}) ?\}}(?= ?[^ ,])")
+# A number and its unit in one text: \text{5 cm} becomes 5\text{cm}.
 UPRIGHT_NUMBER = re.compile(r"\\text ?\{ ?([-+]?[0-9][0-9.,/]*) ?([^{}0-9]+)\}")
 WORDLESS_TEXT = re.compile(r"\\text ?\{[^{}0-9]*\}$")
 
@@ -83,6 +87,7 @@ def without_units(text: str) -> str:
 def dropped_unit(match: re.Match[str]) -> str:
     """Return the replacement of upright text: empty for a unit after a number, else the text itself."""
     before = match.string[: match.start()].rstrip()
+    # A closing brace may also end a text without a number, such as \text{red} before \text{ eggs}.
     follows_number = bool(re.search(r"[0-9a-zA-Z)}\]!%]$", before)) and not WORDLESS_TEXT.search(before)
     degrees = before.endswith(r"\circ")
     words = re.sub(r"\\text|\\cdot", " ", match[0])
@@ -92,6 +97,7 @@ def dropped_unit(match: re.Match[str]) -> str:
 def is_unit(text: str, degrees: bool) -> bool:
     """Return whether words after a number leave its value unchanged."""
     if not text.isascii():
+        # The micro sign and the Greek letter mu are two characters that look alike.
         return re.fullmatch(rf"[ {{}}]*(?:{HAN}|[a-zµμΩÅ])+[ {{}}]*", text) is not None
     words = re.findall("[a-zA-Z]+", text)
     if len(words) == 1 and len(words[0]) == 1:
@@ -205,6 +211,7 @@ def ungrouped(match: re.Match[str]) -> str:
     """Return digits without commas, unless the commas may separate a list."""
     before = match.string[: match.start()]
     is_argument = before.endswith("{") and not before.endswith("\\{")  # of a root or a fraction
+    # An element of a list does not begin with 0 and more digits.
     return match[0].replace(",", "") if is_argument or ",0" in match[0] else match[0]
 
 
@@ -246,7 +253,10 @@ def integer_of_tidy(text: str) -> int | None:
     while wrapped := WRAPPED.fullmatch(text):
         text = without_units(wrapped[1].strip(" ."))
     match = INTEGER.fullmatch(text)
-    return int(match[1] + match[2].replace(",", "").replace(" ", "")) if match else None
+    if match is None:
+        return None
+    sign, digits = match[1], match[2].replace(",", "").replace(" ", "")
+    return int(sign + digits)
 
 
 # Judging
@@ -259,6 +269,7 @@ def quick_verdict(gold: str, answer: str) -> Verdict | None:
         return Verdict.RIGHT if gold_integer == answer_integer else Verdict.WRONG
     if spelling(gold) == spelling(answer):
         return Verdict.RIGHT
+    # With a base on both sides, only the same spelling is right; without one on either, algebra decides.
     if BASED.fullmatch(gold) and BASED.fullmatch(answer):
         return Verdict.WRONG
     return None if legible(answer) else Verdict.UNPARSED
@@ -268,7 +279,10 @@ def legible(answer: str) -> bool:
     """Return whether the LaTeX parser may get a text: printable, digits 0-9 only, brackets not nested too deep."""
     depth = deepest = 0
     for letter in answer:
-        depth += (letter in "([{") - (letter in ")]}")
+        if letter in "([{":
+            depth += 1
+        elif letter in ")]}":
+            depth -= 1
         deepest = max(deepest, depth)
         if not letter.isprintable() or (letter.isnumeric() and not letter.isascii()):
             return False
