@@ -31,7 +31,7 @@ OURS = [command for command in COMMANDS if command.startswith("entrobench")]
 
 # `smoke` in miniature replaces each matrix that a command names: sampled and trained values do not matter here.
 TINY = ["train.steps=1", "train.prompts=4", "train.group=4", "eval.problems=4", "eval.samples=8"]
-NAMES_A_MATRIX = ("run", "plan", "status", "leaderboard", "report", "sync", "pack")
+NAMES_A_MATRIX = ("run", "plan", "status", "leaderboard", "report", "sync", "pack", "unpack")
 NOT_RUN = {  # with the reason
     "entrobench run demo train.lr=3e-4 'seeds=[0,1]'": "has many cells",
     "entrobench run demo rollout.engine=vllm": "needs the environment of vLLM",

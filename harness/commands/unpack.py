@@ -1,0 +1,100 @@
+"""entrobench unpack: puts the finished cells of a pack into a matrix, which `run` then continues."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.base import files
+from harness.base.errors import UserError
+from harness.cells import checksums
+from harness.cells.spec import CellSpec
+from harness.cells.state import State
+from harness.commands.common import Commands, command, config_of_arguments, console, with_config
+from harness.config import Config
+from harness.matrix import Cell, cells, claim
+from harness.pack.archive import Pack, unpacked
+from harness.terminal.units import plural
+
+EXAMPLES = (
+    "entrobench unpack demo.zip demo",
+    "entrobench unpack theirs.zip my.yaml train.steps=20 --plugin my_methods",
+)
+
+
+def add(commands: Commands) -> None:
+    text = "put the finished cells of a pack into a matrix, so that `run` continues it on another machine"
+    parser = command(commands, "unpack", text, EXAMPLES)
+    parser.add_argument("file", metavar="FILE", type=Path, help="a file that `entrobench pack` has written")
+    with_config(parser)
+
+
+def call(arguments: argparse.Namespace) -> int:
+    config = config_of_arguments(arguments)
+    with unpacked(arguments.file) as pack:
+        counts = unpack_cells(pack, config, cells(config))
+    console.print(f"{arguments.file}: {counts}")
+    return 0
+
+
+@dataclass
+class Unpacked:
+    """The number of a pack's cells, by what became of them."""
+
+    put: int = 0
+    begun: int = 0  # in the matrix, whose records are kept
+    failed: int = 0  # where they were packed
+    of_others: int = 0  # that the matrix does not have
+
+    def __str__(self) -> str:
+        parts = [f"{plural(self.put, 'cell')} put into the matrix"]
+        if self.begun:
+            parts.append(f"{self.begun} left out because they have a folder there")
+        if self.failed:
+            parts.append(f"{self.failed} left out because they failed")
+        if self.of_others:
+            parts.append(f"{self.of_others} left out because they are of another matrix or setting")
+        return ", ".join(parts)
+
+
+def unpack_cells(pack: Pack, config: Config, matrix: Sequence[Cell]) -> Unpacked:
+    """Put each finished cell of a pack that the matrix has, and that has not begun there, into the matrix's folder."""
+    ours = {cell.id: cell for cell in matrix}
+    packed = {CellSpec.read(folder).id: folder for folder in pack.cells}
+    shared = sorted(packed.keys() & ours.keys())
+    if not shared:
+        raise UserError(
+            f"no cell of {pack.path} (matrix {pack.matrix!r}) is one of the matrix {config.name!r}; cells are the same "
+            "if method, task, model, seed, settings and the kind of device are"
+        )
+    done = [id for id in shared if State.read(packed[id]).state == "done"]
+    for id in done:
+        for damage, _ in checksums.changed_records(packed[id]):
+            raise damage
+    claim(config)
+    counts = Unpacked(failed=len(shared) - len(done), of_others=len(packed) - len(shared))
+    for id in done:
+        if put(packed[id], ours[id]):
+            counts.put += 1
+        else:
+            counts.begun += 1
+    return counts
+
+
+def put(packed: Path, cell: Cell) -> bool:
+    """Copy the records of a packed cell to its place; return False if that place is taken."""
+    with files.temporary_path(cell.folder) as copy:
+        shutil.copytree(packed, copy)
+        cell.spec.write(copy)  # its matrix and its paths may be others than where it was packed
+        try:
+            os.rename(copy, cell.folder)  # whole or not at all, and never over the records of a cell
+        except OSError:
+            if not cell.folder.exists():
+                raise
+            files.remove_path(copy)
+            return False
+    return True
