@@ -85,7 +85,7 @@ def test_cells_that_have_begun_are_kept(tmp_path: Path) -> None:
 
 def test_cells_of_another_setting_are_left_out(tmp_path: Path) -> None:
     pack = sent(tmp_path, 0, 1, 2)
-    ours, counts = received(tmp_path, pack, "methods=[grpo,ppo]", "seeds=[0]")
+    _, counts = received(tmp_path, pack, "methods=[grpo,ppo]", "seeds=[0]")
     assert counts == Unpacked(put=2, of_others=2)
     with pytest.raises(UserError, match=r"no cell of .*made\.zip \(matrix 'made'\) is one of the matrix 'third'"):
         received(tmp_path, pack, "train.lr=0.5", name="third")
