@@ -3,13 +3,12 @@
     python -m benchmarks.field RESULTS     # first take the tables of the field and its shortlist from this folder
     python -m benchmarks.field             # draw the picture, print the answers, from results/reference
 
-`python -m benchmarks.reference` then fills the pages.
+`python -m benchmarks.reference` then fills the pages. `benchmarks.field_tuned` does the same after tuning.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,15 +23,11 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from pandas import DataFrame
 
-from harness.config import CHOICE, TUNE_SUFFIX, TUNED_SUFFIX
-from harness.study.tune import TABLE as CANDIDATES
-
 REFERENCE = Path(__file__).parent.parent / "results/reference"
 TASKS = {"field": "Countdown", "field-coloring": "graph coloring"}  # the matrices, and their tasks in words
 FIVE_SEEDS = {"field-shortlist": "Countdown", "field-shortlist-coloring": "graph coloring"}
-NEW = "-new"  # at the end of a folder: the shortlist with the seeds alone that did not choose it
+NEW = "-new"  # at the end of a folder: the chosen methods with the seeds alone that did not choose them
 NEW_SEEDS = {f"{matrix}{NEW}": words for matrix, words in FIVE_SEEDS.items()}
-TUNED = "field-shortlist-tuned"
 PICTURE = REFERENCE / "field/pareto.svg"
 BASE_MODEL, BASELINE = "base model", "grpo"
 AVG, PASS = "Avg@K", "Pass@16"
@@ -41,6 +36,10 @@ SLACK = 0.02  # of rule 3: how far below GRPO's a method's Avg@K may be
 SHORTLIST = 10
 LOWEST_SHOWN = 0.4  # Pass@16 in the picture: a few rows ended near 0
 RESAMPLES = 10_000
+
+Scores = Mapping[str, Mapping[str, Any]]  # what `leaderboard --compare` says of a method, by score
+Rows = Mapping[str, Scores]  # by method
+Place = tuple[float, float]  # Avg@K and Pass@16 of a row
 
 
 def take_tables(results: str, matrices: Iterable[str], *overrides: str, suffix: str = "") -> None:
@@ -59,18 +58,14 @@ def take_table(results: str, matrix: str, folder: Path, *overrides: str) -> None
     subprocess.run(compare, check=True)
 
 
-def take_tuned(results: str) -> None:
-    """Write the tables of the tuned shortlist, if it was run, with the choice and the candidates' scores."""
-    if not (Path(results) / f"{TUNED}{TUNED_SUFFIX}").exists():
-        return
-    take_table(results, TUNED, REFERENCE / TUNED, "ruleset=tuned")
-    for name in (CHOICE, CANDIDATES):
-        shutil.copy(Path(results) / f"{TUNED}{TUNE_SUFFIX}" / name, REFERENCE / TUNED)
+def is_kept(matrix: str) -> bool:
+    """Return whether the tables of a matrix are in results/reference."""
+    return (REFERENCE / matrix / "compare.json").exists()
 
 
 @cache
-def compared(matrix: str) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return what `leaderboard --compare` says of each method, by method and score; read once."""
+def compared(matrix: str) -> Rows:
+    """Return what `leaderboard --compare` says of each method of a matrix; read once."""
     rows: dict[str, dict[str, dict[str, Any]]] = {}
     for row in json.loads((REFERENCE / matrix / "compare.json").read_text()):
         if row["seeds"]:
@@ -78,7 +73,12 @@ def compared(matrix: str) -> dict[str, dict[str, dict[str, Any]]]:
     return rows
 
 
-def verdict(scores: dict[str, dict[str, Any]]) -> str:
+def by_task(matrices: Mapping[str, str] = TASKS) -> dict[str, Rows]:
+    """Return the rows of matrices by their tasks in words."""
+    return {words: compared(matrix) for matrix, words in matrices.items()}
+
+
+def verdict(scores: Scores) -> str:
     """Return what rule 2 says of a method on one task."""
     p_value = scores[PASS]["p_holm"]
     if p_value is None or p_value >= SIGNIFICANT or scores[PASS]["difference"]["mean"] <= 0:
@@ -86,7 +86,7 @@ def verdict(scores: dict[str, dict[str, Any]]) -> str:
     return "trades" if scores[AVG]["difference"]["high"] < 0 else "wins"
 
 
-def shown_difference(row: dict[str, Any]) -> str:
+def shown_difference(row: Mapping[str, Any]) -> str:
     """Return a difference to GRPO with half the width of its interval, and a mark if the interval excludes 0."""
     difference = row["difference"]
     if difference is None:
@@ -101,25 +101,29 @@ def shown_difference(row: dict[str, Any]) -> str:
     return f"{difference['mean']:+.3f} ±{(difference['high'] - difference['low']) / 2:.3f}{mark}"
 
 
-def mean_difference(method: str, score: str, tasks: Iterable[str] = TASKS) -> float:
+def mean_difference(method: str, score: str, tasks: Iterable[Rows]) -> float:
     """Return a method's mean difference to GRPO over the tasks on which it is done; nan without one."""
     differences = []
-    for matrix in tasks:
-        row = compared(matrix).get(method, {}).get(score)
+    for rows in tasks:
+        row = rows.get(method, {}).get(score)
         if row and row["difference"]:
             differences.append(row["difference"]["mean"])
     return float(np.mean(differences)) if differences else float("nan")
 
 
-def table(tasks: Mapping[str, str] = TASKS) -> DataFrame:
-    """Return both tasks side by side as text: the highest mean difference in Pass@16 first."""
-    by_task = {words: compared(matrix) for matrix, words in tasks.items()}
-    methods = set.union(*(set(rows) for rows in by_task.values())) - {BASE_MODEL, BASELINE}
-    ordered = sorted(methods, key=lambda method: (-mean_difference(method, PASS, tasks), method))
+def methods_of(tasks: Iterable[Rows]) -> list[str]:
+    """Return all methods that are compared with GRPO, the highest mean difference in Pass@16 first."""
+    all_rows = list(tasks)
+    methods = set().union(*all_rows) - {BASE_MODEL, BASELINE}
+    return sorted(methods, key=lambda method: (-mean_difference(method, PASS, all_rows), method))
+
+
+def table(tasks: Mapping[str, Rows]) -> DataFrame:
+    """Return the tasks side by side as text: the highest mean difference in Pass@16 first."""
     lines = []
-    for method in (BASE_MODEL, BASELINE, *ordered):
+    for method in (BASE_MODEL, BASELINE, *methods_of(tasks.values())):
         line = {"method": method}
-        for words, rows in by_task.items():
+        for words, rows in tasks.items():
             scores = rows.get(method)
             columns = [f"{words}: {name}" for name in (f"{AVG} - grpo", f"{PASS} - grpo", "rule", "seeds")]
             values = ["", "", "not done", "0"]
@@ -131,21 +135,22 @@ def table(tasks: Mapping[str, str] = TASKS) -> DataFrame:
     return DataFrame(lines)
 
 
-def shortlist() -> list[str]:
+def named_for_seeds(tasks: Sequence[Rows]) -> list[str]:
     """Return the methods that rule 3 names for further seeds, the highest first."""
-    methods = set.intersection(*(set(compared(matrix)) for matrix in TASKS)) - {BASE_MODEL, BASELINE}
-    eligible = [method for method in methods if mean_difference(method, AVG) >= -SLACK]
-    return sorted(eligible, key=lambda method: (-mean_difference(method, PASS), method))[:SHORTLIST]
+    on_all = set.intersection(*map(set, tasks))
+    eligible = [method for method in methods_of(tasks) if mean_difference(method, AVG, tasks) >= -SLACK]
+    return [method for method in eligible if method in on_all][:SHORTLIST]
 
 
-def gains_on_both() -> list[str]:
-    """Return the methods whose uncorrected interval in Pass@16 lies above GRPO's on both tasks, as in the table."""
-    gaining = []
-    for method in table()["method"]:
-        differences = [compared(matrix).get(method, {}).get(PASS, {}).get("difference") for matrix in TASKS]
-        if method != BASE_MODEL and all(each and each["low"] is not None and each["low"] > 0 for each in differences):
-            gaining.append(method)
-    return gaining
+def gaining(tasks: Sequence[Rows]) -> list[str]:
+    """Return the methods whose uncorrected interval in Pass@16 lies above GRPO's on all tasks, the highest first."""
+    return [method for method in methods_of(tasks) if all(gains(rows.get(method)) for rows in tasks)]
+
+
+def gains(scores: Scores | None) -> bool:
+    """Return whether the uncorrected interval of a method's difference in Pass@16 lies above 0."""
+    low = scores[PASS]["difference"]["low"] if scores else None
+    return low is not None and low > 0
 
 
 def tau_with_interval(first: Sequence[float], second: Sequence[float]) -> tuple[float, float, float]:
@@ -173,66 +178,78 @@ def weighted_pairs(counts: NDArray[np.float64], pairs: NDArray[np.float64]) -> N
     return ((counts @ pairs) * counts).sum(axis=1)
 
 
-def agreement(score: str) -> tuple[float, float, float, int]:
-    """Return Kendall's tau between the tasks with its interval, and the number of methods."""
-    first, second = (compared(matrix) for matrix in TASKS)
+def agreement(first: Rows, second: Rows, score: str) -> tuple[float, float, float, int]:
+    """Return Kendall's tau of the differences to GRPO in two settings with its interval, and the number of methods."""
     methods = sorted((set(first) & set(second)) - {BASE_MODEL, BASELINE})
     means = [[rows[method][score]["difference"]["mean"] for method in methods] for rows in (first, second)]
     return *tau_with_interval(*means), len(methods)
 
 
-def draw_panel(axes: Axes, matrix: str, named: list[str]) -> None:
+def tell_agreement(settings: str, first: Rows, second: Rows) -> None:
+    for score in (AVG, PASS):
+        tau, low, high, methods = agreement(first, second, score)
+        print(f"{settings}: {score}: Kendall's tau {tau:.2f} [{low:.2f}, {high:.2f}], {methods} methods")
+
+
+def tell_verdicts(words: str, rows: Rows) -> None:
+    verdicts = {method: verdict(scores) for method, scores in rows.items() if method != BASE_MODEL}
+    for word in ("wins", "trades"):
+        print(f"{words}: {word}:", *sorted(method for method, found in verdicts.items() if found == word))
+
+
+def places(rows: Rows) -> dict[str, Place]:
+    """Return Avg@K and Pass@16 of each row."""
+    return {method: (scores[AVG]["mean"]["mean"], scores[PASS]["mean"]["mean"]) for method, scores in rows.items()}
+
+
+def draw_panel(axes: Axes, title: str, means: Mapping[str, Place], named: Sequence[str], lowest: float) -> None:
     """Draw Avg@K against Pass@16 of one task: a point for each method, and names in a column at the right."""
-    means = {}
-    for method, scores in compared(matrix).items():
-        means[method] = (scores[AVG]["mean"]["mean"], scores[PASS]["mean"]["mean"])
-    shown = {method: place for method, place in means.items() if place[1] >= LOWEST_SHOWN}
+    shown = {method: place for method, place in means.items() if place[1] >= lowest}
     for method, place in shown.items():
         color = "#0072B2" if method in named else "#aaaaaa"
         if method in (BASE_MODEL, BASELINE):
             color = "#000000"
-        axes.plot(*place, "o", color=color, markersize=4 if method in named else 3)
-    axes.set_ylim(LOWEST_SHOWN, 1)
+        is_named = method in named
+        axes.plot(*place, "o", color=color, markersize=4 if is_named else 3, zorder=3 if is_named else 2)
+    axes.set_ylim(lowest, 1)
     in_order = sorted(named, key=lambda name: -shown[name][1])
     for method, height in zip(in_order, np.linspace(0.97, 0.25, len(in_order)), strict=True):
         line = {"arrowstyle": "-", "linewidth": 0.4, "color": "#888888", "relpos": (0, 0.5)}
         axes.annotate(
             method, shown[method], (1.06, height), textcoords="axes fraction", fontsize=7, va="center", arrowprops=line
         )
-    hidden = len(means) - len(shown)
-    axes.set_title(f"{TASKS[matrix]} ({hidden} rows lie below {LOWEST_SHOWN})", fontsize=10, loc="left")
+    if hidden := len(means) - len(shown):
+        title = f"{title} ({hidden} rows lie below {lowest})"
+    axes.set_title(title, fontsize=10, loc="left")
     axes.set_xlabel("Avg@K", fontsize=9)
     axes.set_ylabel("Pass@16", fontsize=9)
     axes.tick_params(labelsize=8)
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def draw_picture() -> None:
-    """Write the picture: one panel below the other, narrow enough for a phone."""
+def draw_picture(path: Path, tasks: Mapping[str, Rows], named: Mapping[str, Sequence[str]], lowest: float) -> None:
+    """Write a picture with a panel for each task, one below the other, narrow enough for a phone."""
     # Text stays text, and the same tables give the same file.
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "entrobench", "font.family": "sans-serif"}):
-        figure = Figure(figsize=(5.2, 7.2), layout="constrained")
-        named = [BASE_MODEL, BASELINE, *gains_on_both()]
-        for axes, matrix in zip(figure.subplots(2, 1), TASKS, strict=True):
-            draw_panel(axes, matrix, named)
-        figure.savefig(PICTURE, metadata={"Date": None})
+        figure = Figure(figsize=(5.2, 3.6 * len(tasks)), layout="constrained")
+        panels = figure.subplots(len(tasks), squeeze=False).flat
+        for axes, (words, rows) in zip(panels, tasks.items(), strict=True):
+            draw_panel(axes, words, places(rows), [BASE_MODEL, BASELINE, *named[words]], lowest)
+        figure.savefig(path, metadata={"Date": None})
 
 
 def main(*arguments: str) -> None:
     for results in arguments:
         take_tables(results, [*TASKS, *FIVE_SEEDS])
         take_tables(results, FIVE_SEEDS, "seeds=[3,4]", suffix=NEW)
-        take_tuned(results)
-    draw_picture()
-    for matrix, words in (TASKS | {TUNED: "Countdown, tuned"}).items():
-        verdicts = {method: verdict(scores) for method, scores in compared(matrix).items() if method != BASE_MODEL}
-        for word in ("wins", "trades"):
-            print(f"{words}: {word}:", *sorted(method for method, found in verdicts.items() if found == word))
-    print("further seeds:", *shortlist())
-    print("above GRPO on both tasks without a correction:", *gains_on_both())
-    for score in (AVG, PASS):
-        tau, low, high, methods = agreement(score)
-        print(f"{score}: Kendall's tau between the tasks {tau:.2f} [{low:.2f}, {high:.2f}], {methods} methods")
+    tasks = by_task()
+    on_both = gaining([*tasks.values()])
+    draw_picture(PICTURE, tasks, dict.fromkeys(tasks, on_both), LOWEST_SHOWN)
+    for words, rows in tasks.items():
+        tell_verdicts(words, rows)
+    print("further seeds:", *named_for_seeds([*tasks.values()]))
+    print("above GRPO on both tasks without a correction:", *on_both)
+    tell_agreement("between the tasks", *tasks.values())
 
 
 if __name__ == "__main__":

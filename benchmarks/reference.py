@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 import entrobench
-from benchmarks import field, transfer
+from benchmarks import field, field_tuned, transfer
 from harness.table import render
 
 REPOSITORY = Path(__file__).parent.parent
@@ -54,6 +54,7 @@ PAGE_NAMES = (
     "docs/evidence/demo.md",
     "docs/evidence/coloring.md",
     "docs/evidence/field.md",
+    "docs/evidence/field-tuned.md",
     "docs/evidence/transfer.md",
     *(f"docs/studies/{name}.md" for name in STUDIES),
 )
@@ -66,6 +67,7 @@ ENTROPY = "entropy/mean"
 # The columns of the tables in the pages.
 SHORT = ["method", "Avg@K", "Pass@16", "Pass@16 - grpo", "distinct right"]
 FULL = ["method", "Avg@K", "Pass@16", "Avg@K - grpo", "Pass@16 - grpo", "distinct right", "entropy, end"]
+TUNED_FULL = ["method", "chosen", "Avg@K", "Pass@16", "Avg@K - grpo", "Pass@16 - grpo", "rule", "distinct right"]
 SHOWN_FIRST = ["base model", "grpo", "clip_b", "clip_v", "adaptive_entropy"]
 
 TITLE = re.compile(r"^\*\*(.*)\*\*$", re.MULTILINE)  # of a table in leaderboard.md
@@ -134,20 +136,17 @@ def tuned(folder: str) -> DataFrame:
     return reference_table(folder).rename(columns=lambda column: TUNED_BASELINE.sub(" - grpo", column))
 
 
-def tuned_shortlist() -> DataFrame:
-    """Return the table of the field's tuned shortlist with the verdict of rule 2 for each method."""
-    table = tuned(field.TUNED)[FULL]
-    verdicts = {method: field.verdict(scores) for method, scores in field.compared(field.TUNED).items()}
-    table.insert(table.columns.get_loc("distinct right"), "rule", [verdicts[method] for method in table["method"]])
-    return table
-
-
-def short_field() -> DataFrame:
-    """Return the upper part of the field's table: GRPO, and the methods that gain on both tasks."""
-    table = field.table()
-    shown = [field.BASE_MODEL, field.BASELINE, *field.gains_on_both()]
-    differences = [column for column in table.columns if column == "method" or column.endswith(" - grpo")]
-    return table.loc[table["method"].isin(shown), differences]
+def tuned_field(matrix: str) -> DataFrame:
+    """Return the table of a tuned matrix with the names of methods, the verdict of rule 2, the highest gain first."""
+    table = tuned(matrix)
+    table["chosen"] = table["method"]
+    rows, specs = field_tuned.by_name(matrix), field_tuned.chosen(matrix)
+    ordered = [field.BASELINE, *field.methods_of([rows])]
+    table = table.loc[[field.BASE_MODEL, *(specs[name] for name in ordered)]]
+    table["method"] = [field.BASE_MODEL, *ordered]
+    table["rule"] = [field.verdict(rows[name]) for name in table["method"]]
+    table.loc[field.BASE_MODEL, "chosen"] = ""
+    return table[TUNED_FULL]
 
 
 def as_markdown(table: DataFrame) -> str:
@@ -164,12 +163,17 @@ def tables() -> dict[str, str]:
     """Return each table of the pages by its name; read once for all pages."""
     demo = reference_table("demo")
     studies = {name: as_markdown(study_table(name)) for name in STUDIES}
+    seeds = {}
+    kept = [matrix for matrix in (*field_tuned.NEW_SEEDS, field_tuned.SHORTLIST) if field.is_kept(matrix)]
+    for matrix in kept:
+        seeds[matrix] = as_markdown(tuned_field(matrix))
     further = {}
     for name, path in FURTHER.items():
         further[name] = as_markdown(pandas.read_csv(REFERENCE / path, dtype=str, keep_default_na=False))
     return (
         studies
         | further
+        | seeds
         | {
             "demo-short": as_markdown(demo.loc[SHOWN_FIRST, SHORT]),
             "demo": as_markdown(demo[FULL]),
@@ -179,11 +183,11 @@ def tables() -> dict[str, str]:
             "staleness-avg": as_markdown(staleness_grid("grpo", "Avg@K")),
             "staleness-pass": as_markdown(staleness_grid("grpo", "Pass@16")),
             "staleness-gain": as_markdown(staleness_grid("clip_b(share=0.02)", "Pass@16 - grpo")),
-            "field": as_markdown(field.table()),
-            "field-short": as_markdown(short_field()),
-            "field-five-seeds": as_markdown(field.table(field.FIVE_SEEDS)),
-            "field-tuned": as_markdown(tuned_shortlist()),
-            "field-new-seeds": as_markdown(field.table(field.NEW_SEEDS)),
+            "field": as_markdown(field.table(field.by_task())),
+            "field-five-seeds": as_markdown(field.table(field.by_task(field.FIVE_SEEDS))),
+            "field-new-seeds": as_markdown(field.table(field.by_task(field.NEW_SEEDS))),
+            "field-tuned": as_markdown(field.table(field_tuned.by_task())),
+            "field-short": as_markdown(field.table(field_tuned.by_task(field_tuned.NEW_SEEDS))),
             "transfer-agreement": as_markdown(transfer.agreement_table()),
             "transfer-effects": as_markdown(transfer.effects_table()),
             "transfer-literature": as_markdown(transfer.literature_table()),

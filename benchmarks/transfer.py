@@ -27,7 +27,7 @@ Effects = dict[str, dict[str, Any]]  # by method: mean, low, high of a differenc
 
 def known_settings() -> dict[str, str]:
     """Return the settings with results, the field's first."""
-    return {matrix: words for matrix, words in SETTINGS.items() if (field.REFERENCE / matrix / "compare.json").exists()}
+    return {matrix: words for matrix, words in SETTINGS.items() if field.is_kept(matrix)}
 
 
 def effects(matrix: str, score: str) -> Effects:
@@ -103,9 +103,9 @@ def published_effects() -> dict[str, list[float]]:
 
 def paired_with_papers() -> dict[str, tuple[list[float], float]]:
     """Return the reported effects and ours in Avg@K of each method that has both."""
-    pairs = {}
+    pairs, tasks = {}, list(field.by_task().values())
     for method, reported in sorted(published_effects().items()):
-        ours = field.mean_difference(method, field.AVG)
+        ours = field.mean_difference(method, field.AVG, tasks)
         if np.isfinite(ours):
             pairs[method] = (reported, ours)
     return pairs

@@ -19,7 +19,7 @@ import pytest
 from places import REPOSITORY
 from scipy.stats import kendalltau
 
-from benchmarks import field, reference, staleness, transfer
+from benchmarks import field, field_tuned, reference, staleness, transfer
 from harness import config
 from harness.base import safe_yaml
 from harness.rollout import digests
@@ -184,7 +184,12 @@ def test_no_control_beats_tuned_grpo_in_avg_at_k() -> None:
 
 
 @pytest.mark.parametrize(
-    ("folder", "matrix", "number"), [("demo-tuned", "demo", 42), ("field-shortlist-tuned", "field-shortlist-tuned", 48)]
+    ("folder", "matrix", "number"),
+    [
+        ("demo-tuned", "demo", 42),
+        ("field-shortlist-tuned", "field-shortlist-tuned", 48),
+        ("field-tuned", "field-tuned", 256),
+    ],
 )
 def test_the_tuned_methods_are_the_choice_of_entrobench_tune(folder: str, matrix: str, number: int) -> None:
     choice = safe_yaml.load_yaml(KEPT / folder / "choice.yaml")
@@ -200,26 +205,93 @@ def test_the_demo_was_tuned_to_half_the_rate_of_its_configuration() -> None:
     assert all("lr=3.5e-4" in spec for spec in choice["methods"].values())
 
 
+def gains_and_prices(rows: field.Rows) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the differences of each method to GRPO in Pass@16 and in Avg@K."""
+    methods = field.methods_of([rows])
+    gains, prices = ({name: rows[name][score]["difference"] for name in methods} for score in (field.PASS, field.AVG))
+    return gains, prices
+
+
 def test_no_method_of_the_shortlist_wins_with_equal_tuning() -> None:
     """By rule 2 of docs/evidence/field.md, with Holm's correction over the eleven methods."""
-    compared = dict(field.compared(field.TUNED))
-    choice = safe_yaml.load_yaml(KEPT / field.TUNED / "choice.yaml")["methods"]
-    grpo = choice.pop("grpo")
-    assert grpo == "grpo(lr=1.75e-4)"
-    assert sum("lr=1.75e-4" in spec for spec in choice.values()) == 8
-    del compared["base model"], compared[grpo]
-    assert {name: rows[field.PASS]["seeds"] for name, rows in compared.items()} == dict.fromkeys(choice.values(), 5)
-    verdicts = {name: field.verdict(compared[spec]) for name, spec in choice.items()}
-    assert verdicts == dict.fromkeys(choice, "") | {"entropy_bonus": "trades"}
-    gains = {name: compared[spec][field.PASS] for name, spec in choice.items()}
-    significant = [name for name, gain in gains.items() if gain["difference"]["low"] > 0]
-    assert significant == ["clip_v", "top_entropy", "entropy_bonus"]
-    assert gains["clip_v"]["p_holm"] == pytest.approx(0.15, abs=0.005)
-    assert gains["top_entropy"]["p_holm"] == pytest.approx(0.24, abs=0.005)
-    prices = {name: compared[spec][field.AVG]["difference"] for name, spec in choice.items()}
-    paying = [name for name, price in prices.items() if price["high"] < 0]
-    assert paying == ["rs_grpo", "clip_b", "clip_v", "unlikeliness", "entropy_bonus"]
-    assert [name for name in paying if prices[name]["mean"] < -0.02] == ["rs_grpo", "clip_b", "clip_v"]
+    rows, chosen = field_tuned.by_name(field_tuned.SHORTLIST), field_tuned.chosen(field_tuned.SHORTLIST)
+    assert chosen["grpo"] == "grpo(lr=1.75e-4)"
+    assert {name: scores[field.PASS]["seeds"] for name, scores in rows.items()} == dict.fromkeys(rows, 5)
+    assert {name: field.verdict(rows[name]) for name in chosen} == dict.fromkeys(chosen, "") | {
+        "entropy_bonus": "trades"
+    }
+    assert field.gaining([rows]) == ["clip_v", "entropy_bonus", "top_entropy"]
+    assert rows["clip_v"][field.PASS]["p_holm"] == pytest.approx(0.15, abs=0.005)
+    assert rows["top_entropy"][field.PASS]["p_holm"] == pytest.approx(0.24, abs=0.005)
+    _, prices = gains_and_prices(rows)
+    paying = {name for name, price in prices.items() if price["high"] < 0}
+    assert paying == {"rs_grpo", "clip_b", "clip_v", "unlikeliness", "entropy_bonus"}
+    assert {name for name in paying if prices[name]["mean"] < -0.02} == {"rs_grpo", "clip_b", "clip_v"}
+
+
+def test_no_method_of_the_tuned_field_wins_with_three_seeds() -> None:
+    """By rule 2 of docs/evidence/field-tuned.md."""
+    rows = field_tuned.by_name("field-tuned")
+    assert len(rows) == 65
+    assert not any(field.verdict(rows[name]) for name in rows)
+    gains, prices = gains_and_prices(rows)
+    lowest = min(rows[name][field.PASS]["p_holm"] for name, gain in gains.items() if gain["mean"] > 0)
+    assert lowest == pytest.approx(0.86, abs=0.005)
+    gaining = field.gaining([rows])
+    assert gaining == ["pkpo", "maxrl", "passk", "clip_predict", "opefo"]
+    assert all(prices[name]["high"] < 0 for name in gaining)
+    assert sorted(f"{prices[name]['mean']:.3f}" for name in gaining)[:: len(gaining) - 1] == ["-0.056", "-0.084"]
+
+
+def test_what_the_rule_of_tuning_excludes() -> None:
+    rows = reference.table_below((KEPT / "field-tuned/candidates.md").read_text()).set_index("candidate")
+    others = rows[rows["method"] != "grpo"]
+    assert len(others) == 252
+    assert (others["choice"] == tune.TOO_LOW).sum() == 89
+    lowest = float(rows.loc["grpo", "Avg@K"]) - field.SLACK
+    averages = others["Avg@K"].astype(float).groupby(others["method"])
+    without = averages.max().index[averages.max() < lowest]
+    assert len(without) == 11
+    assert "clip_v" in without
+    chosen = field_tuned.choice("field-tuned")["methods"]
+    assert sum("lr=1.75e-4" in spec for name, spec in chosen.items() if name != "grpo") == 53
+    assert chosen["clip_b"] == "clip_b(share=0.01)"
+
+
+@pytest.mark.parametrize("matrix", [matrix for matrix in field_tuned.NEW_SEEDS if field.is_kept(matrix)])
+def test_rule_3_names_the_methods_with_new_seeds(matrix: str) -> None:
+    three_seeds = matrix.removesuffix(field.NEW)
+    named = field.named_for_seeds([field_tuned.by_name(three_seeds)])
+    settings = config.load_config(matrix)
+    assert settings.methods == ["grpo", *named, "clip_b", "clip_v"]
+    assert set(settings.seeds).isdisjoint(config.load_config(three_seeds).seeds)
+    assert settings.tune.candidates == field_tuned.choice(matrix)["candidates"]
+
+
+def test_what_the_new_seeds_decide_on_countdown() -> None:
+    """By rule 3 of docs/evidence/field-tuned.md."""
+    rows = field_tuned.by_name("field-tuned-new")
+    assert {scores[field.PASS]["seeds"] for scores in rows.values()} == {5}
+    verdicts = {name: field.verdict(scores) for name, scores in rows.items()}
+    decided = {name: found for name, found in verdicts.items() if found}
+    trading = ["clip_v", "kl_cov", "kl_cov_release"]
+    assert decided == {"entropy_bonus": "wins"} | dict.fromkeys(trading, "trades")
+    gains, prices = gains_and_prices(rows)
+    in_order = sorted(decided, key=lambda name: gains[name]["mean"])
+    assert in_order == sorted(decided, key=lambda name: -prices[name]["mean"])
+    for name, p_value in {"entropy_advantage": 0.21, "gspo": 0.29, "siren": 0.22}.items():
+        assert gains[name]["low"] > 0
+        assert rows[name][field.PASS]["p_holm"] == pytest.approx(p_value, abs=0.005)
+    averages = {name: scores[field.PASS]["mean"]["mean"] for name, scores in rows.items()}
+    assert max(averages, key=lambda name: averages[name]) == field.BASE_MODEL
+    assert max(averages.keys() - {field.BASE_MODEL}, key=lambda name: averages[name]) == "clip_v"
+
+
+def test_tuning_reorders_the_field() -> None:
+    before, after = field.compared("field"), field_tuned.by_name("field-tuned")
+    found = {score: field.agreement(before, after, score) for score in (field.PASS, field.AVG)}
+    assert found[field.PASS] == pytest.approx((0.62, 0.50, 0.73, 63), abs=0.005)
+    assert found[field.AVG] == pytest.approx((0.28, 0.10, 0.46, 63), abs=0.005)
 
 
 def test_the_price_of_dropping_more_tokens() -> None:

@@ -1,0 +1,115 @@
+"""The field after tuning: tables, picture and verdicts, by the rules of docs/evidence/field-tuned.md.
+
+    python -m benchmarks.field_tuned RESULTS    # first take the tables and the choices from this folder
+    python -m benchmarks.field_tuned            # draw the picture, print the answers, from results/reference
+
+`python -m benchmarks.reference` then fills the pages. A row is named by its method here, not by the options that tuning
+chose for it, so that rows of two tasks, and of before and after, can be compared.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from benchmarks import field
+from benchmarks.field import BASE_MODEL, NEW, REFERENCE, Rows
+from harness.base import safe_yaml
+from harness.config import CHOICE, TUNE_SUFFIX, TUNED_SUFFIX
+from harness.study.tune import TABLE as CANDIDATES
+
+TASKS = {"field-tuned": "Countdown", "field-tuned-coloring": "graph coloring"}  # the matrices, and their tasks in words
+NEW_SEEDS = {f"{matrix}{NEW}": words for matrix, words in TASKS.items()}  # the methods that rule 3 names
+SHORTLIST = "field-shortlist-tuned"  # on Countdown
+UNTUNED = dict(zip(TASKS, field.TASKS, strict=True))
+PICTURE = REFERENCE / "field-tuned/pareto.svg"
+LOWEST_SHOWN = 0.4
+
+
+def take(results: str) -> None:
+    """Write the tables of the tuned matrices that were run, with the choices and the candidates' scores."""
+    for matrix in (*TASKS, *NEW_SEEDS, SHORTLIST):
+        if not (Path(results) / f"{matrix}{TUNED_SUFFIX}").exists():
+            continue
+        field.take_table(results, matrix, REFERENCE / matrix, "ruleset=tuned")
+        if matrix not in NEW_SEEDS:
+            take_choice(results, matrix)
+
+
+def take_choice(results: str, matrix: str) -> None:
+    """Copy the choice of a matrix, and the scores of its candidates, if they are in this folder of results."""
+    tuning = Path(results) / f"{matrix}{TUNE_SUFFIX}"
+    if tuning.exists():
+        for name in (CHOICE, CANDIDATES):
+            shutil.copy(tuning / name, REFERENCE / matrix)
+
+
+@cache
+def choice(matrix: str) -> Mapping[str, Any]:
+    """Return the record of what tuning chose for a matrix: `methods` and `candidates`."""
+    record: dict[str, Any] = safe_yaml.load_yaml(REFERENCE / matrix.removesuffix(NEW) / CHOICE)
+    return record
+
+
+def chosen(matrix: str) -> dict[str, str]:
+    """Return the spec of each method that a tuned matrix compares, by its name."""
+    return {name: spec for name, spec in choice(matrix)["methods"].items() if spec in field.compared(matrix)}
+
+
+def by_name(matrix: str) -> Rows:
+    """Return the rows of a tuned matrix by the names of their methods."""
+    rows = field.compared(matrix)
+    named = {name: rows[spec] for name, spec in chosen(matrix).items()}
+    return {BASE_MODEL: rows[BASE_MODEL], **named}
+
+
+def by_task(matrices: Mapping[str, str] = TASKS) -> dict[str, Rows]:
+    """Return the rows of those tuned matrices whose tables are kept, by their tasks in words."""
+    return {words: by_name(matrix) for matrix, words in matrices.items() if field.is_kept(matrix)}
+
+
+def same_choices() -> tuple[int, int]:
+    """Return for how many methods tuning chose the same candidate on both tasks, and the number of methods."""
+    first, second = (choice(matrix)["methods"] for matrix in TASKS)
+    same = [name for name in first if first[name] == second[name]]
+    return len(same), len(first)
+
+
+def named_in_picture(words: str) -> list[str]:
+    """Return the methods of a task that gain without a correction, or that win or trade with the new seeds."""
+    decided = [name for name, scores in by_task(NEW_SEEDS).get(words, {}).items() if field.verdict(scores)]
+    return list(dict.fromkeys([*field.gaining([by_task()[words]]), *decided]))
+
+
+def tell(matrix: str, words: str) -> None:
+    """Print the answers of rules 2 and 3 on one task, and how far its ranking agrees with that before tuning."""
+    rows = by_name(matrix)
+    field.tell_verdicts(f"{words}, three seeds", rows)
+    print(f"{words}, new seeds for:", *field.named_for_seeds([rows]))
+    print(f"{words}, above GRPO without a correction:", *field.gaining([rows]))
+    field.tell_agreement(f"{words}, before and after tuning", field.compared(UNTUNED[matrix]), rows)
+
+
+def main(*arguments: str) -> None:
+    for results in arguments:
+        take(results)
+    tasks = by_task()
+    field.draw_picture(PICTURE, tasks, {words: named_in_picture(words) for words in tasks}, LOWEST_SHOWN)
+    for matrix, words in TASKS.items():
+        if words in tasks:
+            tell(matrix, words)
+    for words, rows in by_task(NEW_SEEDS).items():
+        field.tell_verdicts(f"{words}, new seeds", rows)
+    field.tell_verdicts("shortlist", by_name(SHORTLIST))
+    if len(tasks) > 1:
+        field.tell_agreement("between the tasks", *tasks.values())
+        same, methods = same_choices()
+        print(f"the same candidate on both tasks: {same} of {methods} methods")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
