@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.base import files
+from harness.base import files, identities
 from harness.base.errors import UserError
 from harness.cells import checksums
 from harness.cells.spec import CellSpec
@@ -64,21 +64,22 @@ class Unpacked:
 def unpack_cells(pack: Pack, config: Config, matrix: Sequence[Cell]) -> Unpacked:
     """Put each finished cell of a pack that the matrix has, and that has not begun there, into the matrix's folder."""
     ours = {cell.id: cell for cell in matrix}
-    packed = {CellSpec.read(folder).id: folder for folder in pack.cells}
+    # By what the identity says, and not by the id that stands beside it.
+    packed = {identities.key(CellSpec.read(folder).identity): folder for folder in pack.cells}
     shared = sorted(packed.keys() & ours.keys())
     if not shared:
         raise UserError(
             f"no cell of {pack.path} (matrix {pack.matrix!r}) is one of the matrix {config.name!r}; cells are the same "
             "if method, task, model, seed, settings and the kind of device are"
         )
-    done = [id for id in shared if State.read(packed[id]).state == "done"]
-    for id in done:
-        for damage, _ in checksums.changed_records(packed[id]):
+    done = [name for name in shared if State.read(packed[name]).state == "done"]
+    for name in done:
+        for damage, _ in checksums.changed_records(packed[name]):
             raise damage
     claim(config)
     counts = Unpacked(failed=len(shared) - len(done), of_others=len(packed) - len(shared))
-    for id in done:
-        if put(packed[id], ours[id]):
+    for name in done:
+        if put(packed[name], ours[name]):
             counts.put += 1
         else:
             counts.begun += 1

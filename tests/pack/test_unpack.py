@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -114,6 +116,19 @@ def test_a_record_that_does_not_fit_the_cells_own_sums_is_refused(tmp_path: Path
     with pytest.raises(Damaged, match="it is not as it was when the cell was done"):
         received(tmp_path, path)
     assert not (tmp_path / "receiver").exists()
+
+
+def test_the_identity_decides_and_not_the_id_beside_it(tmp_path: Path) -> None:
+    made = Made(tmp_path / "sender", NO_STORE, "seeds=[0]").write_all()
+    first, second, third = made.cells
+    dataclasses.replace(first.spec, id=second.id).write(first.folder)
+    shutil.rmtree(second.folder)
+    path = tmp_path / "made.zip"
+    folders = [first.folder, third.folder]
+    archive.write_pack(path, "made", "{}", folders, protocol_of_cells(made.config, made.cells))
+    ours, counts = received(tmp_path, path, "seeds=[0]")
+    assert counts == Unpacked(put=2)
+    assert states(ours) == ["done", "planned", "done"]
 
 
 def test_an_interruption_leaves_whole_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
