@@ -213,7 +213,8 @@ def test_copies_change_no_gradient_and_no_metric(spec: str, trainer: Trainer, mo
     assert record.pop("responses/distinct") == (4 / 8 + 1 / 8 + 1 + 3 / 8) / 4
     assert expected_record.pop("responses/distinct") == 1
     assert record["mass/positive_hard"] + record["mass/negative_hard"] > 0
-    assert record["ratio/max"] > 1.01
+    # In which direction the second update finds them far from 1 depends on the base model of this processor.
+    assert max(record["ratio/max"] - 1, 1 - record["ratio/min"]) > 0.01
     assert record == pytest.approx(expected_record, rel=1e-12, abs=1e-12, nan_ok=True)
     updates = 2 if "values" not in trainer.method.needs else 4
     assert len(gradients) == len(expected_gradients) > 10 * updates
