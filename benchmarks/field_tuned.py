@@ -31,21 +31,16 @@ LOWEST_SHOWN = 0.4
 
 
 def take(results: str) -> None:
-    """Write the tables of the tuned matrices that were run, with the choices and the candidates' scores."""
+    """Write the choices, the candidates' scores and the tables of the matrices that were tuned and run."""
+    for matrix in (*TASKS, SHORTLIST):
+        tuning = Path(results) / f"{matrix}{TUNE_SUFFIX}"
+        if (tuning / CHOICE).exists():
+            (REFERENCE / matrix).mkdir(exist_ok=True)
+            for name in (CHOICE, CANDIDATES):
+                shutil.copy(tuning / name, REFERENCE / matrix)
     for matrix in (*TASKS, *NEW_SEEDS, SHORTLIST):
-        if not (Path(results) / f"{matrix}{TUNED_SUFFIX}").exists():
-            continue
-        field.take_table(results, matrix, REFERENCE / matrix, "ruleset=tuned")
-        if matrix not in NEW_SEEDS:
-            take_choice(results, matrix)
-
-
-def take_choice(results: str, matrix: str) -> None:
-    """Copy the choice of a matrix, and the scores of its candidates, if they are in this folder of results."""
-    tuning = Path(results) / f"{matrix}{TUNE_SUFFIX}"
-    if tuning.exists():
-        for name in (CHOICE, CANDIDATES):
-            shutil.copy(tuning / name, REFERENCE / matrix)
+        if (Path(results) / f"{matrix}{TUNED_SUFFIX}").exists():
+            field.take_table(results, matrix, REFERENCE / matrix, "ruleset=tuned")
 
 
 @cache
@@ -105,10 +100,10 @@ def main(*arguments: str) -> None:
     for words, rows in by_task(NEW_SEEDS).items():
         field.tell_verdicts(f"{words}, new seeds", rows)
     field.tell_verdicts("shortlist", by_name(SHORTLIST))
+    same, methods = same_choices()
+    print(f"the same candidate on both tasks: {same} of {methods} methods")
     if len(tasks) > 1:
         field.tell_agreement("between the tasks", *tasks.values())
-        same, methods = same_choices()
-        print(f"the same candidate on both tasks: {same} of {methods} methods")
 
 
 if __name__ == "__main__":

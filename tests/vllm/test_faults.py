@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,7 +30,9 @@ def test_a_whole_update_passes_and_each_fault_is_caught_at_once(name: str, dtype
     now.save_pretrained(tmp_path)
     engine = VllmEngine(tmp_path, 3, "cpu", DTYPES[dtype], cache_gib=0.1)
     cases: list[tuple[Callable[[VllmEngine, PreTrainedModel, PreTrainedModel], None], str]]
-    cases = [*faults.FAULTS.items(), (stale_head, faults.STALE_HEAD)]
+    cases = [*faults.FAULTS.items()]
+    if not now.config.tie_word_embeddings or keeps_a_packed_head(engine, now):
+        cases.append((stale_head, faults.STALE_HEAD))
     for fault, sentence in cases:
         engine.load(now)
         before = faults.update(now, LR)
@@ -44,6 +47,18 @@ def test_a_whole_update_passes_and_each_fault_is_caught_at_once(name: str, dtype
     held = engine.weights(dict.fromkeys(parameters, slice(None)))
     for key, weight in parameters.items():
         assert torch.equal(held[key].to(DTYPES[dtype]), weight.detach().to(DTYPES[dtype])), key
+
+
+def keeps_a_packed_head(engine: VllmEngine, model: PreTrainedModel) -> bool:
+    """Return whether vLLM multiplies by a copy of the head: in bfloat16 it does so only on CPUs with AVX-512."""
+    hidden_1D = torch.ones(1, model.config.hidden_size, dtype=engine.dtype)
+
+    def ignores_its_weight(module: Any) -> bool:
+        head = module.lm_head
+        return bool(head.cpu_linear(hidden_1D, torch.zeros_like(head.weight), None).any())
+
+    [answer] = engine.llm.apply_model(ignores_its_weight)
+    return answer
 
 
 def stale_head(engine: VllmEngine, before: PreTrainedModel, now: PreTrainedModel) -> None:
