@@ -259,6 +259,21 @@ def test_what_the_rule_of_tuning_excludes() -> None:
     assert chosen["clip_b"] == "clip_b(share=0.01)"
 
 
+def test_tuning_chooses_otherwise_on_graph_coloring() -> None:
+    assert field_tuned.same_choices() == (12, 64)
+    chosen = field_tuned.choice("field-tuned-coloring")
+    assert chosen["candidates"] == config.load_config("field-tuned-coloring").tune.candidates
+    assert chosen["candidates"] == field_tuned.choice("field-tuned")["candidates"]
+    half = [name for name, spec in chosen["methods"].items() if "lr=1.75e-4" in spec]
+    assert len(half) == 15
+    assert field.BASELINE not in half
+    rows = reference.table_below((KEPT / "field-tuned-coloring/candidates.md").read_text()).set_index("candidate")
+    columns = ["Avg@K", "Pass@K", "choice"]
+    assert rows.loc["grpo", columns].tolist() == ["0.493", "0.560", ""]
+    assert rows.loc["grpo(lr=1.75e-4)", columns].tolist() == ["0.438", "0.661", tune.TOO_LOW]
+    assert (rows.loc[rows["method"] != "grpo", "choice"] == tune.TOO_LOW).sum() == 169
+
+
 @pytest.mark.parametrize("matrix", [matrix for matrix in field_tuned.NEW_SEEDS if field.is_kept(matrix)])
 def test_rule_3_names_the_methods_with_new_seeds(matrix: str) -> None:
     three_seeds = matrix.removesuffix(field.NEW)
