@@ -118,7 +118,7 @@ def test_a_record_that_does_not_fit_the_cells_own_sums_is_refused(tmp_path: Path
     assert not (tmp_path / "receiver").exists()
 
 
-def test_the_identity_decides_and_not_the_id_beside_it(tmp_path: Path) -> None:
+def test_the_identity_decides_and_not_the_stated_id(tmp_path: Path) -> None:
     made = Made(tmp_path / "sender", NO_STORE, "seeds=[0]").write_all()
     first, second, third = made.cells
     dataclasses.replace(first.spec, id=second.id).write(first.folder)
