@@ -64,7 +64,7 @@ class Unpacked:
 def unpack_cells(pack: Pack, config: Config, matrix: Sequence[Cell]) -> Unpacked:
     """Put each finished cell of a pack that the matrix has, and that has not begun there, into the matrix's folder."""
     ours = {cell.id: cell for cell in matrix}
-    # By the hash of each identity: the id in a record of somebody else may be wrong.
+    # By the hash of each identity: the stated id may be wrong.
     packed = {identities.key(CellSpec.read(folder).identity): folder for folder in pack.cells}
     shared = sorted(packed.keys() & ours.keys())
     if not shared:
