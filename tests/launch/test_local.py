@@ -84,7 +84,9 @@ def test_a_cell_that_has_ended_leaves_no_files_open(tmp_path: Path, monkeypatch:
     watcher = Silent()
     monkeypatch.setattr(watcher, "ended", lambda *_: numbers.append(len(os.listdir("/proc/self/fd"))))
     launcher.run_cells(cells, Local(1, 1), watcher, poll=0.05)
-    assert numbers == numbers[:1] * len(cells)
+    assert len(numbers) == len(cells)
+    # Another thread may have two open at the moment of a count; left open, they would be six more at the end.
+    assert numbers[-1] - numbers[0] <= 2
 
 
 @pytest.mark.parametrize("work", [sleep, start_work_and_sleep])
