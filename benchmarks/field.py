@@ -34,7 +34,7 @@ AVG, PASS = "Avg@K", "Pass@16"
 SIGNIFICANT = 0.05
 SLACK = 0.02  # of rule 3: how far below GRPO's a method's Avg@K may be
 SHORTLIST = 10
-LOWEST_SHOWN = 0.4  # Pass@16 in the picture: a few rows ended near 0
+LOWEST_SHOWN = 0.4  # Pass@16 in the pictures: a few rows ended near 0
 RESAMPLES = 10_000
 
 Scores = Mapping[str, Mapping[str, Any]]  # what `leaderboard --compare` says of a method, by score
@@ -202,16 +202,16 @@ def places(rows: Rows) -> dict[str, Place]:
     return {method: (scores[AVG]["mean"]["mean"], scores[PASS]["mean"]["mean"]) for method, scores in rows.items()}
 
 
-def draw_panel(axes: Axes, title: str, means: Mapping[str, Place], named: Sequence[str], lowest: float) -> None:
+def draw_panel(axes: Axes, title: str, means: Mapping[str, Place], named: Sequence[str]) -> None:
     """Draw Avg@K against Pass@16 of one task: a point for each method, and names in a column at the right."""
-    shown = {method: place for method, place in means.items() if place[1] >= lowest}
+    shown = {method: place for method, place in means.items() if place[1] >= LOWEST_SHOWN}
     for method, place in shown.items():
         color = "#0072B2" if method in named else "#aaaaaa"
         if method in (BASE_MODEL, BASELINE):
             color = "#000000"
         is_named = method in named
         axes.plot(*place, "o", color=color, markersize=4 if is_named else 3, zorder=3 if is_named else 2)
-    axes.set_ylim(lowest, 1)
+    axes.set_ylim(LOWEST_SHOWN, 1)
     in_order = sorted(named, key=lambda name: -shown[name][1])
     for method, height in zip(in_order, np.linspace(0.97, 0.25, len(in_order)), strict=True):
         line = {"arrowstyle": "-", "linewidth": 0.4, "color": "#888888", "relpos": (0, 0.5)}
@@ -219,7 +219,7 @@ def draw_panel(axes: Axes, title: str, means: Mapping[str, Place], named: Sequen
             method, shown[method], (1.06, height), textcoords="axes fraction", fontsize=7, va="center", arrowprops=line
         )
     if hidden := len(means) - len(shown):
-        title = f"{title} ({hidden} rows lie below {lowest})"
+        title = f"{title} ({hidden} rows lie below {LOWEST_SHOWN})"
     axes.set_title(title, fontsize=10, loc="left")
     axes.set_xlabel("Avg@K", fontsize=9)
     axes.set_ylabel("Pass@16", fontsize=9)
@@ -227,14 +227,14 @@ def draw_panel(axes: Axes, title: str, means: Mapping[str, Place], named: Sequen
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def draw_picture(path: Path, tasks: Mapping[str, Rows], named: Mapping[str, Sequence[str]], lowest: float) -> None:
+def draw_picture(path: Path, tasks: Mapping[str, Rows], named: Mapping[str, Sequence[str]]) -> None:
     """Write a picture with a panel for each task, one below the other, narrow enough for a phone."""
     # Text stays text, and the same tables give the same file.
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "entrobench", "font.family": "sans-serif"}):
         figure = Figure(figsize=(5.2, 3.6 * len(tasks)), layout="constrained")
         panels = figure.subplots(len(tasks), squeeze=False).flat
         for axes, (words, rows) in zip(panels, tasks.items(), strict=True):
-            draw_panel(axes, words, places(rows), [BASE_MODEL, BASELINE, *named[words]], lowest)
+            draw_panel(axes, words, places(rows), [BASE_MODEL, BASELINE, *named[words]])
         figure.savefig(path, metadata={"Date": None})
 
 
@@ -244,7 +244,7 @@ def main(*arguments: str) -> None:
         take_tables(results, FIVE_SEEDS, "seeds=[3,4]", suffix=NEW)
     tasks = by_task()
     on_both = gaining([*tasks.values()])
-    draw_picture(PICTURE, tasks, dict.fromkeys(tasks, on_both), LOWEST_SHOWN)
+    draw_picture(PICTURE, tasks, dict.fromkeys(tasks, on_both))
     for words, rows in tasks.items():
         tell_verdicts(words, rows)
     print("further seeds:", *named_for_seeds([*tasks.values()]))

@@ -27,7 +27,6 @@ NEW_SEEDS = {f"{matrix}{NEW}": words for matrix, words in TASKS.items()}  # the 
 SHORTLIST = "field-shortlist-tuned"  # on Countdown
 UNTUNED = dict(zip(TASKS, field.TASKS, strict=True))
 PICTURE = REFERENCE / "field-tuned/pareto.svg"
-LOWEST_SHOWN = 0.4
 
 
 def take(results: str) -> None:
@@ -93,7 +92,7 @@ def main(*arguments: str) -> None:
     for results in arguments:
         take(results)
     tasks = by_task()
-    field.draw_picture(PICTURE, tasks, {words: named_in_picture(words) for words in tasks}, LOWEST_SHOWN)
+    field.draw_picture(PICTURE, tasks, {words: named_in_picture(words) for words in tasks})
     for matrix, words in TASKS.items():
         if words in tasks:
             tell(matrix, words)
