@@ -187,7 +187,7 @@ def tables() -> dict[str, str]:
             "field-five-seeds": as_markdown(field.table(field.by_task(field.FIVE_SEEDS))),
             "field-new-seeds": as_markdown(field.table(field.by_task(field.NEW_SEEDS))),
             "field-tuned": as_markdown(field.table(field_tuned.by_task())),
-            "field-short": as_markdown(field.table(field_tuned.by_task(field_tuned.NEW_SEEDS))),
+            "field-short": as_markdown(field.table(field_tuned.by_task(field_tuned.NEW_SEEDS), missing="not named")),
             "transfer-agreement": as_markdown(transfer.agreement_table()),
             "transfer-effects": as_markdown(transfer.effects_table()),
             "transfer-literature": as_markdown(transfer.literature_table()),

@@ -101,11 +101,26 @@ def one_seed_hint(override: str) -> str | None:
     return f"note: {override} is one seed, seed {number}; for {number} seeds write seeds={several}"
 
 
-def config_of_arguments(arguments: argparse.Namespace) -> Config:
-    """Return the configuration that the arguments name, with their plugins."""
-    config = configs.load_config(arguments.config, arguments.overrides)
+def config_of_arguments(arguments: argparse.Namespace, *, with_choice: bool = True) -> Config:
+    """Return the configuration that the arguments name, with their plugins; `with_choice`: see `load_config`."""
+    config = configs.load_config(arguments.config, arguments.overrides, with_choice=with_choice)
     for override in arguments.overrides:
         if hint := one_seed_hint(override):
             print(hint, file=sys.stderr)  # not among the output, which may be a table for another program
     config.plugins += arguments.plugin
     return config
+
+
+def with_candidates(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--candidates", action="store_true", help="instead, the matrix of the candidates, which `entrobench tune` runs"
+    )
+
+
+def config_or_candidates(arguments: argparse.Namespace) -> Config:
+    """Return the configuration that the arguments name, or the one of its candidates."""
+    if not arguments.candidates:
+        return config_of_arguments(arguments)
+    from harness.study.tune import tuning_matrix
+
+    return tuning_matrix(config_of_arguments(arguments, with_choice=False))

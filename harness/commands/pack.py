@@ -9,7 +9,7 @@ from harness.base.errors import UserError
 from harness.cells import checksums
 from harness.cells.spec import id_in
 from harness.cells.state import State
-from harness.commands.common import Commands, command, config_of_arguments, console, with_config
+from harness.commands.common import Commands, command, config_or_candidates, console, with_candidates, with_config
 from harness.config import Config
 from harness.matrix import Cell, cells
 from harness.pack.archive import SUFFIX, write_pack
@@ -19,19 +19,21 @@ from harness.terminal.units import plural
 EXAMPLES = (
     "entrobench pack demo",
     "entrobench pack my.yaml train.steps=20 --plugin my_methods --out my.zip",
+    "entrobench pack demo --candidates",
 )
 
 
 def add(commands: Commands) -> None:
     text = "write a matrix as one file: answers, verdicts, metrics, configurations and versions, no weights"
     parser = with_config(command(commands, "pack", text, EXAMPLES))
+    with_candidates(parser)
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="where to write it (default: NAME.zip in the current folder)"
     )
 
 
 def call(arguments: argparse.Namespace) -> int:
-    config = config_of_arguments(arguments)
+    config = config_or_candidates(arguments)
     out = arguments.out or Path(f"{config.name}{SUFFIX}")
     packed, expected = pack_matrix(config, out)
     size = out.stat().st_size

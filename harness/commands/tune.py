@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from harness import config as configs
 from harness.commands import run
-from harness.commands.common import Commands, command, console, with_config
+from harness.commands.common import Commands, command, config_of_arguments, console, with_config
 from harness.config import Config
 from harness.terminal.layout import boxed, visible, width_of
 
@@ -26,8 +25,7 @@ def add(commands: Commands) -> None:
 
 def call(arguments: argparse.Namespace) -> int:
     # Without the choice of an earlier call, which this one makes again.
-    config = configs.load_config(arguments.config, arguments.overrides, with_choice=False)
-    config.plugins += arguments.plugin
+    config = config_of_arguments(arguments, with_choice=False)
     return tune(config, arguments.jobs, arguments.launcher)
 
 

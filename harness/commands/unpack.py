@@ -14,7 +14,7 @@ from harness.base.errors import UserError
 from harness.cells import checksums
 from harness.cells.spec import CellSpec
 from harness.cells.state import State
-from harness.commands.common import Commands, command, config_of_arguments, console, with_config
+from harness.commands.common import Commands, command, config_or_candidates, console, with_candidates, with_config
 from harness.config import Config
 from harness.matrix import Cell, cells, claim
 from harness.pack.archive import Pack, unpacked
@@ -23,6 +23,7 @@ from harness.terminal.units import plural
 EXAMPLES = (
     "entrobench unpack demo.zip demo",
     "entrobench unpack theirs.zip my.yaml train.steps=20 --plugin my_methods",
+    "entrobench unpack demo-tune.zip demo --candidates",
 )
 
 
@@ -30,11 +31,11 @@ def add(commands: Commands) -> None:
     text = "put the finished cells of a pack into a matrix, so that `run` continues it on another machine"
     parser = command(commands, "unpack", text, EXAMPLES)
     parser.add_argument("file", metavar="FILE", type=Path, help="a file that `entrobench pack` has written")
-    with_config(parser)
+    with_candidates(with_config(parser))
 
 
 def call(arguments: argparse.Namespace) -> int:
-    config = config_of_arguments(arguments)
+    config = config_or_candidates(arguments)
     with unpacked(arguments.file) as pack:
         counts = unpack_cells(pack, config, cells(config))
     console.print(f"{arguments.file}: {counts}")

@@ -19,8 +19,9 @@ from harness.commands.clean import removable
 from harness.commands.pack import pack_matrix, protocol_of_cells
 from harness.commands.run import unfinished
 from harness.commands.unpack import Unpacked, unpack_cells
-from harness.matrix import claim
+from harness.matrix import cells, claim
 from harness.pack import archive
+from harness.study.tune import tuning_matrix
 
 NO_STORE = "sqlite:///no-such-folder/mlflow.db"  # which neither packing nor unpacking opens
 
@@ -47,6 +48,13 @@ def records(folder: Path) -> dict[str, bytes]:
     """Return the records of a cell's folder that its checksums cover, and its state and provenance."""
     paths = [path for path in folder.rglob("*") if path.is_file() and path.name != "config.yaml"]
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def called(*arguments: str) -> None:
+    """Run a command that must succeed."""
+    with pytest.raises(SystemExit) as end:
+        cli.main(arguments)
+    assert end.value.code == 0
 
 
 def states(made: Made) -> list[str]:
@@ -164,6 +172,26 @@ def test_what_a_killed_process_left_is_cleaned(tmp_path: Path) -> None:
     assert states(ours)[0] == "done"
 
 
+@pytest.mark.parametrize("ruleset", ["published", "tuned"])
+def test_the_candidates_of_tuning(tmp_path: Path, ruleset: str) -> None:
+    """Also before there is a choice, which the ruleset `tuned` asks for elsewhere."""
+    candidates = "tune.candidates={grpo: [grpo, grpo(lr=2e-3)], clip_b: [clip_b, clip_b(share=0.05)]}"
+    methods = ("methods=[grpo,clip_b]", candidates)
+    made = [Made(tmp_path / side, NO_STORE, *methods) for side in ("sender", "receiver")]
+    for side in made:
+        side.config = tuning_matrix(side.config)
+        side.cells = cells(side.config)
+    sender, ours = made
+    sender.write_all()
+    pack = str(tmp_path / "made-tune.zip")
+    for command, side in ((["pack", "--out", pack], sender), (["unpack", pack], ours)):
+        given = ["name=made", f"results={side.config.results}", f"tracking.uri={NO_STORE}", f"ruleset={ruleset}"]
+        called(*command, "smoke", *given, *methods, "--candidates")
+    assert states(ours) == ["done"] * len(sender.cells)
+    for theirs, cell in zip(sender.cells, ours.cells, strict=True):
+        assert records(cell.folder) == records(theirs.folder)
+
+
 @pytest.mark.slow
 def test_the_table_of_the_receiver_is_that_of_the_sender(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], put_store: Callable[[Path], None]
@@ -173,10 +201,8 @@ def test_the_table_of_the_receiver_is_that_of_the_sender(
     pack = tmp_path / "made.zip"
     pack_matrix(made.config, pack)
     given = [f"results={tmp_path / 'results'}", "name=made", "methods=[grpo,clip_b,ppo]", "seeds=[0,1]"]
-    for arguments in (["unpack", str(pack), "smoke", *given], ["sync", "smoke", *given]):
-        with pytest.raises(SystemExit) as end:
-            cli.main(arguments)
-        assert end.value.code == 0
+    called("unpack", str(pack), "smoke", *given)
+    called("sync", "smoke", *given)
     assert "6 cells put into the matrix" in capsys.readouterr().out
     of_pack = listed(capsys, "--pack", str(pack))
     of_folder = listed(capsys, "smoke", *given)
