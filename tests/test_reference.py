@@ -274,6 +274,34 @@ def test_tuning_chooses_otherwise_on_graph_coloring() -> None:
     assert (rows.loc[rows["method"] != "grpo", "choice"] == tune.TOO_LOW).sum() == 169
 
 
+def test_no_method_of_the_tuned_field_wins_on_graph_coloring_with_three_seeds() -> None:
+    """By rule 2 of docs/evidence/field-tuned.md; and what rule 3's limit in Avg@K means there."""
+    rows = field_tuned.by_name("field-tuned-coloring")
+    assert len(rows) == 65
+    assert not any(field.verdict(rows[name]) for name in rows)
+    gains, prices = gains_and_prices(rows)
+    p_values = {name: rows[name][field.PASS]["p_holm"] for name, gain in gains.items() if gain["mean"] > 0}
+    assert min(p_values, key=lambda name: p_values[name]) == "maxrl"
+    assert p_values["maxrl"] == pytest.approx(0.30, abs=0.005)
+    gaining = field.gaining([rows])
+    assert len(gaining) == 14
+    both = field.gaining([rows, field_tuned.by_name("field-tuned")])
+    assert set(both) == {"pkpo", "passk", "maxrl", "opefo", "clip_predict"}
+    averages = {name: scores[field.AVG]["mean"]["mean"] for name, scores in rows.items()}
+    assert max(averages, key=lambda name: averages[name]) == field.BASELINE
+    near = [name for name, price in prices.items() if price["mean"] >= -field.SLACK]
+    assert len(near) == 12
+    assert set(near) & set(gaining) == {"rs_grpo"}
+
+
+def test_the_rankings_of_the_tuned_field_agree_little_between_the_tasks() -> None:
+    found = {}
+    for score in (field.PASS, field.AVG):
+        found[score] = field.agreement(*field_tuned.by_task().values(), score)
+    assert found[field.PASS] == pytest.approx((0.30, 0.09, 0.47, 63), abs=0.005)
+    assert found[field.AVG] == pytest.approx((0.30, 0.12, 0.47, 63), abs=0.005)
+
+
 @pytest.mark.parametrize("matrix", [matrix for matrix in field_tuned.NEW_SEEDS if field.is_kept(matrix)])
 def test_rule_3_names_the_methods_with_new_seeds(matrix: str) -> None:
     three_seeds = matrix.removesuffix(field.NEW)
