@@ -24,6 +24,9 @@ from harness.study.tune import TABLE as CANDIDATES
 
 TASKS = {"field-tuned": "Countdown", "field-tuned-coloring": "graph coloring"}  # the matrices, and their tasks in words
 NEW_SEEDS = {f"{matrix}{NEW}": words for matrix, words in TASKS.items()}  # the methods that rule 3 names
+MORE = "-more"  # at the end of a folder: in addition the methods that rule 5 names
+MORE_SEEDS = {f"{matrix}{MORE}": words for matrix, words in TASKS.items()}
+SLOWER = "field-tuned-coloring-slower"  # the winners of rule 3 on graph coloring against GRPO at half of its rate
 SHORTLIST = "field-shortlist-tuned"  # on Countdown
 UNTUNED = dict(zip(TASKS, field.TASKS, strict=True))
 PICTURE = REFERENCE / "field-tuned/pareto.svg"
@@ -37,15 +40,16 @@ def take(results: str) -> None:
             (REFERENCE / matrix).mkdir(exist_ok=True)
             for name in (CHOICE, CANDIDATES):
                 shutil.copy(tuning / name, REFERENCE / matrix)
-    for matrix in (*TASKS, *NEW_SEEDS, SHORTLIST):
+    for matrix in (*TASKS, *NEW_SEEDS, *MORE_SEEDS, SHORTLIST):
         if (Path(results) / f"{matrix}{TUNED_SUFFIX}").exists():
             field.take_table(results, matrix, REFERENCE / matrix, "ruleset=tuned")
+    field.take_tables(results, [SLOWER])
 
 
 @cache
 def choice(matrix: str) -> Mapping[str, Any]:
     """Return the record of what tuning chose for a matrix: `methods` and `candidates`."""
-    record: dict[str, Any] = safe_yaml.load_yaml(REFERENCE / matrix.removesuffix(NEW) / CHOICE)
+    record: dict[str, Any] = safe_yaml.load_yaml(REFERENCE / matrix.removesuffix(NEW).removesuffix(MORE) / CHOICE)
     return record
 
 
@@ -66,6 +70,15 @@ def by_task(matrices: Mapping[str, str] = TASKS) -> dict[str, Rows]:
     return {words: by_name(matrix) for matrix, words in matrices.items() if field.is_kept(matrix)}
 
 
+def decided() -> dict[str, Rows]:
+    """Return by task the rows with new seeds of the methods that win or trade on a task, of GRPO and the base model."""
+    tasks = by_task(MORE_SEEDS)
+    shown = {BASE_MODEL, field.BASELINE}
+    for rows in tasks.values():
+        shown |= {name for name, scores in rows.items() if field.verdict(scores)}
+    return {words: {name: rows[name] for name in rows if name in shown} for words, rows in tasks.items()}
+
+
 def same_choices() -> tuple[int, int]:
     """Return for how many methods tuning chose the same candidate on both tasks, and the number of methods."""
     first, second = (choice(matrix)["methods"] for matrix in TASKS)
@@ -75,8 +88,9 @@ def same_choices() -> tuple[int, int]:
 
 def named_in_picture(words: str) -> list[str]:
     """Return the methods of a task that gain without a correction, or that win or trade with the new seeds."""
-    decided = [name for name, scores in by_task(NEW_SEEDS).get(words, {}).items() if field.verdict(scores)]
-    return list(dict.fromkeys([*field.gaining([by_task()[words]]), *decided]))
+    rows = by_task(MORE_SEEDS).get(words, {})
+    with_verdict = [name for name, scores in rows.items() if field.verdict(scores)]
+    return list(dict.fromkeys([*field.gaining([by_task()[words]]), *with_verdict]))
 
 
 def tell(matrix: str, words: str) -> None:
@@ -96,8 +110,9 @@ def main(*arguments: str) -> None:
     for matrix, words in TASKS.items():
         if words in tasks:
             tell(matrix, words)
-    for words, rows in by_task(NEW_SEEDS).items():
-        field.tell_verdicts(f"{words}, new seeds", rows)
+    for rule, matrices in ((3, NEW_SEEDS), (5, MORE_SEEDS)):
+        for words, rows in by_task(matrices).items():
+            field.tell_verdicts(f"{words}, new seeds, rule {rule}", rows)
     field.tell_verdicts("shortlist", by_name(SHORTLIST))
     same, methods = same_choices()
     print(f"the same candidate on both tasks: {same} of {methods} methods")

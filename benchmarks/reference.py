@@ -164,7 +164,7 @@ def tables() -> dict[str, str]:
     demo = reference_table("demo")
     studies = {name: as_markdown(study_table(name)) for name in STUDIES}
     seeds = {}
-    kept = [matrix for matrix in (*field_tuned.NEW_SEEDS, field_tuned.SHORTLIST) if field.is_kept(matrix)]
+    kept = [matrix for matrix in (*field_tuned.MORE_SEEDS, field_tuned.SHORTLIST) if field.is_kept(matrix)]
     for matrix in kept:
         seeds[matrix] = as_markdown(tuned_field(matrix))
     further = {}
@@ -187,7 +187,8 @@ def tables() -> dict[str, str]:
             "field-five-seeds": as_markdown(field.table(field.by_task(field.FIVE_SEEDS))),
             "field-new-seeds": as_markdown(field.table(field.by_task(field.NEW_SEEDS))),
             "field-tuned": as_markdown(field.table(field_tuned.by_task())),
-            "field-short": as_markdown(field.table(field_tuned.by_task(field_tuned.NEW_SEEDS), missing="not named")),
+            "field-tuned-coloring-slower": as_markdown(tuned(field_tuned.SLOWER)[FULL]),
+            "field-short": as_markdown(field.table(field_tuned.decided(), missing="not run again")),
             "transfer-agreement": as_markdown(transfer.agreement_table()),
             "transfer-effects": as_markdown(transfer.effects_table()),
             "transfer-literature": as_markdown(transfer.literature_table()),

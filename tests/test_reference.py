@@ -354,6 +354,72 @@ def test_what_the_new_seeds_decide_on_graph_coloring() -> None:
     assert max(averages, key=lambda name: averages[name]) == field.BASE_MODEL
 
 
+def test_what_rule_5_decides_on_graph_coloring() -> None:
+    rows = field_tuned.by_name("field-tuned-coloring-more")
+    assert len(rows) == 2 + 23
+    assert {scores[field.PASS]["seeds"] for scores in rows.values()} == {5}
+    gained = field.gaining([field_tuned.by_name("field-tuned-coloring")])
+    gains, prices = gains_and_prices(rows)
+    assert all(gains[name]["low"] > 0 for name in gained)
+    decided = {name: field.verdict(rows[name]) for name in rows if field.verdict(rows[name])}
+    assert {*decided} == {*gained} - {"erc"}
+    assert rows["erc"][field.PASS]["p_holm"] == pytest.approx(0.066, abs=0.0005)
+    assert {name for name, found in decided.items() if found == "trades"} == {"pkpo", "clip_predict", "opefo"}
+    means = [gains[name]["mean"] for name in decided]
+    assert (f"{min(means):.2f}", f"{max(means):.2f}") == ("0.14", "0.28")
+    for name in ("passk", "maxrl", "outcome_exploration", "unlikeliness"):
+        assert prices[name]["mean"] == pytest.approx(-0.03, abs=0.005)
+        assert -0.085 < prices[name]["low"] < -0.065
+
+
+def test_what_rule_5_decides_on_countdown() -> None:
+    rows = field_tuned.by_name("field-tuned-more")
+    assert len(rows) == 2 + 17
+    assert {scores[field.PASS]["seeds"] for scores in rows.values()} == {5}
+    decided = {name: field.verdict(rows[name]) for name in rows if field.verdict(rows[name])}
+    trading = ["pkpo", "maxrl", "passk", "clip_v", "kl_cov", "kl_cov_release"]
+    assert decided == {"entropy_bonus": "wins"} | dict.fromkeys(trading, "trades")
+    gains, prices = gains_and_prices(rows)
+    shown = [(f"{gains[name]['mean']:.3f}", f"{prices[name]['mean']:.3f}") for name in trading[1:]]
+    assert shown == [
+        ("0.114", "-0.051"),
+        ("0.077", "-0.038"),
+        ("0.048", "-0.024"),
+        ("0.034", "-0.010"),
+        ("0.037", "-0.010"),
+    ]
+    gaining = field.gaining([rows])
+    assert len(gaining) == 12
+    assert gaining[-1] == "entropy_bonus"
+    undecided = [rows[name][field.PASS]["p_holm"] for name in gaining if name not in decided]
+    assert [f"{p_value:.2f}" for p_value in (min(undecided), max(undecided))] == ["0.08", "0.29"]
+
+
+@pytest.mark.parametrize("matrix", field_tuned.MORE_SEEDS)
+def test_rule_5_names_the_methods_that_gain_with_three_seeds(matrix: str) -> None:
+    three_seeds = matrix.removesuffix(field_tuned.MORE)
+    gained = field.gaining([field_tuned.by_name(three_seeds)])
+    of_rule_3 = config.load_config(f"{three_seeds}{field.NEW}")
+    settings = config.load_config(matrix)
+    assert settings.methods[: len(of_rule_3.methods)] == of_rule_3.methods
+    assert {*settings.methods} == {*of_rule_3.methods, *gained}
+    assert settings.seeds == of_rule_3.seeds
+
+
+def test_a_slower_grpo_takes_more_than_half_of_the_gains() -> None:
+    rows = field.compared(field_tuned.SLOWER)
+    slower, tuned = "grpo(lr=1.75e-4,clip_high=0.28)", field_tuned.by_name("field-tuned-coloring-more")
+    mean_of_slower = rows[slower][field.PASS]["mean"]["mean"]
+    for name in ("rs_grpo", "clip_v", "clip_b"):
+        spec = field_tuned.chosen("field-tuned-coloring")[name]
+        scores = rows[spec]
+        assert field.verdict(scores) == ""
+        assert 0.065 < scores[field.PASS]["difference"]["mean"] < 0.105
+        gain = tuned[name][field.PASS]["difference"]["mean"]
+        assert mean_of_slower - tuned[field.BASELINE][field.PASS]["mean"]["mean"] > gain / 2
+    assert rows["rs_grpo"][field.PASS]["p_holm"] == pytest.approx(0.064, abs=0.0005)
+
+
 def test_the_winners_on_graph_coloring_are_above_a_slower_grpo() -> None:
     """On the validation problems, where no setting of a clip met the limit of tuning."""
     rows = reference.table_below((KEPT / "field-tuned-coloring/candidates.md").read_text()).set_index("candidate")
