@@ -828,6 +828,11 @@ def test_the_ranking_carries_over_to_the_larger_model_and_no_sign_is_contradicte
     assert larger["Kendall's tau"].tolist() == ["0.91 [0.60, 1.00]", "0.69 [0.21, 1.00]"]
     assert larger["carried over"]["Pass@16"] == larger["open"]["Pass@16"] == "5"
     assert set(shown["contradicted"]) == {"0"}
+    largest = shown.loc["0.2 M and 5 M"]
+    assert largest["Kendall's tau"].tolist() == ["1.00 [1.00, 1.00]", "0.33 [-0.26, 0.86]"]
+    small, large = (transfer.effects(matrix, "Pass@16") for matrix in ("field", "transfer-5m"))
+    assert {scores["Pass@16"]["seeds"] for scores in field.compared("transfer-5m").values()} == {1}
+    assert all(large[method]["mean"] > small[method]["mean"] for method in large)
     assert "0.91 [0.60, 1.00]" in README
 
 
