@@ -56,22 +56,23 @@ def agreement_table() -> DataFrame:
     lines = []
     for (first, first_words), (second, second_words) in combinations(known_settings().items(), 2):
         for score in (field.PASS, field.AVG):
-            ours, theirs = effects(first, score), effects(second, score)
-            methods = sorted(ours.keys() & theirs.keys())
-            products = [sign(ours[method]) * sign(theirs[method]) for method in methods]
-            means = [[each[method]["mean"] for method in methods] for each in (ours, theirs)]
-            lines.append(
-                {
-                    "settings": f"{first_words} and {second_words}",
-                    "score": score,
-                    "methods": str(len(methods)),
-                    "carried over": str(products.count(1)),
-                    "contradicted": str(products.count(-1)),
-                    "open": str(products.count(0)),
-                    "Kendall's tau": shown_tau(*means),
-                }
-            )
+            line = {"settings": f"{first_words} and {second_words}", "score": score}
+            lines.append(line | agreement(effects(first, score), effects(second, score)))
     return DataFrame(lines)
+
+
+def agreement(ours: Effects, theirs: Effects) -> dict[str, str]:
+    """Return for the methods that two settings share how many signs carry over, and Kendall's tau."""
+    methods = sorted(ours.keys() & theirs.keys())
+    products = [sign(ours[method]) * sign(theirs[method]) for method in methods]
+    means = [[each[method]["mean"] for method in methods] for each in (ours, theirs)]
+    return {
+        "methods": str(len(methods)),
+        "carried over": str(products.count(1)),
+        "contradicted": str(products.count(-1)),
+        "open": str(products.count(0)),
+        "Kendall's tau": shown_tau(*means),
+    }
 
 
 def effects_table() -> DataFrame:

@@ -1,0 +1,69 @@
+"""The field run once more, with another base model: how much of its table is found again, by docs/evidence/field.md.
+
+    python -m benchmarks.field_again RESULTS    # first take the tables of the second run from this folder
+    python -m benchmarks.field_again            # print the answers, from results/reference
+
+`python -m benchmarks.reference` then fills the page.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any
+
+from pandas import DataFrame
+
+from benchmarks import field, transfer
+
+SECOND = "-again"  # at the end of a folder: the second run of a matrix
+
+
+def kept_again() -> dict[str, str]:
+    """Return the matrices of the field whose second run has results, and their tasks in words."""
+    return {matrix: words for matrix, words in field.TASKS.items() if field.is_kept(f"{matrix}{SECOND}")}
+
+
+def half_width(effect: dict[str, Any]) -> float:
+    return float(effect["high"] - effect["low"]) / 2
+
+
+def within_noise(first: dict[str, Any], second: dict[str, Any]) -> bool:
+    """Return whether the 95 % interval of the change from one run to the other includes 0."""
+    return abs(first["mean"] - second["mean"]) <= math.hypot(half_width(first), half_width(second))
+
+
+def agreement_table() -> DataFrame:
+    """Return for each task and score how many signs are found again, and how many effects changed."""
+    lines = []
+    for matrix, words in kept_again().items():
+        for score in (field.PASS, field.AVG):
+            first, second = (transfer.effects(folder, score) for folder in (matrix, f"{matrix}{SECOND}"))
+            shared = first.keys() & second.keys()
+            changed = [method for method in shared if not within_noise(first[method], second[method])]
+            line = {"task": words, "score": score} | transfer.agreement(first, second)
+            lines.append(line | {"changed": str(len(changed))})
+    return DataFrame(lines).rename(columns={"carried over": "found again"})
+
+
+def effects_table() -> DataFrame:
+    """Return both runs side by side as text, the highest mean difference in Pass@16 of both first."""
+    runs = {}
+    for matrix, words in kept_again().items():
+        runs[f"{words}, first"] = field.compared(matrix)
+        runs[f"{words}, again"] = field.compared(f"{matrix}{SECOND}")
+    return field.table(runs)
+
+
+def main(*arguments: str) -> None:
+    for results in arguments:
+        field.take_tables(results, field.TASKS, suffix=SECOND)
+    print(effects_table().to_string(index=False))
+    print(agreement_table().to_string(index=False))
+    for matrix, words in kept_again().items():
+        field.tell_verdicts(f"{words}, first", field.compared(matrix))
+        field.tell_verdicts(f"{words}, again", field.compared(f"{matrix}{SECOND}"))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
