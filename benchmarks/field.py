@@ -87,7 +87,7 @@ def verdict(scores: Scores) -> str:
 
 
 def shown_difference(row: Mapping[str, Any]) -> str:
-    """Return a difference to GRPO with half the width of its interval, and a mark if the interval excludes 0."""
+    """Return a difference from GRPO with half the width of its interval, and a mark if the interval excludes 0."""
     difference = row["difference"]
     if difference is None:
         return "baseline"
@@ -102,7 +102,7 @@ def shown_difference(row: Mapping[str, Any]) -> str:
 
 
 def mean_difference(method: str, score: str, tasks: Iterable[Rows]) -> float:
-    """Return a method's mean difference to GRPO over the tasks on which it is done; nan without one."""
+    """Return a method's mean difference from GRPO over the tasks on which it is done; nan without one."""
     differences = []
     for rows in tasks:
         row = rows.get(method, {}).get(score)
@@ -182,7 +182,7 @@ def weighted_pairs(counts: NDArray[np.float64], pairs: NDArray[np.float64]) -> N
 
 
 def agreement(first: Rows, second: Rows, score: str) -> tuple[float, float, float, int]:
-    """Return Kendall's tau of the differences to GRPO in two settings with its interval, and the number of methods."""
+    """Return Kendall's tau of the differences from GRPO in two settings, its interval, and the number of methods."""
     methods = sorted((set(first) & set(second)) - {BASE_MODEL, BASELINE})
     means = [[rows[method][score]["difference"]["mean"] for method in methods] for rows in (first, second)]
     return *tau_with_interval(*means), len(methods)

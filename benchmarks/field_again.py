@@ -41,7 +41,7 @@ def agreement_table() -> DataFrame:
             first, second = (transfer.effects(folder, score) for folder in (matrix, f"{matrix}{SECOND}"))
             shared = first.keys() & second.keys()
             changed = [method for method in shared if not within_noise(first[method], second[method])]
-            line = {"task": words, "score": score} | transfer.agreement(first, second)
+            line = {"task": words, "score": score} | transfer.agreement(first, second, shared)
             lines.append(line | {"changed": str(len(changed))})
     return DataFrame(lines).rename(columns={"carried over": "found again"})
 

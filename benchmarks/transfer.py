@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 from itertools import combinations
 from typing import Any
 
@@ -22,7 +23,7 @@ SIZES = {"transfer-1m": "1 M", "transfer-5m": "5 M"}  # the matrices that only t
 SETTINGS = {"field": "0.2 M", **SIZES, "field-coloring": "coloring, 0.2 M"}
 PUBLISHED_BASELINE = "GRPO"
 
-Effects = dict[str, dict[str, Any]]  # by method: mean, low, high of a difference to GRPO
+Effects = dict[str, dict[str, Any]]  # by method: mean, low, high of a difference from GRPO
 
 
 def known_settings() -> dict[str, str]:
@@ -56,18 +57,28 @@ def agreement_table() -> DataFrame:
     lines = []
     for (first, first_words), (second, second_words) in combinations(known_settings().items(), 2):
         for score in (field.PASS, field.AVG):
-            line = {"settings": f"{first_words} and {second_words}", "score": score}
-            lines.append(line | agreement(effects(first, score), effects(second, score)))
+            ours, theirs = effects(first, score), effects(second, score)
+            shared = ours.keys() & theirs.keys()
+            # The field has all methods; a second line compares the methods of the larger sizes alone.
+            for methods in sorted({frozenset(shared), frozenset(shared & methods_of_larger())}, key=len, reverse=True):
+                line = {"settings": f"{first_words} and {second_words}", "score": score}
+                lines.append(line | agreement(ours, theirs, methods))
     return DataFrame(lines)
 
 
-def agreement(ours: Effects, theirs: Effects) -> dict[str, str]:
-    """Return for the methods that two settings share how many signs carry over, and Kendall's tau."""
-    methods = sorted(ours.keys() & theirs.keys())
-    products = [sign(ours[method]) * sign(theirs[method]) for method in methods]
-    means = [[each[method]["mean"] for method in methods] for each in (ours, theirs)]
+def methods_of_larger() -> set[str]:
+    """Return the methods that were run with a larger size, without GRPO."""
+    larger = [set(effects(matrix, field.PASS)) for matrix in known_settings() if matrix in SIZES]
+    return set().union(*larger)
+
+
+def agreement(ours: Effects, theirs: Effects, methods: Collection[str]) -> dict[str, str]:
+    """Return how many signs of methods carry over from one setting to another, and Kendall's tau."""
+    ordered = sorted(methods)
+    products = [sign(ours[method]) * sign(theirs[method]) for method in ordered]
+    means = [[each[method]["mean"] for method in ordered] for each in (ours, theirs)]
     return {
-        "methods": str(len(methods)),
+        "methods": str(len(ordered)),
         "carried over": str(products.count(1)),
         "contradicted": str(products.count(-1)),
         "open": str(products.count(0)),
@@ -82,9 +93,8 @@ def effects_table() -> DataFrame:
     for matrix, words in settings.items():
         for score in (field.AVG, field.PASS):
             columns[f"{words}: {score} - grpo"] = effects(matrix, score)
-    larger = [set(effects(matrix, field.PASS)) for matrix in settings if matrix in SIZES]
     lines = []
-    for method in sorted(set.union(*larger)) if larger else []:
+    for method in sorted(methods_of_larger()):
         line = {"method": method}
         for heading, by_method in columns.items():
             effect = by_method.get(method)
@@ -94,7 +104,7 @@ def effects_table() -> DataFrame:
 
 
 def published_effects() -> dict[str, list[float]]:
-    """Return the reported differences to GRPO in Avg@K of each method, as shares."""
+    """Return the reported differences from GRPO in Avg@K of each method, as shares."""
     found: dict[str, list[float]] = {}
     for number in read_literature(LITERATURE):
         if number.score == "avg" and number.baseline == PUBLISHED_BASELINE:

@@ -831,6 +831,9 @@ def test_the_ranking_carries_over_to_the_larger_models_and_no_sign_is_contradict
     largest = shown.loc["0.2 M and 5 M"]
     assert largest["Kendall's tau"].tolist() == ["0.96 [0.79, 1.00]", "0.51 [0.10, 0.89]"]
     assert largest["carried over"].tolist() == ["6", "0"]
+    puzzles = shown.loc["0.2 M and coloring, 0.2 M"].set_index("methods", append=True)["Kendall's tau"]
+    assert puzzles["Pass@16", "10"] == "0.73 [0.24, 1.00]"
+    assert puzzles["Avg@K", "10"] == "-0.07 [-0.56, 0.37]"
     small, large = (transfer.effects(matrix, "Pass@16") for matrix in ("field", "transfer-5m"))
     assert {scores["Pass@16"]["seeds"] for scores in field.compared("transfer-5m").values()} == {3}
     assert all(large[method]["mean"] > small[method]["mean"] for method in large)

@@ -1,4 +1,4 @@
-"""Figures of methods that act on the entropy, as this harness measured them: differences to GRPO in the demo.
+"""Figures of methods that act on the entropy, as this harness measured them: differences from GRPO in the demo.
 
 They repeat results/reference/demo and results/reference/demo-avx2, which an installed package does not have;
 `tests/diagnose/test_remedies.py` compares the two.
@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 CONDITIONS = (
-    "differences to GRPO in the demo: Countdown, 0.2 million parameters, 100 steps, seeds 0 to 2, 95 % intervals; "
+    "differences from GRPO in the demo: Countdown, 0.2 million parameters, 100 steps, seeds 0 to 2, 95 % intervals; "
     "second figures: with a different instruction set (docs/evidence/demo.md)"
 )
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A difference to GRPO, with half of the width of its 95 % interval."""
+    """A difference from GRPO, with half of the width of its 95 % interval."""
 
     mean: float
     half_width: float

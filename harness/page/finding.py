@@ -76,7 +76,7 @@ def score_sentence(score: str, compared: Sequence[Comparison]) -> str:
 def relation(comparison: Comparison) -> str:
     """Return how the only method of a table relates to the baseline, as the middle of a sentence."""
     if comparison.p_holm is None:
-        return "has no interval of its difference to"
+        return "has no interval of its difference from"
     if not is_significant(comparison):
         return "does not differ significantly from"
     return "is significantly better than" if difference_of(comparison) > 0 else "is significantly worse than"

@@ -1,4 +1,4 @@
-"""The forest plot of a table: each method's paired difference to the baseline with its interval, the highest first.
+"""The forest plot of a table: each method's paired difference from the baseline with its interval, the highest first.
 
 It is a table of HTML whose cells hold a line and a point at places in percent, so that it has any width, is sorted and
 searched like other tables, and needs no script.

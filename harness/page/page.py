@@ -175,7 +175,7 @@ def table_cell(text: str) -> TableCell:
     mark = text[-1] if text.endswith((columns.BETTER, columns.WORSE)) else ""
     number = LEADING_NUMBER.match(text)
     value = float(number.group()) if number else None
-    if text == "baseline":  # its difference to itself, between the better and the worse methods
+    if text == "baseline":  # its difference from itself, between the better and the worse methods
         value = 0.0
     return {"text": text.removesuffix(mark).strip(), "mark": mark, "value": value}
 

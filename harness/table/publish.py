@@ -227,7 +227,7 @@ def changed_finals(experiment: Experiment, finals: Mapping[str, Mapping[str, flo
 
 
 def write_finals(client: MlflowClient, finals: Mapping[str, Mapping[str, float]]) -> None:
-    """Send final metrics: the scores of each cell, and the differences to the baseline's cell of the same seed."""
+    """Send final metrics: the scores of each cell, and the differences from the baseline's cell of the same seed."""
     from mlflow.entities import Metric
 
     now = int(time.time() * 1000)

@@ -156,7 +156,7 @@ def row_notes(rows: Sequence[LeaderboardRow]) -> list[str]:
     texts = [
         "± or [low, high]: 95 % interval over seeds and problems. Avg@K: the mean over all samples. Entropy: the "
         "geometric mean over seeds, with its 95 % interval.",
-        f"{BETTER} {WORSE}: the interval of the difference to {rows[0].baseline}, paired by seed and problem, "
+        f"{BETTER} {WORSE}: the interval of the difference from {rows[0].baseline}, paired by seed and problem, "
         "excludes 0; without a mark the data do not tell the two apart.",
         "Distinct right: how many distinct right answers to a problem its samples hold, mean over problems.",
     ]

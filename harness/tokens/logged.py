@@ -298,8 +298,10 @@ IN_MLFLOW = MetricSection(
     (
         LoggedMetric("final/avg_at_k", RESPONSE_SHARE, "Avg@K of the final evaluation", MLFLOW),
         LoggedMetric("final/pass_at_{k}", "share of problems", "headline Pass@K of the final evaluation", MLFLOW),
-        LoggedMetric("final/delta_avg_at_k", NO_UNIT, "difference to the baseline's cell of the same seed", MLFLOW),
-        LoggedMetric("final/delta_pass_at_{k}", NO_UNIT, "difference to the baseline's cell of the same seed", MLFLOW),
+        LoggedMetric("final/delta_avg_at_k", NO_UNIT, "difference from the baseline's cell of the same seed", MLFLOW),
+        LoggedMetric(
+            "final/delta_pass_at_{k}", NO_UNIT, "difference from the baseline's cell of the same seed", MLFLOW
+        ),
         LoggedMetric(
             "eval/{task}/avg.{end}", RESPONSE_SHARE, "95 % interval over problems", "runs of `entrobench eval`"
         ),

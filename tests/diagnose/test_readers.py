@@ -177,7 +177,7 @@ def test_trl_logs_the_keys_that_the_rules_read(trl_folder: Path) -> None:
     assert (run.trainer, run.path.parent.name) == (TRL, "checkpoint-2")
     logged = {name for name in SIGNALS if run.signal(name) is not None}
     with_trl_keys = {name for name, (_, of_trl, _) in SIGNALS.items() if of_trl and not of_trl[0].startswith(DOOR)}
-    # The differences to an engine need vLLM, TRL's adaptive coefficient its own option, and the KL a reference model.
+    # The differences from an engine need vLLM, TRL's adaptive coefficient its own option, and the KL a reference model.
     assert logged == with_trl_keys - {"mismatch", "bonus", "reference_kl"}
     entropy = run.signal("entropy")
     assert entropy is not None

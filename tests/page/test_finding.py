@@ -59,7 +59,7 @@ def scores_by_loop(right_JN: np.ndarray, score: str) -> list[float]:
 
 
 def differences_by_loop(rights: Mapping[str, Mapping[int, np.ndarray]], score: str) -> dict[str, np.ndarray]:
-    """Return each method's differences to grpo by seed and problem."""
+    """Return each method's differences from grpo by seed and problem."""
     of_method = {}
     for method, by_seed in rights.items():
         of_method[method] = np.array([scores_by_loop(by_seed[seed], score) for seed in sorted(by_seed)])
@@ -157,7 +157,7 @@ BASELINE = compared("grpo", None, None)
         ([compared("a", UP, 0.01)], "Avg@K: a is significantly better than grpo (+0.100 ±0.050)."),
         ([compared("a", DOWN, 0.01)], "Avg@K: a is significantly worse than grpo (-0.100 ±0.050)."),
         ([compared("a", TIE, 0.9)], "Avg@K: a does not differ significantly from grpo (+0.010 ±0.210)."),
-        ([compared("a", Estimate(0.2), None)], "Avg@K: a has no interval of its difference to grpo (+0.200)."),
+        ([compared("a", Estimate(0.2), None)], "Avg@K: a has no interval of its difference from grpo (+0.200)."),
         (
             [compared("a", Estimate(0.2), None), compared("b", Estimate(0.3), None), compared("c", None, None)],
             "Avg@K: no difference of 2 methods from grpo has an interval; the highest difference is b's (+0.300), the "
