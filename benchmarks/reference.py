@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 import entrobench
-from benchmarks import field, field_tuned, transfer
+from benchmarks import field, field_again, field_tuned, transfer
 from harness.table import render
 
 REPOSITORY = Path(__file__).parent.parent
@@ -184,6 +184,8 @@ def tables() -> dict[str, str]:
             "staleness-pass": as_markdown(staleness_grid("grpo", "Pass@16")),
             "staleness-gain": as_markdown(staleness_grid("clip_b(share=0.02)", "Pass@16 - grpo")),
             "field": as_markdown(field.table(field.by_task())),
+            "field-again": as_markdown(field_again.effects_table()),
+            "field-again-agreement": as_markdown(field_again.agreement_table()),
             "field-five-seeds": as_markdown(field.table(field.by_task(field.FIVE_SEEDS))),
             "field-new-seeds": as_markdown(field.table(field.by_task(field.NEW_SEEDS))),
             "field-tuned": as_markdown(field.table(field_tuned.by_task())),

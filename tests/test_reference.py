@@ -19,7 +19,7 @@ import pytest
 from places import REPOSITORY
 from scipy.stats import kendalltau
 
-from benchmarks import field, field_tuned, reference, staleness, transfer
+from benchmarks import field, field_again, field_tuned, reference, staleness, transfer
 from harness import config
 from harness.base import safe_yaml
 from harness.rollout import digests
@@ -838,6 +838,39 @@ def test_the_ranking_carries_over_to_the_larger_models_and_no_sign_is_contradict
     assert {scores["Pass@16"]["seeds"] for scores in field.compared("transfer-5m").values()} == {3}
     assert all(large[method]["mean"] > small[method]["mean"] for method in large)
     assert "0.91 [0.60, 1.00] and 0.96 [0.79, 1.00]" in README
+
+
+def test_the_field_with_another_base_model_has_its_order_and_eight_of_its_gains_again() -> None:
+    table = field_again.agreement_table().set_index("score")
+    assert table["Kendall's tau"].to_dict() == {"Pass@16": "0.76 [0.65, 0.85]", "Avg@K": "0.53 [0.39, 0.66]"}
+    assert table["found again"].tolist() == ["13", "8"]
+    assert set(table["contradicted"]) == set(table["changed"]) == {"0"}
+    runs = [field.compared("field"), field.compared("field-again")]
+    highest = [set(field.methods_of([rows])[:12]) for rows in runs]
+    assert highest[0] == highest[1]
+    gains = [{method for method, scores in rows.items() if is_gain(scores)} for rows in runs]
+    assert (len(gains[0]), len(gains[0] & gains[1])) == (13, 8)
+    lost = gains[0] - gains[1]
+    first, second = (transfer.effects(matrix, "Pass@16") for matrix in ("field", "field-again"))
+    assert all(0 < second[method]["mean"] < first[method]["mean"] for method in lost)
+    assert not any(map(field.verdict, [scores for rows in runs for method, scores in rows.items() if method != "grpo"]))
+    assert "0.76 [0.65, 0.85]" in README
+
+
+def is_gain(scores: field.Scores) -> bool:
+    difference = scores["Pass@16"]["difference"]
+    return scores["Pass@16"]["method"] != field.BASE_MODEL and bool(difference) and field.gains(scores)
+
+
+@pytest.mark.parametrize(("second", "changed"), [((0.2, 0.0, 0.4), False), ((0.5, 0.3, 0.7), True)])
+def test_an_effect_changed_if_the_means_are_further_apart_than_both_intervals(
+    second: tuple[float, float, float], changed: bool
+) -> None:
+    first = {"mean": 0.1, "low": -0.1, "high": 0.3}  # the interval of the change is 0.2 times the root of 2
+    other = dict(zip(("mean", "low", "high"), second, strict=True))
+    assert field_again.within_noise(first, other) is not changed
+    exact = {"mean": 0.0, "low": None, "high": None}
+    assert field_again.within_noise(exact, exact)
 
 
 def test_kendalls_tau_and_its_interval_are_those_of_plain_resampling(monkeypatch: pytest.MonkeyPatch) -> None:
