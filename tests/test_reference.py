@@ -850,6 +850,7 @@ def test_the_field_with_another_base_model_has_its_order_and_eight_of_its_gains_
     assert highest[0] == highest[1]
     gains = [{method for method, scores in rows.items() if is_gain(scores)} for rows in runs]
     assert (len(gains[0]), len(gains[0] & gains[1])) == (13, 8)
+    assert all(runs[0][method]["Avg@K"]["difference"]["high"] < 0 for method in gains[0] & gains[1])
     lost = gains[0] - gains[1]
     first, second = (transfer.effects(matrix, "Pass@16") for matrix in ("field", "field-again"))
     assert all(0 < second[method]["mean"] < first[method]["mean"] for method in lost)
