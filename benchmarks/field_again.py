@@ -42,7 +42,7 @@ def agreement_table() -> DataFrame:
             first, second = (transfer.effects(folder, score) for folder in (matrix, f"{matrix}{SECOND}"))
             shared = first.keys() & second.keys()
             changed = [method for method in shared if not within_noise(first[method], second[method])]
-            line = {"task": words, "score": score} | transfer.agreement(first, second, shared)
+            line = {"task": words, "score": score} | transfer.agreement_line(first, second, shared)
             lines.append(line | {"changed": str(len(changed))})
     return DataFrame(lines).rename(columns={"carried over": "found again"})
 
@@ -63,7 +63,7 @@ def effects_table() -> DataFrame:
 def found_again(first: transfer.Effects, second: transfer.Effects) -> set[str]:
     """Return the methods whose sign is found again."""
     shared = first.keys() & second.keys()
-    return {method for method in shared if transfer.sign(first[method]) * transfer.sign(second[method]) > 0}
+    return {method for method in shared if transfer.common_sign(first[method], second[method]) > 0}
 
 
 def main(*arguments: str) -> None:

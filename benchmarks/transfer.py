@@ -47,6 +47,11 @@ def sign(effect: dict[str, Any]) -> int:
     return int(effect["low"] > 0) - int(effect["high"] < 0)
 
 
+def common_sign(first: dict[str, Any], second: dict[str, Any]) -> int:
+    """Return 1 if the sign of an effect carries over from one setting to another, -1 if it is contradicted, else 0."""
+    return sign(first) * sign(second)
+
+
 def shown_tau(first: list[float], second: list[float]) -> str:
     tau, low, high = field.tau_with_interval(first, second)
     return f"{tau:.2f} [{low:.2f}, {high:.2f}]"
@@ -54,15 +59,17 @@ def shown_tau(first: list[float], second: list[float]) -> str:
 
 def agreement_table() -> DataFrame:
     """Return for each pair of settings and each score how many signs carry over, and Kendall's tau."""
-    lines = []
+    lines, larger = [], methods_of_larger()
     for (first, first_words), (second, second_words) in combinations(known_settings().items(), 2):
         for score in (field.PASS, field.AVG):
             ours, theirs = effects(first, score), effects(second, score)
             shared = ours.keys() & theirs.keys()
-            # The field has all methods; a second line compares the methods of the larger sizes alone.
-            for methods in sorted({frozenset(shared), frozenset(shared & methods_of_larger())}, key=len, reverse=True):
+            among = [shared]
+            if shared > larger:  # between the tasks of the field: a second line for the methods of the larger sizes
+                among.append(larger)
+            for methods in among:
                 line = {"settings": f"{first_words} and {second_words}", "score": score}
-                lines.append(line | agreement(ours, theirs, methods))
+                lines.append(line | agreement_line(ours, theirs, methods))
     return DataFrame(lines)
 
 
@@ -72,10 +79,10 @@ def methods_of_larger() -> set[str]:
     return set().union(*larger)
 
 
-def agreement(ours: Effects, theirs: Effects, methods: Collection[str]) -> dict[str, str]:
+def agreement_line(ours: Effects, theirs: Effects, methods: Collection[str]) -> dict[str, str]:
     """Return how many signs of methods carry over from one setting to another, and Kendall's tau."""
     ordered = sorted(methods)
-    products = [sign(ours[method]) * sign(theirs[method]) for method in ordered]
+    products = [common_sign(ours[method], theirs[method]) for method in ordered]
     means = [[each[method]["mean"] for method in ordered] for each in (ours, theirs)]
     return {
         "methods": str(len(ordered)),
