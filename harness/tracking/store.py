@@ -84,13 +84,23 @@ def unusable_store(uri: str, error: Exception) -> UserError:
     """Return the user's error for an error of MLflow, its database or its server."""
     if refused := refusal(error):
         return UserError(f"the MLflow store at {visible_address(uri)} {refused}")
-    reason = (without_address(str(error), uri) or type(error).__name__).splitlines()[0]
+    reason = without_address(reason_of(error), uri)
     if is_damage(error):
         return UserError(
             f"the MLflow store at {visible_address(uri)} is damaged ({reason}); put the file aside, and `entrobench "
             "sync` creates a new one from the records of the cells"
         )
     return UserError(f"the MLflow store at {visible_address(uri)} cannot be used: {reason}")
+
+
+def reason_of(error: Exception) -> str:
+    """Return the line of an error's text that says what happened."""
+    lines = str(error).splitlines() or [type(error).__name__]
+    if not lines[0].endswith(":"):
+        return lines[0]
+    # For downloads, MLflow writes a heading, and below it the name of each file, as `##### File ...`, and its error.
+    errors = (line for line in lines[1:] if line and not line.startswith("#####"))
+    return next(errors, lines[0])
 
 
 def is_damage(error: Exception) -> bool:

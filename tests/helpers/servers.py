@@ -115,7 +115,7 @@ class Between:
     def __init__(self, behind: str) -> None:
         self.behind, self.late, self.calls = behind, 0.0, 0
         self.refuses: Callable[[int], bool] = lambda number: False
-        self.drips: Callable[[str], bool] = lambda path: False  # a byte a second
+        self.seconds_per_byte: Callable[[str], float] = lambda path: 0.0
         self.silent = threading.Event()
         self.heard = threading.Event()
 
@@ -140,10 +140,10 @@ class Between:
         to.send_response(status)
         to.send_header("Content-Length", str(len(told)))
         to.end_headers()
-        if self.drips(to.path):
+        if seconds := self.seconds_per_byte(to.path):
             with contextlib.suppress(ConnectionError):  # the client has gone
                 for byte in told:
-                    time.sleep(1)
+                    time.sleep(seconds)
                     to.wfile.write(bytes([byte]))
         else:
             to.wfile.write(told)
