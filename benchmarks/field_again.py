@@ -1,27 +1,38 @@
-"""The field run once more, with another base model: how much of its table is found again, by docs/evidence/field.md.
+"""The field run once more, with another base model: how much of its tables is found again, by docs/evidence/field.md.
 
     python -m benchmarks.field_again RESULTS    # first take the tables of the second run from this folder
     python -m benchmarks.field_again            # print the answers, from results/reference
 
-`python -m benchmarks.reference` then fills the page.
+`python -m benchmarks.reference` then fills the pages.
 """
 
 from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from pandas import DataFrame
 
-from benchmarks import field, transfer
+from benchmarks import field, field_tuned, transfer
+from harness.config import TUNED_SUFFIX
 
 SECOND = "-again"  # at the end of a folder: the second run of a matrix
+TUNED = {"field-tuned": "Countdown"}  # the tuned matrix that was run again, with the options that the first run chose
 
 
-def kept_again() -> dict[str, str]:
-    """Return the matrices of the field whose second run has results, and their tasks in words."""
-    return {matrix: words for matrix, words in field.TASKS.items() if field.is_kept(f"{matrix}{SECOND}")}
+def kept_again(matrices: Mapping[str, str]) -> dict[str, str]:
+    """Return those matrices whose second run has results, and their tasks in words."""
+    return {matrix: words for matrix, words in matrices.items() if field.is_kept(f"{matrix}{SECOND}")}
+
+
+def runs_of(matrix: str) -> tuple[field.Rows, field.Rows]:
+    """Return the rows of both runs of a matrix by their methods."""
+    if matrix in TUNED:
+        return field_tuned.by_name(matrix), field_tuned.by_name(matrix, kept_in=f"{matrix}{SECOND}")
+    return field.compared(matrix), field.compared(f"{matrix}{SECOND}")
 
 
 def half_width(effect: dict[str, Any]) -> float:
@@ -34,12 +45,12 @@ def within_noise(first: dict[str, Any], second: dict[str, Any]) -> bool:
     return abs(first["mean"] - second["mean"]) <= math.hypot(half_width(first), half_width(second))
 
 
-def agreement_table() -> DataFrame:
+def agreement_table(matrices: Mapping[str, str]) -> DataFrame:
     """Return for each task and score how many signs are found again, and how many effects changed."""
     lines = []
-    for matrix, words in kept_again().items():
+    for matrix, words in kept_again(matrices).items():
         for score in (field.PASS, field.AVG):
-            first, second = (transfer.effects(folder, score) for folder in (matrix, f"{matrix}{SECOND}"))
+            first, second = (transfer.effects_of(rows, score) for rows in runs_of(matrix))
             shared = first.keys() & second.keys()
             changed = [method for method in shared if not within_noise(first[method], second[method])]
             line = {"task": words, "score": score} | transfer.agreement_line(first, second, shared)
@@ -47,15 +58,11 @@ def agreement_table() -> DataFrame:
     return DataFrame(lines).rename(columns={"carried over": "found again"})
 
 
-def effects_table() -> DataFrame:
+def effects_table(matrix: str) -> DataFrame:
     """Return the effects in Pass@16 that are found again, both runs side by side as text, the highest first."""
-    runs: dict[str, field.Rows] = {}
-    found = set()
-    for matrix, words in kept_again().items():
-        first, second = matrix, f"{matrix}{SECOND}"
-        runs |= {f"{words}, first": field.compared(first), f"{words}, again": field.compared(second)}
-        found |= found_again(transfer.effects(first, field.PASS), transfer.effects(second, field.PASS))
-    table = field.table(runs)
+    first, second = runs_of(matrix)
+    table = field.table({"first": first, "again": second})
+    found = found_again(transfer.effects_of(first, field.PASS), transfer.effects_of(second, field.PASS))
     differences = [column for column in table.columns if column == "method" or column.endswith(f" - {field.BASELINE}")]
     return table.loc[table["method"].isin(found), differences]
 
@@ -69,11 +76,16 @@ def found_again(first: transfer.Effects, second: transfer.Effects) -> set[str]:
 def main(*arguments: str) -> None:
     for results in arguments:
         field.take_tables(results, field.TASKS, suffix=SECOND)
-    print(effects_table().to_string(index=False))
-    print(agreement_table().to_string(index=False))
-    for matrix, words in kept_again().items():
-        field.tell_verdicts(f"{words}, first", field.compared(matrix))
-        field.tell_verdicts(f"{words}, again", field.compared(f"{matrix}{SECOND}"))
+        for matrix in TUNED:
+            if (Path(results) / f"{matrix}{TUNED_SUFFIX}").exists():
+                options = f"tune.file={field.REFERENCE / matrix / field_tuned.CHOICE}"
+                field.take_table(results, matrix, field.REFERENCE / f"{matrix}{SECOND}", "ruleset=tuned", options)
+    for matrices in (field.TASKS, TUNED):
+        print(agreement_table(matrices).to_string(index=False))
+        for matrix in kept_again(matrices):
+            print(effects_table(matrix).to_string(index=False))
+            for run, rows in zip(("first", "again"), runs_of(matrix), strict=True):
+                field.tell_verdicts(f"{matrix}, {run}", rows)
 
 
 if __name__ == "__main__":

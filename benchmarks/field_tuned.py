@@ -58,9 +58,12 @@ def chosen(matrix: str) -> dict[str, str]:
     return {name: spec for name, spec in choice(matrix)["methods"].items() if spec in field.compared(matrix)}
 
 
-def by_name(matrix: str) -> Rows:
-    """Return the rows of a tuned matrix by the names of their methods."""
-    rows = field.compared(matrix)
+def by_name(matrix: str, kept_in: str | None = None) -> Rows:
+    """Return the rows of a tuned matrix by the names of their methods.
+
+    `kept_in`: the folder of another run of the same matrix.
+    """
+    rows = field.compared(kept_in or matrix)
     named = {name: rows[spec] for name, spec in chosen(matrix).items()}
     return {BASE_MODEL: rows[BASE_MODEL], **named}
 

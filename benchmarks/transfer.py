@@ -32,9 +32,14 @@ def known_settings() -> dict[str, str]:
 
 
 def effects(matrix: str, score: str) -> Effects:
-    """Return the difference of each method to GRPO in one setting."""
+    """Return the difference of each method from GRPO in one setting."""
+    return effects_of(field.compared(matrix), score)
+
+
+def effects_of(rows: field.Rows, score: str) -> Effects:
+    """Return the difference of each method from GRPO."""
     found = {}
-    for method, scores in field.compared(matrix).items():
+    for method, scores in rows.items():
         if method not in (field.BASE_MODEL, field.BASELINE):
             found[method] = scores[score]["difference"]
     return found
