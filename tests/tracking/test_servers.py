@@ -290,7 +290,7 @@ def test_a_file_that_cannot_be_read_is_reported_with_its_reason(
     server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """MLflow's own text has a heading on its first line, which says neither which file nor why."""
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "4")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     experiment(tmp_path, server, name="unread", methods=["grpo"], seeds=[0])
 
