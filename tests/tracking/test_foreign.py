@@ -148,15 +148,15 @@ def test_a_server_that_sends_a_byte_at_a_time_is_left(
     foreign: Foreign, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     foreign.body, foreign.pause = b" " * 3600, 0.2  # each byte in time, all of them in twelve minutes
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
-    sentence = f"the MLflow store at {foreign.uri} did not answer in full within 4 s"
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "3")
+    sentence = f"the MLflow store at {foreign.uri} did not answer in full within 12 s"
 
     def written() -> None:
         with store.store(foreign.uri, write=True):
             pass
 
     start = time.monotonic()
-    with ThreadPoolExecutor() as pool:  # both wait for the same 4 seconds
+    with ThreadPoolExecutor() as pool:  # both wait for the same 12 seconds
         writing = pool.submit(written)
         code, text = said(capsys, "leaderboard", "--experiment", "made", "--uri", foreign.uri)
         assert (code, sentence in text) == (2, True)
