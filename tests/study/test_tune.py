@@ -71,7 +71,7 @@ def test_the_rule_by_brute_force() -> None:
     [
         ("methods=[grpo,clip_b,ppo]", "tune.candidates has none of 'ppo'"),
         ("tune.candidates={grpo: [grpo], clip_b: []}", "tune.candidates has none of 'clip_b'"),
-        ("tune.candidates={grpo: [grpo], clip_v: [clip_v]}", "tune.candidates names 'clip_v', which is not run"),
+        ("tune.candidates={grpo: [grpo], clip_b: [clip_b], clip_bb: [clip_bb]}", "unknown method 'clip_bb'"),
         (
             "tune.candidates={grpo: [grpo], clip_b: [clip_b, clip_b(share=0.1)]}",
             "tune.candidates has 1 of grpo, 2 of clip_b; each method needs as many as the others",
@@ -177,6 +177,13 @@ def test_the_matrix_of_the_candidates_of_the_demo(tmp_path: Path) -> None:
     ids = {cell.id for cell in cells(matrix)}
     # As they were run in the round of results/reference/demo-tune: grpo, and clip_b(share=0.02), each with seed 102.
     assert {"9eee552761fb", "9c784858fd64"} <= ids
+
+
+def test_some_of_the_methods_are_tuned_with_their_candidates_alone() -> None:
+    config = configs.load_config("demo", ["methods=[grpo,clip_b]"])
+    candidates = config.tune.candidates
+    assert set(candidates) > {"grpo", "clip_b"}
+    assert tuning_matrix(config).methods == list(dict.fromkeys(["grpo", *candidates["grpo"], *candidates["clip_b"]]))
 
 
 def test_the_demo_searches_the_same_grid_of_each_method() -> None:
