@@ -64,7 +64,7 @@ def by_name(matrix: str, kept_in: str | None = None) -> Rows:
     `kept_in`: the folder of another run of the same matrix.
     """
     rows = field.compared(kept_in or matrix)
-    named = {name: rows[spec] for name, spec in chosen(matrix).items()}
+    named = {name: rows[spec] for name, spec in choice(matrix)["methods"].items() if spec in rows}
     return {BASE_MODEL: rows[BASE_MODEL], **named}
 
 

@@ -28,10 +28,10 @@ class Packs:
         """Return the table, with the columns of Matrix.leaderboard; `checked` says how far a row was verified."""
         from harness.table.notebook import leaderboard_frame
         from harness.table.packs import opened_packs
-        from harness.table.select import part_of_packs
+        from harness.table.select import Selection, part_of_packs
 
         with opened_packs(self.files) as experiment:
-            return leaderboard_frame(part_of_packs(experiment, {}, None).rows())
+            return leaderboard_frame(part_of_packs(experiment, Selection()).rows())
 
     def report(self, out: str | Path | None = None) -> Path:
         """Write one self-contained HTML page with the table and the curves, and return its path."""

@@ -176,7 +176,9 @@ def load_config(name: str, overrides: Iterable[str] = (), *, with_choice: bool =
 def choice_path(config: Config) -> Path:
     """Return the file with the choice of `entrobench tune`."""
     if config.tune.file:
-        return Path(config.tune.file)
+        path = Path(config.tune.file)
+        shipped = CONFIGS.parent / path  # our own configurations name choices of our repository
+        return shipped if shipped.is_file() and not path.exists() else path
     return Path(config.results) / f"{config.name}{TUNE_SUFFIX}" / CHOICE
 
 

@@ -6,6 +6,7 @@ import argparse
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from harness import config as configs
 from harness.base.bytecode import uncompiled_packages
@@ -109,6 +110,12 @@ def config_of_arguments(arguments: argparse.Namespace, *, with_choice: bool = Tr
             print(hint, file=sys.stderr)  # not among the output, which may be a table for another program
     config.plugins += arguments.plugin
     return config
+
+
+def check_out(out: Path | None) -> None:
+    """Refuse a folder as the file to write to, before anything is read."""
+    if out is not None and out.is_dir():
+        raise UserError(f"--out {out} is a folder; it must name a file")
 
 
 def with_candidates(parser: argparse.ArgumentParser) -> None:

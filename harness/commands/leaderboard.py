@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.base import files
 from harness.base.errors import UserError
-from harness.commands.common import Commands, command, config_of_arguments, console, with_plugins
+from harness.commands.common import Commands, check_out, command, config_of_arguments, console, with_plugins
 from harness.config import Config
 from harness.matrix import Cell, cells
 from harness.terminal.layout import visible, width_of
@@ -149,8 +150,11 @@ def reach_text(arguments: argparse.Namespace) -> str:
 
 
 def check_options(arguments: argparse.Namespace) -> None:
-    """Refuse options that contradict each other."""
+    """Refuse options that contradict each other, or that name nothing."""
     how = arguments.format
+    check_out(arguments.out)
+    if arguments.reach is not None and not isfinite(arguments.reach):
+        raise UserError(f"--reach is {arguments.reach}; allowed: a number, for example 0.05")
     if sum(map(bool, (arguments.config, arguments.experiment, arguments.pack))) != 1:
         raise UserError(
             "leaderboard needs one of three: a CONFIG, --experiment NAME of an MLflow store, or --pack FILE"
@@ -163,12 +167,16 @@ def check_options(arguments: argparse.Namespace) -> None:
         raise UserError("--literature goes below the table of scores, in --format table or md")
     if how == "parquet" and arguments.out is None:
         raise UserError("--format parquet goes to a file, and --out names none")
-    other = "--compare" if arguments.compare else f"--format {how}"
+    other = f"--format {how}"
+    if arguments.compare:
+        other = "--compare"
+    if arguments.reach is not None:
+        other = "--reach"
     options = {"--columns": arguments.columns, "--sort": arguments.sort}
     for name, value in options.items():
         if not value:
             continue
-        if arguments.compare or how in ("latex", "parquet"):
+        if other != f"--format {how}" or how in ("latex", "parquet"):
             raise UserError(f"{name} chooses in the table of scores, and {other} asks for another")
         if name == "--columns" and how in ("csv", "json"):
             raise UserError(f"--columns chooses what people see (--format table or md); {other} holds every number")
@@ -188,10 +196,11 @@ def selected_experiments(arguments: argparse.Namespace) -> Iterator[list[tuple[P
     from harness.table.packs import opened_packs
     from harness.tracking.reader import reader
 
-    where = select.conditions(arguments.where)
+    comparing = arguments.compare or arguments.format == "latex"
+    selection = select.Selection(select.conditions(arguments.where), arguments.baseline, comparing)
     if arguments.pack:
         with opened_packs(arguments.pack) as experiment:
-            yield [(select.part_of_packs(experiment, where, arguments.baseline), experiment)]
+            yield [(select.part_of_packs(experiment, selection), experiment)]
         return
     config = config_of_arguments(arguments) if arguments.config else Config()
     uri = arguments.uri or config.tracking_uri
@@ -199,13 +208,13 @@ def selected_experiments(arguments: argparse.Namespace) -> Iterator[list[tuple[P
         if arguments.config:
             experiment = Experiment(source, config.name, uri)
             board = Board.of_config(config, cells(config)).with_adopted(experiment.runs)
-            yield [(select.part_of_config(board, experiment, where, arguments.baseline), experiment)]
+            yield [(select.part_of_config(board, experiment, selection), experiment)]
             return
         parts = []
         names = ",".join(arguments.experiment).split(",")
         for name in dict.fromkeys(names):
             experiment = Experiment(source, name, uri)
-            for part in select.parts_of_experiment(experiment, where, arguments.baseline):
+            for part in select.parts_of_experiment(experiment, selection):
                 parts.append((part, experiment))
         yield parts
 

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from harness.base.errors import UserError
 from harness.cells import checksums
 from harness.cells.spec import id_in
 from harness.cells.state import State
-from harness.commands.common import Commands, command, config_or_candidates, console, with_candidates, with_config
+from harness.commands.common import (
+    Commands,
+    check_out,
+    command,
+    config_or_candidates,
+    console,
+    with_candidates,
+    with_config,
+)
 from harness.config import Config
 from harness.matrix import Cell, cells
 from harness.pack.archive import SUFFIX, write_pack
@@ -33,6 +42,7 @@ def add(commands: Commands) -> None:
 
 
 def call(arguments: argparse.Namespace) -> int:
+    check_out(arguments.out)
     config = config_or_candidates(arguments)
     out = arguments.out or Path(f"{config.name}{SUFFIX}")
     packed, expected = pack_matrix(config, out)
@@ -66,7 +76,7 @@ def has_ended(cell: Cell) -> bool:
     return State.read(cell.folder).ended and id_in(cell.folder) == cell.id
 
 
-def protocol_of_cells(config: Config, matrix: list[Cell]) -> Protocol:
+def protocol_of_cells(config: Config, matrix: Sequence[Cell]) -> Protocol:
     """Return the protocol of a matrix from its configuration."""
     specs = [cell.spec for cell in matrix]
     return protocol_of(specs[0].settings, specs)

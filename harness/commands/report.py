@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.base.errors import UserError
-from harness.commands.common import Commands, command, config_of_arguments, console, with_plugins
+from harness.commands.common import Commands, check_out, command, config_of_arguments, console, with_plugins
 from harness.config import Config
 from harness.matrix import cells
 
@@ -42,6 +42,7 @@ def add(commands: Commands) -> None:
 
 
 def call(arguments: argparse.Namespace) -> int:
+    check_out(arguments.out)
     if sum(map(bool, (arguments.config, arguments.experiment, arguments.pack))) != 1:
         raise UserError("report needs one of three: a CONFIG, --experiment NAME of an MLflow store, or --pack FILE")
     if arguments.uri and not arguments.experiment:

@@ -12,12 +12,15 @@ from pathlib import Path
 from harness.base import files, identities
 from harness.base.errors import UserError
 from harness.cells import checksums
+from harness.cells.provenance import Made
 from harness.cells.spec import CellSpec
 from harness.cells.state import State
 from harness.commands.common import Commands, command, config_or_candidates, console, with_candidates, with_config
+from harness.commands.pack import protocol_of_cells
 from harness.config import Config
 from harness.matrix import Cell, cells, claim
 from harness.pack.archive import Pack, unpacked
+from harness.pack.protocol import DIFFERENCES_LISTED
 from harness.terminal.units import plural
 
 EXAMPLES = (
@@ -37,8 +40,17 @@ def add(commands: Commands) -> None:
 def call(arguments: argparse.Namespace) -> int:
     config = config_or_candidates(arguments)
     with unpacked(arguments.file) as pack:
-        counts = unpack_cells(pack, config, cells(config))
+        matrix = cells(config)
+        counts = unpack_cells(pack, config, matrix)
+        protocols = protocol_of_cells(config, matrix).differences(pack.protocol)
     console.print(f"{arguments.file}: {counts}")
+    rulesets = [difference for difference in protocols if difference.startswith("ruleset ")]
+    if rulesets and counts.of_others:
+        console.print(f"note: the pack and the matrix differ in {rulesets[0]}", style="yellow")
+    console.print(
+        "next, with the same CONFIG and values: `entrobench run` makes the cells that are missing; `entrobench sync` "
+        "sends finished cells to MLflow, which `leaderboard` and `report` read"
+    )
     return 0
 
 
@@ -47,14 +59,20 @@ class Unpacked:
     """The number of a pack's cells, by what became of them."""
 
     put: int = 0
-    begun: int = 0  # in the matrix, whose records are kept
+    kept: int = 0  # that have a folder in the matrix, and are done there
+    begun: int = 0  # that have a folder in the matrix, and are not done
     failed: int = 0  # where they were packed
     of_others: int = 0  # that the matrix does not have
 
     def __str__(self) -> str:
         parts = [f"{plural(self.put, 'cell')} put into the matrix"]
+        if self.kept:
+            parts.append(f"{self.kept} left out because they are done there")
         if self.begun:
-            parts.append(f"{self.begun} left out because they have a folder there")
+            parts.append(
+                f"{self.begun} left out because they have a folder there, though they are not done (to get them from "
+                "the pack, remove these folders and unpack again)"
+            )
         if self.failed:
             parts.append(f"{self.failed} left out because they failed")
         if self.of_others:
@@ -69,12 +87,14 @@ def unpack_cells(pack: Pack, config: Config, matrix: Sequence[Cell]) -> Unpacked
     packed = {identities.key(CellSpec.read(folder).identity): folder for folder in pack.cells}
     shared = sorted(packed.keys() & ours.keys())
     if not shared:
-        raise UserError(
-            f"no cell of {pack.path} (matrix {pack.matrix!r}) is one of the matrix {config.name!r}; cells are the same "
-            "if method, task, model, seed, settings and the kind of device are"
-        )
+        differences = protocol_of_cells(config, matrix).differences(pack.protocol)
+        why = "cells are the same if method, task, model, seed, settings and the kind of device are"
+        if differences:
+            why = f"the protocols differ in {', '.join(differences[:DIFFERENCES_LISTED])}"
+        raise UserError(f"no cell of {pack.path} (matrix {pack.matrix!r}) is one of the matrix {config.name!r}; {why}")
     done = [name for name in shared if State.read(packed[name]).state == "done"]
     for name in done:
+        Made.read(packed[name])  # which no sum covers
         for damage, _ in checksums.changed_records(packed[name]):
             raise damage
     claim(config)
@@ -82,6 +102,8 @@ def unpack_cells(pack: Pack, config: Config, matrix: Sequence[Cell]) -> Unpacked
     for name in done:
         if put(packed[name], ours[name]):
             counts.put += 1
+        elif ours[name].progress().state == "done":
+            counts.kept += 1
         else:
             counts.begun += 1
     return counts

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.base.errors import UserError, nearest
+from harness.base.plugins import import_plugin
+from harness.cells.spec import CellSpec
 from harness.commands.common import Commands, command, console, with_plugins
 from harness.terminal.layout import boxed, visible
 from harness.terminal.units import plural
@@ -39,12 +41,17 @@ def call(arguments: argparse.Namespace) -> int:
     from harness.table.verified import write_marks
     from harness.verify.pool import VerifierPool
 
+    for plugin in arguments.plugin:
+        import_plugin(plugin)
     with unpacked(arguments.file) as pack, VerifierPool() as verifier:
+        if arguments.replay is not None:  # before the answers are judged, which takes longer
+            check_replay_of(pack, arguments.replay, arguments.steps)
         audits = list(audit_pack(pack, verifier, arguments.plugin))
         console.print(f"{pack.path}: matrix {pack.matrix}, protocol {pack.protocol.name}, sums and identities checked")
         # Before anything is printed about the cells: a replay changes the mark of one, or adds a finding.
         if arguments.replay is not None:
-            replay_cell(cell_named(arguments.replay, audits), arguments.steps, arguments.plugin)
+            [replayed] = [audit for audit in audits if audit.spec.id == arguments.replay]
+            replay_cell(replayed, arguments.steps, arguments.plugin)
         print(visible(audit_table(pack, audits)))
         for audit in audits:
             for sentence in audit.findings:
@@ -60,12 +67,14 @@ def call(arguments: argparse.Namespace) -> int:
     return 1
 
 
-def cell_named(name: str, audits: Sequence[CellAudit]) -> CellAudit:
-    """Return the cell with this hash."""
-    by_id = {audit.spec.id: audit for audit in audits}
+def check_replay_of(pack: Pack, name: str, steps: int) -> None:
+    """Refuse a cell that the pack lacks, or that cannot be replayed here."""
+    from harness.study.replay import check_replay
+
+    by_id = {CellSpec.read(folder).id: folder for folder in pack.cells}
     if name not in by_id:
         raise UserError(f"--replay is {name!r}, which is not a cell of the pack; {nearest(name, by_id)}")
-    return by_id[name]
+    check_replay(by_id[name], steps)
 
 
 def replay_cell(audit: CellAudit, steps: int, plugins: Sequence[str]) -> None:

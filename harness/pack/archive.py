@@ -34,6 +34,7 @@ from harness.base import files
 from harness.base.errors import Damaged, UserError
 from harness.cells.spec import CellSpec
 from harness.pack.protocol import PARTS, Protocol
+from harness.terminal.units import plural
 
 SUFFIX = ".zip"
 FORMAT = 2
@@ -104,6 +105,8 @@ def write_pack(path: Path, matrix: str, summary: str, folders: Sequence[Path], p
         "protocol": {"name": protocol.name, "definition": protocol.definition},
         "files": dict(sorted(sums.items())),
     }
+    if path.exists():
+        check_replaceable(path, sums)
     with files.temporary_path(path) as temporary:
         with zipfile.ZipFile(temporary, "w") as archive:
             add_member(archive, MANIFEST, json.dumps(manifest, indent=1).encode())
@@ -117,6 +120,26 @@ def write_pack(path: Path, matrix: str, summary: str, folders: Sequence[Path], p
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+
+
+def check_replaceable(path: Path, sums: Mapping[str, Any]) -> None:
+    """Refuse to replace a file with answers that the new pack lacks; `sums`: those of the new pack's files.
+
+    It may come from another person under the same name, and be the only copy.
+    """
+    check_whole(path)
+    with zipfile.ZipFile(path) as archive:
+        held = checked_manifest(archive.read(MANIFEST), path)["files"]
+    lost = set()
+    for name, digest in held.items():
+        is_result = name.split("/")[2:3] in (["evals"], ["samples"])
+        if is_result and sums.get(name) != digest:
+            lost.add(name.split("/")[1])
+    if lost:
+        raise UserError(
+            f"{path} holds answers that the new pack lacks, of {plural(len(lost), 'cell')} ({min(lost)}); --out names "
+            "another file, or remove this one"
+        )
 
 
 def record_paths(folder: Path) -> list[Path]:
@@ -175,11 +198,18 @@ def unpacked(path: Path) -> Iterator[Pack]:
     """Check a pack, and yield it with its files in a temporary folder."""
     check_whole(path)
     with tempfile.TemporaryDirectory(prefix="entrobench-pack-") as folder:
-        yield Pack(path, Path(folder), extracted(path, Path(folder)))
+        try:
+            yield Pack(path, Path(folder), extracted(path, Path(folder)))
+        except UserError as error:
+            # The folder is gone when the message is read, and says nothing about the pack.
+            error.args = (str(error).replace(f"{folder}/", f"{path}: "),)
+            raise
 
 
 def check_whole(path: Path) -> None:
     """Refuse a file that is not a pack, or of which a byte is missing or changed."""
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; a pack is a file, which `entrobench pack CONFIG --out FILE` writes")
     if not path.is_file():
         raise UserError(f"the pack {path} is missing; `entrobench pack CONFIG --out FILE` writes one")
     with open(path, "rb") as file:
@@ -189,7 +219,7 @@ def check_whole(path: Path) -> None:
     if not begins:
         raise UserError(f"{path} is not a pack; `entrobench pack CONFIG --out FILE` writes one")
     if not end.startswith(MARK):
-        raise Damaged(path, "it was cut off, or edited: it does not end with the sum that `entrobench pack` wrote")
+        raise Damaged(path, "it does not end with the sum of its bytes: it was cut off or edited, or is another zip")
     if end[len(MARK) :].decode(errors="replace") != digest_before_end(path):
         raise Damaged(path, "it was edited since `entrobench pack` wrote it: its bytes do not fit its sum")
 

@@ -37,20 +37,26 @@ def replay_steps(folder: Path, steps: int, plugins: Sequence[str] = ()) -> str |
 
     Raises UserError if this machine cannot repeat the cell. `plugins`: modules that the reader trusts, not the pack's.
     """
+    check_replay(folder, steps)
     spec = CellSpec.read(folder)
     spec = dataclasses.replace(spec, settings={**spec.settings, "plugins": list(plugins)})
-    most = len(MetricsLog(folder).read()) - 1  # the first line is of step 0, before any training
-    if not 1 <= steps <= most:
-        raise UserError(f"--steps is {steps}; allowed: 1 to {most}, the steps of the cell")
-    reason = obstacle(folder, spec) or other_base_model(folder, spec)
-    if reason is not None:
-        raise UserError(f"{spec.key.run_name} cannot be replayed here: {reason}")
     with tempfile.TemporaryDirectory(prefix="entrobench-replay-") as temporary:
         lines = trained_lines(spec, Path(temporary), steps)
     for kept, new in zip(MetricsLog(folder).read()[: steps + 1], lines, strict=True):
         if difference := first_difference(kept, new):
             return f"step {kept['step']}: {difference}"
     return None
+
+
+def check_replay(folder: Path, steps: int) -> None:
+    """Refuse more steps than a cell has, and a cell that this machine cannot repeat."""
+    spec = CellSpec.read(folder)
+    most = len(MetricsLog(folder).read()) - 1  # the first line is of step 0, before any training
+    if not 1 <= steps <= most:
+        raise UserError(f"--steps is {steps}; allowed: 1 to {most}, the steps of the cell")
+    reason = obstacle(folder, spec) or other_base_model(folder, spec)
+    if reason is not None:
+        raise UserError(f"{spec.key.run_name} cannot be replayed here: {reason}")
 
 
 def other_base_model(folder: Path, spec: CellSpec) -> str | None:

@@ -34,7 +34,8 @@ from harness.table.frames import (
     with_base_models,
 )
 from harness.table.leaderboard import mixed_rows, place_text, scores_near_bound
-from harness.table.render import doubt_near_bound, render_document, trainer_notes, two_seeds
+from harness.table.render import doubt_near_bound, render_document, ruleset_notes, trainer_notes, two_seeds
+from harness.table.verified import mark_of_row
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -70,7 +71,10 @@ class Comparison:
     setting: str = ""  # the values at the further axes of the matrix
     mixed: list[str] = field(default_factory=list)  # how its cells, or the baseline's, are not of one experiment
     experiment: str | None = None  # set if a table has rows of several
+    ranked: int = 0  # the number of methods that have a rank in this table
     trainer: str | None = None  # of its cells (train.backend), if that is not our own
+    ruleset: str | None = None  # published or tuned; docs/fair.md
+    checked: str | None = None  # how far the row of a pack was verified
 
     @property
     def where(self) -> str:
@@ -131,8 +135,10 @@ def comparisons(frames: Frames, baseline: str, ks: Mapping[str, int]) -> list[Co
                 for axes in tables:
                     sentences |= dict.fromkeys(mixed.get((result.method, axes), []))
                 labeled = replace(result, task=label, model=model, score=score, setting=setting_text(pairs))
-                trainer = frames.tables[tables[0]][result.method].iloc[0]["trainer"]
-                results.append(replace(labeled, mixed=list(sentences), trainer=trainer or None))
+                cells = frames.tables[tables[0]][result.method]
+                first, checked = cells.iloc[0], mark_of_row(done_cells(cells)["checked"])
+                labeled = replace(labeled, trainer=first["trainer"] or None, ruleset=first["ruleset"] or None)
+                results.append(replace(labeled, checked=checked, mixed=list(sentences)))
     return results
 
 
@@ -243,6 +249,7 @@ def compare_scores(scores: Mapping[str, SeedScores], baseline: str) -> list[Comp
                 detectable=least_detectable,
                 rank_best=rank_best,
                 rank_worst=rank_worst,
+                ranked=len(trained),
                 best=name in best,
                 near_bound=pair is not None and x_SJ is not None and all_near_bound(*pair),
                 seeds_needed=needed,
@@ -322,16 +329,13 @@ def render_comparisons(results: Sequence[Comparison], how: str, width: int | Non
         sections.setdefault((place_text(result.task, result.where), result.score), []).append(result)
     tables = []
     for (where, score), section in sections.items():
-        ranked = sum(result.rank_best is not None for result in section)
-        lines = [HEADER]
-        for result in section:
-            lines.append(comparison_line(result, ranked))
+        lines = [HEADER, *map(comparison_line, section)]
         tables.append((f"{where}: {score}", lines, ()))
     return render_document(results, tables, comparison_notes(results), how, width)
 
 
-def comparison_line(result: Comparison, methods: int) -> list[str]:
-    name, rank = method_text(result.method, result.mixed, result.trainer), rank_text(result, methods)
+def comparison_line(result: Comparison) -> list[str]:
+    name, rank = method_text(result.method, result.mixed, result.trainer), rank_text(result)
     if result.method == result.baseline:
         empty = [""] * 4  # the columns from p to detectable
         return [name, format_estimate(result.iqm), "baseline", *empty, rank, str(result.seeds)]
@@ -349,12 +353,12 @@ def comparison_line(result: Comparison, methods: int) -> list[str]:
     ]
 
 
-def rank_text(result: Comparison, methods: int) -> str:
+def rank_text(result: Comparison) -> str:
     if result.rank_best is None:
         return ""
     if result.rank_best == result.rank_worst:
-        return f"{result.rank_best} of {methods}"
-    return f"{result.rank_best}-{result.rank_worst} of {methods}"
+        return f"{result.rank_best} of {result.ranked}"
+    return f"{result.rank_best}-{result.rank_worst} of {result.ranked}"
 
 
 def format_p(p: float | None) -> str:
@@ -368,7 +372,7 @@ def comparison_notes(results: Sequence[Comparison]) -> list[str]:
     notes = [
         "± or [low, high]: 95 % interval over seeds and problems; of IQM, the mean of the middle half of the runs, "
         "over seeds.",
-        f"difference: to {baseline}, paired by seed and problem, with the p-value of the same interval; Holm: "
+        f"difference: from {baseline}, paired by seed and problem, with the p-value of the same interval; Holm: "
         f"adjusted for all methods of the table that are compared with {baseline}.",
         f"P(better): the probability of scoring higher than {baseline} on a problem, where equal counts as half.",
         "detectable: about the least true difference that an experiment as large and as noisy finds with 80 % power.",
@@ -391,6 +395,7 @@ def comparison_notes(results: Sequence[Comparison]) -> list[str]:
             needed.setdefault(where, {})[result.score] = result.seeds_needed
     if has_base_model:
         notes.append(f"{BASE_MODEL}: the model before training; it has no rank and no part in Holm's adjustment.")
+    notes += ruleset_notes(results)
     notes += trainer_notes(result.trainer for result in results)
     notes += mixed
     if one_seed:
@@ -399,6 +404,8 @@ def comparison_notes(results: Sequence[Comparison]) -> list[str]:
         notes.append(two_seeds(needed))
     if near_bound:
         notes.append(doubt_near_bound(baseline))
+    if len({result.method for result in results} - {BASE_MODEL}) < results[0].ranked:
+        notes.append("Methods that are not selected count in Holm's adjustment and in the ranks, too.")
     if not_done:
         notes.append("Methods without a rank have no seed that is done.")
     if all_tasks:

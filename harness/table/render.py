@@ -21,6 +21,8 @@ from harness.terminal import layout
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+    from harness.table.compare import Comparison
+
 FLAG = " †"
 LISTED = 4  # rows named in a note: all rows of a table of fifty methods would fill the screen
 FORMATS = ("table", "md", "csv", "json")
@@ -214,7 +216,7 @@ def trainer_notes(trainers: Iterable[str | None]) -> list[str]:
     return [f"Trained by {name}: with train.backend={name}, not by entrobench's own trainer." for name in named]
 
 
-def ruleset_notes(rows: Sequence[LeaderboardRow]) -> list[str]:
+def ruleset_notes(rows: Sequence[LeaderboardRow | Comparison]) -> list[str]:
     """Return sentences on how options were chosen, and on how far the rows of packs were verified."""
     sentences: dict[str, None] = {}  # in their order, each once
     methods_by_mark: dict[str, dict[str, None]] = {}

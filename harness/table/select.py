@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from harness.base.errors import UserError, nearest, shown
 from harness.cells.adopted import TRAINER
@@ -30,7 +30,7 @@ class Part:
 
     title: str
     board: Board
-    frames: Frames  # with the baseline's cells, whether or not they are shown
+    frames: Frames  # of the selected methods and the baseline, or of all methods if they are to be compared
     visible: set[str]  # the selected methods
     lacking: list[str]  # sentences
 
@@ -43,7 +43,10 @@ class Part:
         return [row for row in rows if row.method in {*self.visible, BASE_MODEL}]
 
     def comparisons(self) -> list[Comparison]:
-        return compare.comparisons(self.frames, self.board.baseline, self.board.ks)
+        """Return the comparisons of the selected methods; adjustment and ranks are over all methods that were read."""
+        found = compare.comparisons(self.frames, self.board.baseline, self.board.ks)
+        shown = {*self.visible, self.board.baseline, BASE_MODEL}
+        return [comparison for comparison in found if comparison.method in shown]
 
 
 def conditions(arguments: Sequence[str]) -> dict[str, str]:
@@ -58,19 +61,28 @@ def conditions(arguments: Sequence[str]) -> dict[str, str]:
     return wanted
 
 
-def part_of_config(board: Board, experiment: Experiment, where: Params, baseline: str | None) -> Part:
-    """Return the one table of a configuration; `baseline`: None for the configured one."""
+@dataclass(frozen=True)
+class Selection:
+    """The rows that are asked for, and how they are compared."""
+
+    where: Params = field(default_factory=dict)  # the values of --where
+    baseline: str | None = None  # None: the configured one
+    comparing: bool = False  # with tests and ranks, which are over all methods, selected or not
+
+
+def part_of_config(board: Board, experiment: Experiment, selection: Selection) -> Part:
+    """Return the one table of a configuration."""
     check_any_run(board, experiment)
-    return part_of_board(board, experiment, where, baseline, board.experiment)
+    return part_of_board(board, experiment, selection, board.experiment)
 
 
-def part_of_packs(experiment: Experiment, where: Params, baseline: str | None) -> Part:
+def part_of_packs(experiment: Experiment, selection: Selection) -> Part:
     """Return the one table of packs."""
     [board] = experiment.boards()
-    return part_of_board(board, experiment, where, baseline, board.experiment)
+    return part_of_board(board, experiment, selection, board.experiment)
 
 
-def parts_of_experiment(experiment: Experiment, where: Params, baseline: str | None) -> list[Part]:
+def parts_of_experiment(experiment: Experiment, selection: Selection) -> list[Part]:
     """Return a table for each matrix that an experiment holds.
 
     If there are several, matrices without the selected values are left out, unless all are without them.
@@ -79,9 +91,9 @@ def parts_of_experiment(experiment: Experiment, where: Params, baseline: str | N
     parts, refusals = [], []
     for board, title in zip(boards, board_titles(boards), strict=True):
         try:
-            parts.append(part_of_board(board, experiment, where, baseline, title))
+            parts.append(part_of_board(board, experiment, selection, title))
         except UserError as error:
-            if not where and not baseline:
+            if not selection.where and not selection.baseline:
                 raise
             refusals.append(error)
     if not parts:
@@ -89,14 +101,14 @@ def parts_of_experiment(experiment: Experiment, where: Params, baseline: str | N
     return parts
 
 
-def part_of_board(board: Board, experiment: Experiment, where: Params, baseline: str | None, title: str) -> Part:
+def part_of_board(board: Board, experiment: Experiment, selection: Selection, title: str) -> Part:
     """Return the selected part of a matrix; the baseline is compared with even if its own row is not selected."""
-    if baseline:
-        board = board.against(baseline)
-    check_conditions(board, where)
+    if selection.baseline:
+        board = board.against(selection.baseline)
+    check_conditions(board, selection.where)
     on_methods: dict[str, str] = {}
     on_others: dict[str, str] = {}
-    for key, value in where.items():
+    for key, value in selection.where.items():
         conditions_of_kind = on_methods if is_of_method(key) else on_others
         conditions_of_kind[key] = value
     visible = {cell.method for cell in board.expected if meets(cell, on_methods)}
@@ -104,11 +116,11 @@ def part_of_board(board: Board, experiment: Experiment, where: Params, baseline:
     compared = {*visible, board.baseline}
     expected, any_visible = [], False
     for cell in board.expected:
-        if cell.method in compared and meets(cell, on_others):
+        if (selection.comparing or cell.method in compared) and meets(cell, on_others):
             expected.append(cell)
             any_visible |= cell.method in visible
     if not any_visible:
-        listed = " and ".join(f"--where {key}={value}" for key, value in where.items())
+        listed = " and ".join(f"--where {key}={value}" for key, value in selection.where.items())
         raise UserError(f"no cell meets all of {listed}")
     frames = read_frames(experiment, expected, board.baseline)
     return Part(title, board, frames, visible, missing_sentences(board, experiment))
@@ -125,12 +137,26 @@ def check_conditions(board: Board, where: Params) -> None:
                 values.add(cell_value)
         if not values:
             raise UserError(f"--where names {key!r}, which no cell has; {nearest(key, known)}")
-        if value not in values:
+        if not any(is_same(value, each) for each in values):
             raise UserError(f"--where {key} is {value!r}; {nearest(value, values)}")
 
 
 def meets(cell: Expected, where: Params) -> bool:
-    return all(value_of(cell, key) == value for key, value in where.items())
+    for key, value in where.items():
+        own = value_of(cell, key)
+        if own is None or not is_same(own, value):
+            return False
+    return True
+
+
+def is_same(value: str, other: str) -> bool:
+    """Return whether two values are equal, as text or as numbers: 7e-4 is 0.0007."""
+    if value == other:
+        return True
+    try:
+        return float(value) == float(other)
+    except ValueError:
+        return False
 
 
 def is_of_method(key: str) -> bool:

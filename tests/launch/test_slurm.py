@@ -20,6 +20,7 @@ import pytest
 from cells import METHOD, SETTINGS, lines
 from watchers import Watcher
 
+from benchmarks.patience import HANG
 from harness import cell, config, matrix
 from harness.base.errors import UserError
 from harness.cells.state import State
@@ -89,7 +90,7 @@ def told(*command: str) -> str:
 
 
 def until(true: Any) -> None:
-    end = time.monotonic() + 60
+    end = time.monotonic() + HANG
     while not true():
         assert time.monotonic() < end, "it did not happen"
         time.sleep(0.1)

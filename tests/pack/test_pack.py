@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import io
 import json
@@ -20,6 +21,7 @@ from boards import Made, listed, made_up_frames, told
 import entrobench
 from harness import cli
 from harness.base.errors import Damaged, UserError
+from harness.cells import checksums
 from harness.cells.state import State
 from harness.commands import report
 from harness.commands.pack import pack_matrix
@@ -111,6 +113,33 @@ def test_the_same_records_give_the_same_bytes(tmp_path: Path) -> None:
     assert contents[0] == contents[1]
 
 
+def test_a_pack_is_replaced_by_one_with_the_same_answers_only(tmp_path: Path) -> None:
+    """The file may come from another person, and hold the only copy of its answers."""
+    made = Made(tmp_path / "results", NO_STORE, name="made")
+    for cell in made.cells[:4]:
+        made.write(cell)
+    path = tmp_path / "made.zip"
+    pack_matrix(made.config, path)
+    for cell in made.cells[4:]:
+        made.write(cell)
+    pack_matrix(made.config, path)  # with more cells
+    whole = path.read_bytes()
+    part = dataclasses.replace(made.config, seeds=[0])
+    with pytest.raises(UserError, match=r"made\.zip holds answers that the new pack lacks, of 3 cells \(clip_b-"):
+        pack_matrix(part, path)
+    changed = made.cells[0].folder / "evals" / "countdown-000001.json"
+    changed.write_bytes(changed.read_bytes().replace(b"1", b"0"))
+    checksums.write_checksums(made.cells[0].folder)
+    with pytest.raises(UserError, match=r"of 1 cell \(grpo-.*--out names another file"):
+        pack_matrix(made.config, path)
+    assert path.read_bytes() == whole
+    notes = tmp_path / "notes.zip"
+    notes.write_text("mine")
+    with pytest.raises(UserError, match=r"notes\.zip is not a pack"):
+        pack_matrix(made.config, notes)
+    assert notes.read_text() == "mine"
+
+
 def test_a_pack_has_no_weights_and_is_a_plain_zip_of_a_plain_tar(tmp_path: Path) -> None:
     made = Made(tmp_path / "results", NO_STORE)
     for cell in made.cells:
@@ -175,6 +204,20 @@ def test_a_pack_that_was_cut_off_is_refused(
 
 def test_a_missing_pack_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert "the pack gone.zip is missing" in refusal(capsys, ["leaderboard", "--pack", "gone.zip"])
+
+
+@pytest.mark.parametrize(
+    "command", [["leaderboard", "--pack", "a.zip"], ["report", "--pack", "a.zip"], ["pack", "demo"]]
+)
+def test_a_folder_is_no_file_to_write_to(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refusal(capsys, [*command, "--out", str(tmp_path)])
+    assert said == f"entrobench: --out {tmp_path} is a folder; it must name a file\n"
+
+
+def test_a_folder_is_no_pack(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "is a folder; a pack is a file" in refusal(capsys, ["leaderboard", "--pack", str(tmp_path)])
 
 
 def edited(pack: Path, path: Path, changes: dict[str, bytes], *, mend: bool) -> Path:

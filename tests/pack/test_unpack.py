@@ -90,14 +90,17 @@ def test_cells_that_have_begun_are_kept(tmp_path: Path) -> None:
     _, counts = received(tmp_path, pack)
     assert counts == Unpacked(put=1, begun=1, failed=1)
     assert records(ours.cells[0].folder) == before
-    assert received(tmp_path, pack)[1] == Unpacked(begun=2, failed=1)
+    assert received(tmp_path, pack)[1] == Unpacked(kept=1, begun=1, failed=1)
 
 
 def test_cells_of_another_setting_are_left_out(tmp_path: Path) -> None:
     pack = sent(tmp_path, 0, 1, 2)
     _, counts = received(tmp_path, pack, "methods=[grpo,ppo]", "seeds=[0]")
     assert counts == Unpacked(put=2, of_others=2)
-    with pytest.raises(UserError, match=r"no cell of .*made\.zip \(matrix 'made'\) is one of the matrix 'third'"):
+    with pytest.raises(
+        UserError,
+        match=r"made\.zip \(matrix 'made'\) is one of the matrix 'third'; the protocols differ in train.lr",
+    ):
         received(tmp_path, pack, "train.lr=0.5", name="third")
     assert not (tmp_path / "receiver" / "third").exists()
 
@@ -121,8 +124,17 @@ def test_a_record_that_does_not_fit_the_cells_own_sums_is_refused(tmp_path: Path
     path = tmp_path / "made.zip"
     folders = [cell.folder for cell in made.cells]
     archive.write_pack(path, "made", "{}", folders, protocol_of_cells(made.config, made.cells))
-    with pytest.raises(Damaged, match="it is not as it was when the cell was done"):
+    with pytest.raises(Damaged, match=r"made\.zip: cells/clip_b-.* it is not as it was when the cell was done"):
         received(tmp_path, path)
+    assert not (tmp_path / "receiver").exists()
+
+
+def test_a_record_of_origin_that_is_none_is_refused(tmp_path: Path) -> None:
+    made = Made(tmp_path / "sender", NO_STORE).write_all()
+    (made.cells[1].folder / "made.json").write_text("[1]")
+    pack_matrix(made.config, tmp_path / "made.zip")
+    with pytest.raises(Damaged, match=r"made\.zip: cells/.*/made\.json is damaged"):
+        received(tmp_path, tmp_path / "made.zip")
     assert not (tmp_path / "receiver").exists()
 
 
@@ -160,7 +172,7 @@ def test_an_interruption_leaves_whole_cells(tmp_path: Path, monkeypatch: pytest.
     ours = Made(tmp_path / "receiver", NO_STORE, name="received")
     assert sorted(states(ours)) == ["done"] + ["planned"] * 5
     assert not list(removable(ours.config))
-    assert received(tmp_path, pack)[1] == Unpacked(put=1, begun=1, failed=1)
+    assert received(tmp_path, pack)[1] == Unpacked(put=1, kept=1, failed=1)
 
 
 def test_what_a_killed_process_left_is_cleaned(tmp_path: Path) -> None:

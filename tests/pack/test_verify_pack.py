@@ -21,6 +21,7 @@ from harness.cells.state import State
 from harness.commands.pack import pack_matrix
 from harness.config import load_config
 from harness.matrix import Cell, cells
+from harness.pack import archive
 from harness.study import replay
 from harness.table.verified import marks_path
 
@@ -50,9 +51,29 @@ def test_a_sound_pack_is_judged_again(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_marks_hold_for_these_bytes_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pack = answered_pack(tmp_path)
     verified(capsys, str(pack))
+    pack.unlink()
     other = answered_pack(tmp_path, "eval.every=1")
     assert marks_path(pack) == marks_path(other)
     assert {row["checked"] for row in listed(capsys, "--pack", str(other))[1:]} == {"reported"}
+
+
+def test_what_cannot_be_done_is_said_before_anything_is_judged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack = answered_pack(tmp_path)
+    verified(capsys, str(pack))
+    marks = marks_path(pack).read_bytes()
+
+    def judge(*_: object) -> None:
+        raise AssertionError("judged")
+
+    monkeypatch.setattr("harness.study.audit.audit_pack", judge)
+    assert "plugin nope cannot be imported" in verified(capsys, str(pack), "--plugin", "nope", code=2)
+    assert "--replay is 'nope', which is not a cell" in verified(capsys, str(pack), "--replay", "nope", code=2)
+    with archive.unpacked(pack) as opened:
+        cell = CellSpec.read(opened.cells[0]).id
+    assert "--steps is 0; allowed: 1 to" in verified(capsys, str(pack), "--replay", cell, "--steps", "0", code=2)
+    assert marks_path(pack).read_bytes() == marks
 
 
 def wrong_verdict(samples: list[dict[str, Any]]) -> None:

@@ -35,6 +35,20 @@ def at(mlflow_uri: str) -> list[str]:
     return ["--uri", mlflow_uri]
 
 
+def test_a_selected_method_is_adjusted_and_ranked_among_all(
+    tmp_path: Path, mlflow_uri: str, at: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Otherwise a reader could lower any p-value by selecting the one row."""
+    Made(tmp_path, mlflow_uri).end_all()
+    asked = ("--experiment", "made", *at, "--compare")
+    whole = [row for row in listed(capsys, *asked) if row["method"] != "ppo"]
+    assert listed(capsys, *asked, "--where", "method=clip_b") == whole
+    table = told(capsys, *asked, "--where", "method=clip_b")
+    assert "Methods that are not selected count in Holm's adjustment and in the ranks, too." in table
+    assert "ppo" not in table
+    assert "not selected" not in told(capsys, *asked)
+
+
 def test_without_a_configuration_it_is_the_same_table(
     tmp_path: Path, mlflow_uri: str, at: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -278,6 +292,9 @@ def test_bad_input_is_one_sentence(
     assert "--where is 'grpo'; write key=value" in told(capsys, *asked, "--where", "grpo")
     assert "names 'sed', which no cell has" in told(capsys, *asked, "--where", "sed=1")
     assert "--where seed is '7'; allowed: 0, 1" in told(capsys, *asked, "--where", "seed=7")
+    assert listed(capsys, *asked, "--where", "method.clip_b.share=2e-2") == listed(
+        capsys, *asked, "--where", "method.clip_b.share=0.02"
+    )
     share = ["--where", "method.clip_b.share=0.02"]
     assert "no cell meets all of" in told(capsys, *asked, "--where", "method=ppo", *share)
     assert "--baseline is 'grp'" in told(capsys, *asked, "--baseline", "grp")

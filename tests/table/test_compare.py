@@ -197,7 +197,7 @@ def test_trainings_are_compared_each_for_itself() -> None:
 ROW = Comparison(
     task="countdown", model="tiny", score="Avg@K", method="clip|b", baseline="grpo", mean=Estimate(0.5, 0.4, 0.6),
     iqm=Estimate(0.5, 0.45, 0.55), seeds=3, difference=Estimate(-0.125, -0.25, 0.0), p=0.05, p_holm=0.0001,
-    improvement=Estimate(0.25, 0.125, 0.375), detectable=0.2, rank_best=1, rank_worst=2, best=True,
+    improvement=Estimate(0.25, 0.125, 0.375), detectable=0.2, rank_best=1, rank_worst=2, best=True, ranked=2,
 )  # fmt: skip
 BASE = dataclasses.replace(
     ROW, method="grpo", difference=None, p=None, p_holm=None, improvement=None, detectable=None, best=False
