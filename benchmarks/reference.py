@@ -185,6 +185,7 @@ def tables() -> dict[str, str]:
             "staleness-gain": as_markdown(staleness_grid("clip_b(share=0.02)", "Pass@16 - grpo")),
             "field": as_markdown(field.table(field.by_task())),
             "field-again": as_markdown(field_again.effects_table("field")),
+            "field-again-coloring": as_markdown(field_again.effects_table("field-coloring")),
             "field-again-agreement": as_markdown(field_again.agreement_table(field.TASKS)),
             "field-five-seeds": as_markdown(field.table(field.by_task(field.FIVE_SEEDS))),
             "field-new-seeds": as_markdown(field.table(field.by_task(field.NEW_SEEDS))),
