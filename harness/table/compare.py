@@ -395,7 +395,7 @@ def comparison_notes(results: Sequence[Comparison]) -> list[str]:
             needed.setdefault(where, {})[result.score] = result.seeds_needed
     if has_base_model:
         notes.append(f"{BASE_MODEL}: the model before training; it has no rank and no part in Holm's adjustment.")
-    notes += ruleset_notes(results)
+    notes += ruleset_notes((result.method, result.ruleset, result.checked) for result in results)
     notes += trainer_notes(result.trainer for result in results)
     notes += mixed
     if one_seed:

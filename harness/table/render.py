@@ -21,8 +21,6 @@ from harness.terminal import layout
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from harness.table.compare import Comparison
-
 FLAG = " †"
 LISTED = 4  # rows named in a note: all rows of a table of fifty methods would fill the screen
 FORMATS = ("table", "md", "csv", "json")
@@ -185,7 +183,7 @@ def row_notes(rows: Sequence[LeaderboardRow]) -> list[str]:
             collapses.append(
                 f"{row_place(row)}: the entropy of {collapse_text(row)} fell so low that training ended there."
             )
-    texts += ruleset_notes(rows)
+    texts += ruleset_notes((row.method, row.ruleset, row.checked) for row in rows)
     texts += trainer_notes(row.trainer for row in rows)
     if near_bound:
         texts.append(doubt_near_bound(rows[0].baseline))
@@ -216,15 +214,18 @@ def trainer_notes(trainers: Iterable[str | None]) -> list[str]:
     return [f"Trained by {name}: with train.backend={name}, not by entrobench's own trainer." for name in named]
 
 
-def ruleset_notes(rows: Sequence[LeaderboardRow | Comparison]) -> list[str]:
-    """Return sentences on how options were chosen, and on how far the rows of packs were verified."""
+def ruleset_notes(rows: Iterable[tuple[str, str | None, str | None]]) -> list[str]:
+    """Return sentences on how options were chosen, and on how far the rows of packs were verified.
+
+    `rows`: the method of each, its ruleset, and the mark of its verification.
+    """
     sentences: dict[str, None] = {}  # in their order, each once
     methods_by_mark: dict[str, dict[str, None]] = {}
-    for row in rows:
-        if row.ruleset:
-            sentences[f"Ruleset {row.ruleset}: {RULESETS[row.ruleset]}."] = None
-        if row.checked:
-            methods_by_mark.setdefault(row.checked, {})[row.method] = None
+    for method, ruleset, checked in rows:
+        if ruleset:
+            sentences[f"Ruleset {ruleset}: {RULESETS[ruleset]}."] = None
+        if checked:
+            methods_by_mark.setdefault(checked, {})[method] = None
     if not methods_by_mark:
         return list(sentences)
     parts = [f"{mark}: {', '.join(methods)}" for mark, methods in methods_by_mark.items()]
