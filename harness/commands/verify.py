@@ -50,7 +50,7 @@ def call(arguments: argparse.Namespace) -> int:
         console.print(f"{pack.path}: matrix {pack.matrix}, protocol {pack.protocol.name}, sums and identities checked")
         # Before anything is printed about the cells: a replay changes the mark of one, or adds a finding.
         if arguments.replay is not None:
-            [replayed] = [audit for audit in audits if audit.spec.id == arguments.replay]
+            replayed = next(audit for audit in audits if audit.spec.id == arguments.replay)
             replay_cell(replayed, arguments.steps, arguments.plugin)
         print(visible(audit_table(pack, audits)))
         for audit in audits:

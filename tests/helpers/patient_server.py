@@ -13,6 +13,7 @@ class PatientServer(ThreadingHTTPServer):
     A thread may notice it much later, and its traceback would be in the captured output of another test.
     """
 
+    request_queue_size = 128  # the default of 5 is less than the threads of one command that connect at once
     daemon_threads = True
     block_on_close = False
 
