@@ -53,18 +53,19 @@ def choice(matrix: str) -> Mapping[str, Any]:
     return record
 
 
-def chosen(matrix: str) -> dict[str, str]:
-    """Return the spec of each method that a tuned matrix compares, by its name."""
-    return {name: spec for name, spec in choice(matrix)["methods"].items() if spec in field.compared(matrix)}
-
-
-def by_name(matrix: str, kept_in: str | None = None) -> Rows:
-    """Return the rows of a tuned matrix by the names of their methods.
+def chosen(matrix: str, kept_in: str | None = None) -> dict[str, str]:
+    """Return the spec of each method that a tuned matrix compares, by its name.
 
     `kept_in`: the folder of another run of the same matrix.
     """
     rows = field.compared(kept_in or matrix)
-    named = {name: rows[spec] for name, spec in choice(matrix)["methods"].items() if spec in rows}
+    return {name: spec for name, spec in choice(matrix)["methods"].items() if spec in rows}
+
+
+def by_name(matrix: str, kept_in: str | None = None) -> Rows:
+    """Return the rows of a tuned matrix by the names of their methods; `kept_in`: see `chosen`."""
+    rows = field.compared(kept_in or matrix)
+    named = {name: rows[spec] for name, spec in chosen(matrix, kept_in).items()}
     return {BASE_MODEL: rows[BASE_MODEL], **named}
 
 

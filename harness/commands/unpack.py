@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.base import files, identities
-from harness.base.errors import UserError
+from harness.base.errors import UserError, shown
 from harness.cells import checksums
 from harness.cells.provenance import Made
 from harness.cells.spec import CellSpec
@@ -40,13 +40,12 @@ def add(commands: Commands) -> None:
 def call(arguments: argparse.Namespace) -> int:
     config = config_or_candidates(arguments)
     with unpacked(arguments.file) as pack:
-        matrix = cells(config)
-        counts = unpack_cells(pack, config, matrix)
-        protocols = protocol_of_cells(config, matrix).differences(pack.protocol)
+        counts = unpack_cells(pack, config, cells(config))
+        ruleset = pack.protocol.definition["ruleset"]
     console.print(f"{arguments.file}: {counts}")
-    rulesets = [difference for difference in protocols if difference.startswith("ruleset ")]
-    if rulesets and counts.of_others:
-        console.print(f"note: the pack and the matrix differ in {rulesets[0]}", style="yellow")
+    if counts.of_others and ruleset != config.ruleset:
+        rulesets = f"({shown(ruleset)}, not {shown(config.ruleset)})"
+        console.print(f"note: the pack and the matrix differ in ruleset {rulesets}", style="yellow")
     console.print(
         "next, with the same CONFIG and values: `entrobench run` makes the cells that are missing; `entrobench sync` "
         "sends finished cells to MLflow, which `leaderboard` and `report` read"

@@ -137,8 +137,9 @@ def comparisons(frames: Frames, baseline: str, ks: Mapping[str, int]) -> list[Co
                 labeled = replace(result, task=label, model=model, score=score, setting=setting_text(pairs))
                 cells = frames.tables[tables[0]][result.method]
                 first, checked = cells.iloc[0], mark_of_row(done_cells(cells)["checked"])
-                labeled = replace(labeled, trainer=first["trainer"] or None, ruleset=first["ruleset"] or None)
-                results.append(replace(labeled, checked=checked, mixed=list(sentences)))
+                trainer, ruleset = first["trainer"] or None, first["ruleset"] or None
+                known = replace(labeled, trainer=trainer, ruleset=ruleset, checked=checked, mixed=list(sentences))
+                results.append(known)
     return results
 
 
