@@ -187,6 +187,8 @@ def tables() -> dict[str, str]:
             "field-again": as_markdown(field_again.effects_table("field")),
             "field-again-coloring": as_markdown(field_again.effects_table("field-coloring")),
             "field-again-agreement": as_markdown(field_again.agreement_table(field.TASKS)),
+            "field-tuned-again": as_markdown(field_again.effects_table("field-tuned")),
+            "field-tuned-again-agreement": as_markdown(field_again.agreement_table(field_again.TUNED)),
             "field-five-seeds": as_markdown(field.table(field.by_task(field.FIVE_SEEDS))),
             "field-new-seeds": as_markdown(field.table(field.by_task(field.NEW_SEEDS))),
             "field-tuned": as_markdown(field.table(field_tuned.by_task())),

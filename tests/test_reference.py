@@ -870,6 +870,35 @@ def test_the_field_with_another_base_model_has_its_order_and_most_of_its_gains_a
     assert taus[0] in README
 
 
+def test_the_tuned_field_with_another_base_model_has_four_of_its_five_gains_again() -> None:
+    table = field_again.agreement_table(field_again.TUNED).set_index("score")
+    taus = {"Pass@16": "0.69 [0.56, 0.79]", "Avg@K": "0.63 [0.49, 0.76]"}
+    assert table["Kendall's tau"].to_dict() == taus
+    assert (set(table["contradicted"]), set(table["changed"])) == ({"0"}, {"0"})
+    runs = field_again.runs_of("field-tuned")
+    first, second = ({method for method, scores in rows.items() if is_gain(scores)} for rows in runs)
+    assert first - second == {"opefo"}
+    assert second - first == {"clip_v", "gspo", "kl_cov_release", "siren", "repo_r", "vespo", "top_entropy"}
+    means = [transfer.effects_of(rows, "Pass@16") for rows in runs]
+    assert {method for method in second if means[0][method]["mean"] < 0} == {"repo_r"}
+    smaller = [means[1][method]["mean"] for method in second - first - {"clip_v"}]
+    assert [f"{mean:.3f}" for mean in (min(smaller), max(smaller))] == ["0.008", "0.033"]
+    for rows in runs:
+        highest = [method for method in field.methods_of([rows]) if method != field.BASE_MODEL][:3]
+        assert highest == ["pkpo", "maxrl", "passk"]
+        assert all(rows[method]["Avg@K"]["difference"]["high"] < 0 for method in highest)
+    lowest = min(runs[1][method]["Pass@16"]["p_holm"] for method in second)
+    assert f"{lowest:.2f}" == "0.56"
+    others = means[0].keys() & means[1].keys()
+    moves = sorted((abs(means[0][method]["mean"] - means[1][method]["mean"]), method) for method in others)
+    assert f"{moves[len(moves) // 2][0]:.3f}" == "0.009"
+    assert (f"{moves[-1][0]:.3f}", moves[-1][1]) == ("0.114", "w_reinforce")
+    widths = sorted(field_again.half_width(means[1][method]) for method in others)
+    assert f"{widths[len(widths) // 2]:.3f}" == "0.038"
+    assert not any(map(field.verdict, [scores for rows in runs for method, scores in rows.items() if method != "grpo"]))
+    assert taus["Pass@16"] in README
+
+
 def test_eight_methods_gain_in_both_runs_on_both_tasks() -> None:
     runs = [rows for matrix in field.TASKS for rows in field_again.runs_of(matrix)]
     assert set(field.gaining(runs)) == {
