@@ -897,6 +897,12 @@ def test_the_tuned_field_with_another_base_model_has_four_of_its_five_gains_agai
     assert f"{widths[len(widths) // 2]:.3f}" == "0.038"
     assert not any(map(field.verdict, [scores for rows in runs for method, scores in rows.items() if method != "grpo"]))
     assert taus["Pass@16"] in README
+    untuned = field.compared(f"field{field_again.SECOND}")
+    before_and_after = []
+    for score in ("Avg@K", "Pass@16"):
+        tau, low, high, count = field.agreement(untuned, runs[1], score)
+        before_and_after.append(f"{tau:.2f} [{low:.2f}, {high:.2f}], {count}")
+    assert before_and_after == ["0.30 [0.11, 0.46], 63", "0.63 [0.50, 0.75], 63"]
 
 
 def test_eight_methods_gain_in_both_runs_on_both_tasks() -> None:
