@@ -28,6 +28,11 @@ def kept_again(matrices: Mapping[str, str]) -> dict[str, str]:
     return {matrix: words for matrix, words in matrices.items() if field.is_kept(f"{matrix}{SECOND}")}
 
 
+def second_runs(matrices: Mapping[str, str]) -> dict[str, field.Rows]:
+    """Return the rows of the second runs of matrices by their tasks in words."""
+    return {words: field.compared(f"{matrix}{SECOND}") for matrix, words in kept_again(matrices).items()}
+
+
 def runs_of(matrix: str) -> tuple[field.Rows, field.Rows]:
     """Return the rows of both runs of a matrix by their methods."""
     if matrix in TUNED:
@@ -75,12 +80,12 @@ def found_again(first: transfer.Effects, second: transfer.Effects) -> set[str]:
 
 def main(*arguments: str) -> None:
     for results in arguments:
-        field.take_tables(results, field.TASKS, suffix=SECOND)
+        field.take_tables(results, [*field.TASKS, *field.FIVE_SEEDS], suffix=SECOND)
         for matrix in TUNED:
             if (Path(results) / f"{matrix}{TUNED_SUFFIX}").exists():
                 options = f"tune.file={field.REFERENCE / matrix / field_tuned.CHOICE}"
                 field.take_table(results, matrix, field.REFERENCE / f"{matrix}{SECOND}", "ruleset=tuned", options)
-    for matrices in (field.TASKS, TUNED):
+    for matrices in (field.TASKS, field.FIVE_SEEDS, TUNED):
         print(agreement_table(matrices).to_string(index=False))
         for matrix in kept_again(matrices):
             print(effects_table(matrix).to_string(index=False))

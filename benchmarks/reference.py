@@ -190,6 +190,8 @@ def tables() -> dict[str, str]:
             "field-tuned-again": as_markdown(field_again.effects_table("field-tuned")),
             "field-tuned-again-agreement": as_markdown(field_again.agreement_table(field_again.TUNED)),
             "field-five-seeds": as_markdown(field.table(field.by_task(field.FIVE_SEEDS))),
+            "field-five-seeds-again": as_markdown(field.table(field_again.second_runs(field.FIVE_SEEDS))),
+            "field-five-seeds-again-agreement": as_markdown(field_again.agreement_table(field.FIVE_SEEDS)),
             "field-new-seeds": as_markdown(field.table(field.by_task(field.NEW_SEEDS))),
             "field-tuned": as_markdown(field.table(field_tuned.by_task())),
             "field-tuned-coloring-slower": as_markdown(tuned(field_tuned.SLOWER)[FULL]),

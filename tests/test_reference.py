@@ -905,6 +905,57 @@ def test_the_tuned_field_with_another_base_model_has_four_of_its_five_gains_agai
     assert before_and_after == ["0.30 [0.11, 0.46], 63", "0.63 [0.50, 0.75], 63"]
 
 
+def verdicts(rows: field.Rows) -> set[tuple[str, str]]:
+    """Return the methods that win or trade, each with its verdict."""
+    named = {(method, field.verdict(scores)) for method, scores in rows.items() if method != field.BASELINE}
+    return {(method, verdict) for method, verdict in named if verdict}
+
+
+@pytest.mark.parametrize(
+    ("matrix", "tau", "both", "first_only", "second_only", "changed"),
+    [
+        (
+            "field-shortlist",
+            "0.92 [0.74, 1.00]",
+            {("clip_b(share=0.02)", "trades"), ("clip_v(share=0.02)", "trades")},
+            {("unlikeliness", "wins"), ("rs_grpo", "trades")},
+            {("top_entropy", "trades")},
+            "0",
+        ),
+        (
+            "field-shortlist-coloring",
+            "0.82 [0.58, 1.00]",
+            {
+                *(("clip_b(share=0.02)", "trades"), ("clip_v(share=0.02)", "trades")),
+                *(("rs_grpo", "wins"), ("clip_b", "wins"), ("top_entropy", "wins")),
+            },
+            {("siren_release", "wins"), ("luspo", "wins"), ("unlikeliness", "wins")},
+            {
+                *(("luspo", "trades"), ("unlikeliness", "trades")),
+                ("adaptive_entropy(target=0.2,delta=0.002,highest=0.1)", "wins"),
+            },
+            "1",
+        ),
+    ],
+)
+def test_the_verdicts_of_five_seeds_with_another_base_model(
+    matrix: str,
+    tau: str,
+    both: set[tuple[str, str]],
+    first_only: set[tuple[str, str]],
+    second_only: set[tuple[str, str]],
+    changed: str,
+) -> None:
+    table = field_again.agreement_table({matrix: "task"}).set_index("score")
+    assert table["Kendall's tau"]["Pass@16"] == tau
+    assert set(table["contradicted"]) == {"0"}
+    assert table["changed"]["Pass@16"] == changed
+    runs = field_again.runs_of(matrix)
+    first, second = map(verdicts, runs)
+    assert (first & second, first - second, second - first) == (both, first_only, second_only)
+    assert all(is_gain(runs[1][method]) for method, _ in first_only)
+
+
 def test_eight_methods_gain_in_both_runs_on_both_tasks() -> None:
     runs = [rows for matrix in field.TASKS for rows in field_again.runs_of(matrix)]
     assert set(field.gaining(runs)) == {

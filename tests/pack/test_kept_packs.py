@@ -13,8 +13,10 @@ PACKS = REPOSITORY / "results/packs"
 REFERENCE = REPOSITORY / "results/reference"
 # The packs of each table whose folder is not named like its only pack.
 OTHERS = {
-    "field-again": ["field"],  # the answers of the first run are lost
+    "field-again": ["field"],  # of this and the next three, the answers of the first run are lost
     "field-coloring-again": ["field-coloring"],
+    "field-shortlist-again": ["field-shortlist"],
+    "field-shortlist-coloring-again": ["field-shortlist-coloring"],
     "field-tuned-more": ["field-tuned-new", "field-tuned-more"],
     "field-tuned-coloring-more": ["field-tuned-coloring-new", "field-tuned-coloring-more"],
 }
