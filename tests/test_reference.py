@@ -912,11 +912,11 @@ def verdicts(rows: field.Rows) -> set[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(
-    ("matrix", "tau", "both", "first_only", "second_only", "changed"),
+    ("matrix", "taus", "both", "first_only", "second_only", "changed"),
     [
         (
             "field-shortlist",
-            "0.92 [0.74, 1.00]",
+            ["0.92 [0.74, 1.00]", "0.59 [0.21, 0.88]"],
             {("clip_b(share=0.02)", "trades"), ("clip_v(share=0.02)", "trades")},
             {("unlikeliness", "wins"), ("rs_grpo", "trades")},
             {("top_entropy", "trades")},
@@ -924,7 +924,7 @@ def verdicts(rows: field.Rows) -> set[tuple[str, str]]:
         ),
         (
             "field-shortlist-coloring",
-            "0.82 [0.58, 1.00]",
+            ["0.82 [0.58, 1.00]", "0.36 [-0.17, 0.80]"],
             {
                 *(("clip_b(share=0.02)", "trades"), ("clip_v(share=0.02)", "trades")),
                 *(("rs_grpo", "wins"), ("clip_b", "wins"), ("top_entropy", "wins")),
@@ -940,20 +940,21 @@ def verdicts(rows: field.Rows) -> set[tuple[str, str]]:
 )
 def test_the_verdicts_of_five_seeds_with_another_base_model(
     matrix: str,
-    tau: str,
+    taus: list[str],
     both: set[tuple[str, str]],
     first_only: set[tuple[str, str]],
     second_only: set[tuple[str, str]],
     changed: str,
 ) -> None:
     table = field_again.agreement_table({matrix: "task"}).set_index("score")
-    assert table["Kendall's tau"]["Pass@16"] == tau
+    assert table["Kendall's tau"].to_dict() == dict(zip(("Pass@16", "Avg@K"), taus, strict=True))
     assert set(table["contradicted"]) == {"0"}
     assert table["changed"]["Pass@16"] == changed
     runs = field_again.runs_of(matrix)
     first, second = map(verdicts, runs)
     assert (first & second, first - second, second - first) == (both, first_only, second_only)
     assert all(is_gain(runs[1][method]) for method, _ in first_only)
+    assert runs[1]["unlikeliness"]["Avg@K"]["difference"]["high"] < 0
 
 
 def test_eight_methods_gain_in_both_runs_on_both_tasks() -> None:
