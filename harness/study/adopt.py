@@ -39,7 +39,8 @@ from harness.train.weights import load_model, opened
 from harness.verify.pool import VerifierPool
 from tasks import build_task
 
-PLAIN_NAME = re.compile(r"[\w.-]+")  # of a trainer, and of a method that is not registered
+# Of a trainer, and of a method that is not registered. ASCII: letters of other alphabets look like those of our names.
+PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 
 MethodIdentity = list[dict[str, Any]]
 
@@ -84,7 +85,7 @@ def planned_adoption(
         listed = ", ".join(map(str, config.seeds))
         raise UserError(f"--seed is {seed}; allowed: the seeds of the matrix {config.name}, {listed}")
     if not PLAIN_NAME.fullmatch(trainer):
-        raise UserError(f"--trainer is {shown(trainer)}; allowed: letters, digits and _ . -")
+        raise UserError(f"--trainer is {shown(trainer)}; allowed: up to 100 of a-z A-Z 0-9 _ . -")
     shared = Shared(config)
     method_identity, made_of = identity_of_method(method, shared, unregistered=unregistered)
     base = shared.model(model)
@@ -167,7 +168,7 @@ def identity_of_method(method: str, shared: Shared, *, unregistered: bool) -> tu
             f"--unregistered is for methods that entrobench does not have, but it has {method!r}; leave it out"
         )
     if not PLAIN_NAME.fullmatch(method):
-        raise UserError(f"--method is {shown(method)}; allowed with --unregistered: letters, digits and _ . -")
+        raise UserError(f"--method is {shown(method)}; allowed with --unregistered: up to 100 of a-z A-Z 0-9 _ . -")
     return [{"component": method, "registered": False}], None
 
 

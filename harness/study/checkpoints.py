@@ -9,10 +9,11 @@ from typing import Any
 
 from harness.base import files
 from harness.base.errors import UserError, shown
+from harness.base.schema import LARGEST
 from harness.rollout import digests, models
 
 # The names that transformers' Trainer, and so TRL, and verl give to the folders of checkpoints.
-NAME = re.compile(r"(checkpoint-|global_step_)(\d+)")
+NAME = re.compile(r"(checkpoint-|global_step_)([0-9]+)")
 TRAINERS = {"checkpoint-": "trl", "global_step_": "verl"}
 # Where a checkpoint has its config.json; verl keeps its own shards in `actor`.
 INSIDE = (".", "actor/huggingface", "huggingface")
@@ -44,8 +45,11 @@ class TrainedCheckpoint:
         path = self.place / DOOR
         if not path.is_file():
             return None
-        recorded: str = files.read_json(path)["method"]
-        return recorded
+        record = files.read_json(path)
+        method = record.get("method") if isinstance(record, dict) else None
+        if not isinstance(method, str):
+            raise UserError(f"{path} does not name the method; it must be a JSON object with the text `method`")
+        return method
 
 
 def find_checkpoints(folder: Path) -> list[TrainedCheckpoint]:
@@ -54,9 +58,9 @@ def find_checkpoints(folder: Path) -> list[TrainedCheckpoint]:
         raise UserError(f"{folder} is not a folder; give the one in which a trainer has saved its checkpoints")
     places: dict[int, Path] = {}
     for path in sorted(folder.iterdir()):
-        match = NAME.fullmatch(path.name)
-        if match and path.is_dir() and int(match[2]):  # step 0 is the base model
-            places[int(match[2])] = path
+        step = step_in_name(path)
+        if step and path.is_dir():  # step 0 is the base model
+            places[step] = path
     if not places:
         places = {step_of_folder(folder): folder}
     checkpoints = []
@@ -67,30 +71,74 @@ def find_checkpoints(folder: Path) -> list[TrainedCheckpoint]:
                 weights = place / inside
                 break
         check_weights(place, weights)
+        trainer_state(place)  # refused here, and not after an evaluation of hours
         checkpoints.append(TrainedCheckpoint(step, place, weights))
     return checkpoints
 
 
 def step_of_folder(folder: Path) -> int:
     """Return the step of a single folder."""
-    match = NAME.fullmatch(folder.resolve().name)
-    if match:
-        return max(int(match[2]), ONLY_STEP)
-    if (folder / HISTORY).is_file():
-        return max(int(files.read_json(folder / HISTORY)["global_step"]), ONLY_STEP)
-    return ONLY_STEP
+    step = step_in_name(folder.resolve())
+    if step is None:
+        state = trainer_state(folder)
+        step = state["global_step"] if state else ONLY_STEP
+    return max(step, ONLY_STEP)
+
+
+def step_in_name(folder: Path) -> int | None:
+    """Return the step that the name of a checkpoint's folder states; None for other names."""
+    match = NAME.fullmatch(folder.name)
+    if match is None:
+        return None
+    step = int(match[2])
+    if step > LARGEST:
+        raise UserError(f"{folder} names a step that no store can hold; allowed: up to {LARGEST}")
+    return step
+
+
+def trainer_state(folder: Path) -> dict[str, Any] | None:
+    """Return the state that transformers' Trainer saved with a checkpoint; None without one."""
+    path = folder / HISTORY
+    if not path.is_file():
+        return None
+    state: dict[str, Any] = files.read_json(path)
+    if not is_trainer_state(state):
+        raise UserError(
+            f"{path} is not the state of transformers' Trainer: it must have global_step, and log_history, a list of "
+            f"records with a step of 0 to {LARGEST} each"
+        )
+    return state
+
+
+def is_trainer_state(state: Any) -> bool:
+    history = state.get("log_history") if isinstance(state, dict) else None
+    if not isinstance(history, list):
+        return False
+    steps = [record.get("step") if isinstance(record, dict) else None for record in history]
+    return all(map(is_step, [state.get("global_step"), *steps]))
+
+
+def is_step(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= LARGEST  # not isinstance, by which True is a number too
 
 
 def check_weights(place: Path, weights: Path) -> None:
     """Refuse a checkpoint without weights in the format of Hugging Face, and name the remedy if there is one."""
-    if any(weights.glob("*.safetensors")) and (weights / "config.json").is_file():
-        models.check_model_folder(weights, str(place))
-        return
-    if (place / "adapter_config.json").is_file():
+    adapter = [*place.glob("adapter_*"), *weights.glob("adapter_*")]
+    whole = any(not path.name.startswith("adapter_") for path in weights.glob("*.safetensors"))
+    if adapter and whole:
+        raise UserError(
+            f"{place} holds an adapter ({adapter[0].name}) next to a whole model, and does not show which of them was "
+            "trained last; move the other one away"
+        )
+    if adapter:
         raise UserError(
             f"{place} holds an adapter and no whole model; merge it into its base with merge_and_unload of peft, and "
             "save that with its tokenizer"
         )
+    if whole and (weights / "config.json").is_file():
+        models.check_model_folder(weights, str(place))
+        return
     if any(place.rglob("model_world_size_*_rank_*.pt")):
         raise UserError(
             f"{place} holds verl's own shards, which may run code when they are read; write the model with `python -m "
@@ -126,17 +174,17 @@ def logged_metrics(checkpoints: list[TrainedCheckpoint]) -> dict[int, dict[str, 
     EntrobenchTrainer's have their own names here, since they are computed by the same definitions. A logged mean over
     several steps is of no single one, so it keeps the trainer's name, as all other numbers do: trl/entropy.
     """
-    path = checkpoints[-1].place / HISTORY
-    if not path.is_file():
+    state = trainer_state(checkpoints[-1].place)
+    if state is None:
         return {}
-    state: dict[str, Any] = files.read_json(path)
     each_step = state.get("logging_steps") == 1
     by_step: dict[int, dict[str, float]] = {}
-    for record in state.get("log_history", []):
-        metrics = by_step.setdefault(int(record["step"]), {})
+    for record in state["log_history"]:
+        metrics = by_step.setdefault(record["step"], {})
         for key, value in record.items():
             # Not isinstance, by which True is a number too.
-            if key in ("step", "epoch") or type(value) not in (int, float):
+            is_number = type(value) is float or (type(value) is int and abs(value) <= LARGEST)
+            if key in ("step", "epoch") or not is_number:
                 continue
             name = key.removeprefix(LOGGED) if each_step and key.startswith(LOGGED) else f"trl/{key}"
             metrics[name] = value

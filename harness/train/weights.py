@@ -30,8 +30,12 @@ warnings.filterwarnings("ignore", "torch.distributed is disabled")  # DCP warns 
 
 
 def load_model(folder: Path | str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """Return the whole language model."""
-    return with_linear_head(opened(AutoModelForCausalLM, folder, dtype=dtype, **HOW), folder)
+    """Return the whole language model; refuse one with NaN or infinity among its weights."""
+    model = with_linear_head(opened(AutoModelForCausalLM, folder, dtype=dtype, **HOW), folder)
+    for name, weight in model.named_parameters():
+        if not weight.isfinite().all():
+            raise UserError(f"model {short(str(folder))} has NaN or infinite weights ({name}): its training diverged")
+    return model
 
 
 def opened(kind: Any, folder: Path | str, **settings: Any) -> Any:

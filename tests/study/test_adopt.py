@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from datasets import Dataset
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
@@ -272,6 +273,20 @@ def adapter(folder: Path) -> None:
     (folder / "adapter_config.json").write_text("{}")
 
 
+def stale_model_and_adapter(folder: Path) -> None:
+    (folder / "adapter_config.json").write_text("{}")
+    shutil.copy(folder / "model.safetensors", folder / "adapter_model.safetensors")
+
+
+def weights_that_diverged(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    save_file({name: tensor * torch.nan for name, tensor in load_file(path).items()}, path, metadata={"format": "pt"})
+
+
+def huge_step(folder: Path) -> None:
+    folder.rename(folder.with_name("checkpoint-99999999999999999999999"))
+
+
 def shards(folder: Path) -> None:
     no_weights(folder)
     (folder / "model_world_size_8_rank_0.pt").touch()
@@ -294,6 +309,9 @@ def other_shape(folder: Path) -> None:
     [
         (no_weights, "is not a Hugging Face model, it has no weights"),
         (adapter, "holds an adapter and no whole model; merge it"),
+        (stale_model_and_adapter, "next to a whole model, and does not show which of them was trained last"),
+        (weights_that_diverged, "has NaN or infinite weights (model.embed_tokens.weight): its training diverged"),
+        (huge_step, "names a step that no store can hold"),
         (shards, "holds verl's own shards"),
         (swapped_tokens, "does not fit the model countdown-tiny: token '1' is"),
         (other_shape, "differs in shape from the model countdown-tiny"),
@@ -304,6 +322,26 @@ def test_a_folder_that_does_not_fit_gets_one_sentence(
 ) -> None:
     spoil(checkpoint)
     assert sentence in place.adopt(checkpoint.parent, code=2)
+    assert not list(place.config.folder.glob("*/metrics.jsonl"))
+
+
+LOGGED = {"global_step": 5, "log_history": [{"step": 5, "loss": 0.5}]}
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        *(("trainer_state.json", content) for content in ([], {}, "x", {**LOGGED, "log_history": 7})),
+        *(("trainer_state.json", {**LOGGED, "log_history": [record]}) for record in (7, {}, {"step": "5"})),
+        *(("trainer_state.json", {**LOGGED, "global_step": step}) for step in (True, -1, 2**63)),
+        *(("entrobench.json", content) for content in ([], {}, "x", {"method": 5})),
+    ],
+)
+def test_a_record_of_another_form_gets_one_sentence(file: str, content: Any, place: Place, checkpoint: Path) -> None:
+    (checkpoint / file).write_text(json.dumps(content))
+    message = place.adopt(checkpoint, code=2)
+    assert message.startswith(f"entrobench: {checkpoint / file} ")
+    assert message.count("\n") == 1
     assert not place.folders
 
 
@@ -314,9 +352,11 @@ def test_a_folder_that_does_not_fit_gets_one_sentence(
         (["--method", "gpro"], "--unregistered accepts"),
         (["--unregistered"], "--unregistered is for methods that entrobench does not have, but it has 'grpo'"),
         (["--unregistered", "--method", "a b"], "--method is 'a b'; allowed with --unregistered"),
+        (["--unregistered", "--method", "gr\N{CYRILLIC SMALL LETTER ER}o"], "allowed with --unregistered"),
+        (["--unregistered", "--method", "a" * 101], "allowed with --unregistered"),
         (["--seed", "7"], "--seed is 7; allowed: the seeds of the matrix smoke, 0, 1"),
         (["--model", "tiny"], "--model is 'tiny'; allowed: countdown-tiny"),
-        (["--trainer", "a/b"], "--trainer is 'a/b'; allowed: letters"),
+        (["--trainer", "a/b"], "--trainer is 'a/b'; allowed: up to 100 of a-z"),
         (["axes={train.lr: [0.1, 0.2]}"], "has further axes (train.lr)"),
     ],
 )
