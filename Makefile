@@ -56,7 +56,7 @@ test-vllm: .venv-vllm/ready
 	.venv-vllm/bin/python -m pytest tests/vllm
 
 test-verl: .venv-verl/ready
-	OMP_NUM_THREADS=1 .venv-verl/bin/python -m pytest tests/verl
+	OMP_NUM_THREADS=1 .venv-verl/bin/python -m pytest tests/elsewhere/verl
 
 bench-vllm: .venv-vllm/ready
 	.venv-vllm/bin/python -m benchmarks.engines

@@ -64,7 +64,7 @@ from baselines.vespo import Vespo
 from baselines.w_reinforce import WReinforce, WReinforcePpo
 from harness.base.errors import UserError
 from harness.base.plugins import extend_table
-from harness.method import Component, Composition, Control, Objective
+from harness.methods.verbs import Component, Composition, Control, Objective
 
 METHODS: dict[str, type[Component] | Composition] = {
     # Objectives

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from baselines.grpo import GroupObjective
 from harness.base.schema import choice, number
 from harness.base.shares import share_of
-from harness.method import ClippedObjective, View
+from harness.methods.verbs import ClippedObjective, View
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from harness.batch import TokenBatch
+    from harness.methods.batch import TokenBatch
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING
 
 from baselines.grpo import Grouped, centered
 from harness.base.schema import number
-from harness.method import View
+from harness.methods.verbs import View
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from harness.batch import TokenBatch
+    from harness.methods.batch import TokenBatch
 
 
 @dataclass(frozen=True)

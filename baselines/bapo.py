@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from baselines.grpo import GroupObjective
 from harness.base.errors import UserError
 from harness.base.schema import number
-from harness.method import ClippedObjective, View
+from harness.methods.verbs import ClippedObjective, View
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from harness.batch import TokenBatch, TokenStats
+    from harness.methods.batch import TokenBatch, TokenStats
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 from harness.base.errors import UserError
 from harness.base.schema import choice, number
 from harness.base.shares import share_of
-from harness.method import Control
+from harness.methods.verbs import Control
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from harness.batch import TokenBatch, TokenStats
+    from harness.methods.batch import TokenBatch, TokenStats
 
 
 @dataclass(frozen=True)

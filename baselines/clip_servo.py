@@ -11,12 +11,12 @@ from baselines.clip_v import ClipV
 from harness.base.errors import UserError
 from harness.base.schema import choice, number
 from harness.base.shares import share_of
-from harness.method import Control, View
+from harness.methods.verbs import Control, View
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from harness.batch import TokenBatch, TokenStats
+    from harness.methods.batch import TokenBatch, TokenStats
 
 CLIPS = {"clip_b": ClipB, "clip_v": ClipV}
 

@@ -5,7 +5,7 @@ Each text is structured like the docstring of a method: one clause, the equation
 
 from __future__ import annotations
 
-from harness.method import Composition
+from harness.methods.verbs import Composition
 
 DR_GRPO = Composition(
     "grpo(divide_by_std=false, normalise=constant, dual_clip=null)",

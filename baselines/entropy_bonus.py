@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from harness.base.schema import number
-from harness.method import Control, View
+from harness.methods.verbs import Control, View
 
 if TYPE_CHECKING:
     from torch import Tensor

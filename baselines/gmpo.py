@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from baselines.grpo import GroupObjective
 from harness.base.schema import choice, number
-from harness.method import View
+from harness.methods.verbs import View
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from baselines.gspo import Gspo
 from harness.base.schema import number
-from harness.method import View
+from harness.methods.verbs import View
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -5,12 +5,12 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from baselines.grpo import Grouped, centered
-from harness.method import ClippedObjective
+from harness.methods.verbs import ClippedObjective
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from harness.batch import TokenBatch
+    from harness.methods.batch import TokenBatch
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from harness.base.schema import number
-from harness.method import ClippedObjective
+from harness.methods.verbs import ClippedObjective
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from harness.batch import TokenBatch, TokenStats
+    from harness.methods.batch import TokenBatch, TokenStats
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING
 
 from harness.base.errors import one_of
 from harness.base.schema import choice
-from harness.method import Control
+from harness.methods.verbs import Control
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from harness.batch import TokenBatch, TokenStats
+    from harness.methods.batch import TokenBatch, TokenStats
 
 
 QUADRANTS = ("positive_above", "positive_below", "negative_above", "negative_below")

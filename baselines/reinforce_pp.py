@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING
 
 from baselines.grpo import Grouped, centered
 from baselines.ppo import whitened
-from harness.method import ClippedObjective
+from harness.methods.verbs import ClippedObjective
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from harness.batch import TokenBatch, TokenStats
+    from harness.methods.batch import TokenBatch, TokenStats
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING
 
 from baselines.grpo import Grouped
 from harness.base.schema import number
-from harness.method import ClippedObjective
+from harness.methods.verbs import ClippedObjective
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from harness.batch import TokenBatch
+    from harness.methods.batch import TokenBatch
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from torch.multiprocessing import spawn
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.common import show
+from harness import ranks
 from harness.config import Hardware, Train
-from harness.dist import ranks
 from harness.train import weights
 from harness.train.checkpoint import Checkpoints
 from harness.train.policy import Policy

@@ -13,7 +13,7 @@ from transformers.utils import logging
 from harness import config
 from harness.matrix import Cell
 from harness.train import parts
-from harness.trainer import Trainer
+from harness.train.trainer import Trainer
 from harness.verify.pool import VerifierPool
 
 logging.disable_progress_bar()

@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.common import show
-from harness.data.clean import WRAPPER
+from tasks.data.clean import WRAPPER
 
 REPEATS = 100  # the Hub's copy repeats its block of 17,917 rows this often
 
 STEP = """
 import json, re, sys, time
 import pyarrow.parquet
-from harness.data.check import check_overlaps
-from harness.data.prepare import prepare_sets
+from tasks.data.check import check_overlaps
+from tasks.data.prepare import prepare_sets
 def peak():  # not getrusage, which includes the parent's memory before exec
     return int(re.search("VmHWM:\\s*([0-9]+)", open("/proc/self/status").read())[1]) / 1024
 before, start = peak(), time.perf_counter()

@@ -24,12 +24,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from benchmarks.common import show
 from benchmarks.rollout import NEVER, Setting, transformers_generate
-from harness.batch import Rollout
+from harness.elsewhere.assess import BATCH
+from harness.methods.batch import Rollout
 from harness.rollout import models
 from harness.rollout.embedded import EmbeddedEngine
 from harness.rollout.protocol import Engine
 from harness.rollout.vllm import VllmEngine
-from harness.study.assess import BATCH
 from harness.train.evaluate import Sampler, evaluate_task
 from harness.verify.pool import VerifierPool
 from tasks.countdown import Countdown

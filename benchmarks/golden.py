@@ -19,9 +19,9 @@ import torch
 
 import baselines
 from harness.base.errors import one_of
-from harness.composition import Method, Table
 from harness.conformance import miniature
 from harness.conformance.miniature import Size
+from harness.methods.composition import Method, Table
 from harness.tokens.metrics import Stopwatch
 
 PATH = Path(__file__).parent.parent / "tests" / "golden" / "methods.json"

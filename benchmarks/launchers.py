@@ -16,10 +16,10 @@ from benchmarks.common import show
 from harness import config
 from harness.cells.state import State
 from harness.config import Config
+from harness.elsewhere.ray import Ray
 from harness.launch import launcher
 from harness.launch.launcher import Launcher
 from harness.launch.local import Local
-from harness.launch.ray import Ray
 from harness.launch.slurm import Job, SlurmArray, SlurmCell
 from harness.matrix import Cell, cells
 

@@ -23,11 +23,11 @@ from torch import Tensor
 
 from baselines import METHODS
 from benchmarks.common import demo_trainer, show
-from harness.batch import TokenBatch, TokenStats
-from harness.composition import Method
 from harness.conformance.probe import Probe, compute_outcome, random_probe
+from harness.methods.batch import TokenBatch, TokenStats
+from harness.methods.composition import Method
 from harness.tokens.metrics import Stopwatch
-from harness.trainer import Trainer
+from harness.train.trainer import Trainer
 
 PLAIN = "grpo"
 # The needs that cost more than plain GRPO's own passes.

@@ -13,7 +13,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.common import show
-from harness.batch import Rollout, TokenBatch
+from harness.methods.batch import Rollout, TokenBatch
 from harness.train import packing
 from harness.train.collect import shared_out
 from harness.train.hidden import hidden_states

@@ -39,7 +39,7 @@ from benchmarks.memory import forget_peak, memory_mib
 from harness.rollout import models
 from harness.rollout.embedded import EmbeddedEngine
 from harness.tokens.metrics import Stopwatch
-from harness.trainer import Trainer
+from harness.train.trainer import Trainer
 
 UPDATES = 2
 # Hidden size, layers and heads by millions of parameters without embeddings.

@@ -16,9 +16,9 @@ from torch.multiprocessing import spawn
 
 from benchmarks.checkpoints import SHAPES, one_rank, peak_mib, reset_peak, write_random_model
 from benchmarks.common import show
-from harness.batch import Rollout, TokenBatch
+from harness import ranks
 from harness.config import Hardware, Train
-from harness.dist import ranks
+from harness.methods.batch import Rollout, TokenBatch
 from harness.train.policy import Policy
 
 GROUPS, SIZE, PROMPT, RESPONSE = 6, 4, 50, 100  # of the step, shared evenly

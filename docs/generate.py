@@ -22,11 +22,11 @@ import baselines
 from baselines.grpo import GroupObjective
 from harness import cli
 from harness.base.schema import ALLOWED, KINDS, Range, hints_of, section
-from harness.composition import overrides
 from harness.config import Config
 from harness.diagnose import course, rules
 from harness.diagnose.signals import TRAINERS, signal_keys
-from harness.method import NEEDS, ClippedObjective, Component, Composition, Control, Objective
+from harness.methods.composition import overrides
+from harness.methods.verbs import NEEDS, ClippedObjective, Component, Composition, Control, Objective
 from harness.tokens import logged
 
 DOCS = Path(__file__).parent

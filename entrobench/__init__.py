@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from harness.base.errors import UserError
     from harness.base.schema import choice, number, numbers
     from harness.base.task import Answer, Problem, Task, Verdict, Verifier, check_split
-    from harness.method import ClippedObjective, Composition, Control, Objective, View
-    from harness.portable import Method
+    from harness.elsewhere.portable import Method
+    from harness.methods.verbs import ClippedObjective, Composition, Control, Objective, View
     from harness.verify.text import boxed_answer
 
     __version__: str
@@ -70,12 +70,12 @@ WHERE = {
         ("CellsFailed", "Matrix", "leaderboard", "load", "plan", "report", "run"),
         "entrobench.matrix",
     ),
-    "Method": "harness.portable",
+    "Method": "harness.elsewhere.portable",
     "Packs": "entrobench.packs",
     "UserError": "harness.base.errors",
     **dict.fromkeys(("choice", "number", "numbers"), "harness.base.schema"),
     **dict.fromkeys(("Answer", "Problem", "Task", "Verdict", "Verifier", "check_split"), "harness.base.task"),
-    **dict.fromkeys(("ClippedObjective", "Composition", "Control", "Objective", "View"), "harness.method"),
+    **dict.fromkeys(("ClippedObjective", "Composition", "Control", "Objective", "View"), "harness.methods.verbs"),
     "boxed_answer": "harness.verify.text",
 }
 

@@ -10,6 +10,6 @@
 Cells of a matrix are trained by it under `train.backend: trl` (docs/elsewhere.md).
 """
 
-from harness.trl.trainer import EntrobenchTrainer
+from harness.elsewhere.trl.trainer import EntrobenchTrainer
 
 __all__ = ["EntrobenchTrainer"]

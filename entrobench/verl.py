@@ -42,8 +42,8 @@ except ImportError as error:
 
 from harness.base import seeds
 from harness.base.errors import UserError
-from harness.doors import verl_refusal
-from harness.portable import PortableMethod, PortableSignal
+from harness.elsewhere.portable import PortableMethod, PortableSignal
+from harness.methods.refusals import verl_refusal
 
 TESTED = "0.9.1"  # of verl; the trainer overrides private methods, which another version may have changed
 STATE_FILE = "entrobench.json"  # in each checkpoint

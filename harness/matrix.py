@@ -13,7 +13,6 @@ from typing import Any
 
 import baselines
 import tasks
-from harness import accelerate_file, composition
 from harness.base import files, identities, registry
 from harness.base.addresses import visible_address
 from harness.base.errors import Damaged, UserError, nearest
@@ -26,11 +25,12 @@ from harness.cells.source_digest import SourceDigests
 from harness.cells.spec import FILE as SPEC
 from harness.cells.spec import CellSpec, id_in
 from harness.cells.state import Progress
-from harness.composition import Method
-from harness.config import TRL, Config, setting_label, variants
-from harness.dist import devices
-from harness.doors import check_backend
-from harness.method import Composition
+from harness.config import TRL, Config, accelerate_file, setting_label, variants
+from harness.methods import composition
+from harness.methods.composition import Method
+from harness.methods.refusals import check_backend
+from harness.methods.verbs import Composition
+from harness.ranks import devices
 from harness.rollout import choice, models
 from tasks import check_split, evaluation_name
 

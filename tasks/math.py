@@ -31,13 +31,13 @@ class Math:
         return f"{problem}\n\n{self.instruction}" if self.instruction else problem
 
     def rows(self, split: str) -> list[dict[str, str]]:
-        from harness.data import cache
+        from tasks.data import cache
 
         return cache.problem_rows(self.name, split)
 
     def flags(self, trained_on: str | None) -> list[str]:
         """Return warnings about problems that are also in the training set, if the model may have seen it."""
-        from harness.data import check, sets
+        from tasks.data import check, sets
 
         if trained_on not in (None, sets.TRAINED) or self.name not in sets.SETS:
             return []

@@ -187,7 +187,7 @@ from pathlib import Path
 
 import torch
 
-from harness.method import Control
+from harness.methods.verbs import Control
 
 MENDED = Path(__file__).parent / "mended"
 

@@ -11,18 +11,18 @@ from places import REPOSITORY
 import entrobench
 
 FLOORS = [
-    "base config config_sections config_checks accelerate_file statistics",
-    "terminal dist cells data",
-    "tokens batch method composition doors",
+    "base config statistics",
+    "terminal ranks cells",
+    "methods tokens",
     "verify",
     "tasks baselines",
-    "rollout portable",
-    "train trainer cell trl",
-    "tracking pack",
-    "matrix launch plan",
+    "rollout",
+    "train",
+    "tracking",
+    "matrix launch",
     "table",
-    "page",
-    "study diagnose conformance",
+    "tune",
+    "page plan packs conformance diagnose theory elsewhere",
     "commands cli",
     "entrobench",
 ]

@@ -11,8 +11,9 @@ import torch
 from cells import divided, lines, write
 from trainers import build, same, sampled, weights
 
-from harness import cell, config, matrix
-from harness.batch import TokenBatch
+from harness import config, matrix
+from harness.launch import cell
+from harness.methods.batch import TokenBatch
 from harness.rollout import choice
 from harness.tokens.head import Head
 from harness.tokens.metrics import Stopwatch
@@ -59,7 +60,7 @@ def test_sequences_in_one_row_are_those_with_padding(
     batch = TokenBatch.of(sampled(trainer, 1), [0.0, 1.0] * 32, 20, "cuda")
     found = []
     for long in (10**6, 0):
-        monkeypatch.setattr("harness.batch.LONG", long)
+        monkeypatch.setattr("harness.methods.batch.LONG", long)
         logp_T = trainer.policy.stats(batch).logp
         for part in trainer.policy.micro_batches(batch):
             assert part.packed == (long == 0)

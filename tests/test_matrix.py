@@ -13,9 +13,9 @@ import baselines
 from harness import cli, config, matrix
 from harness.base import registry
 from harness.base.errors import UserError
-from harness.dist import devices
 from harness.matrix import Cell, cells
-from harness.method import Control
+from harness.methods.verbs import Control
+from harness.ranks import devices
 from harness.table.board import Board
 
 CORRECTED = ("correction.kind=masked", "correction.level=sequence")

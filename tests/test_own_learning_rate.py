@@ -12,16 +12,17 @@ from trainers import build, records, same, weights
 
 import baselines
 import entrobench
-from harness import cli, config, doors
+from harness import cli, config
 from harness.base.errors import UserError
 from harness.base.schema import number, typed
 from harness.commands import explain as explain_command
 from harness.commands import plan as plan_command
-from harness.composition import Method
 from harness.conformance import miniature
 from harness.matrix import cells
-from harness.method import Control
-from harness.study import explain
+from harness.methods import refusals as doors
+from harness.methods.composition import Method
+from harness.methods.verbs import Control
+from harness.theory import explain
 from harness.tracking.sync import params_of
 
 OTHER = "3e-3"  # a rate that no configuration here has

@@ -19,12 +19,12 @@ from filelock import Timeout
 from places import REPOSITORY
 
 from benchmarks.patience import HANG
-from harness import cell as process
 from harness import cli, config, matrix
 from harness.base import files, locks
 from harness.base.errors import UserError
 from harness.cells.log import MetricsLog
 from harness.cells.state import State
+from harness.launch import cell as process
 from harness.launch.launcher import prepare_cell
 from harness.rollout import digests, models
 from harness.tracking import sync

@@ -39,7 +39,7 @@ NOT_RUN = {  # with the reason
     "entrobench data check": "needs the real sets",
     "entrobench tune demo": "trains every candidate; test_tune.py does it in miniature",
     "entrobench dynamics demo": "takes minutes",
-    "entrobench adopt FOLDER demo --method grpo --seed 0": "needs what TRL saved; tests/study has some",
+    "entrobench adopt FOLDER demo --method grpo --seed 0": "needs what TRL saved; tests/elsewhere has some",
     "entrobench diagnose results/demo/CELL": "needs the folder of a cell; tests/diagnose has some",
     "entrobench explain all demo": "computes batches of the demo's size",
     "entrobench doctor": "takes ten seconds; test_doctor.py runs it",

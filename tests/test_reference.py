@@ -20,10 +20,9 @@ from places import REPOSITORY
 from scipy.stats import kendalltau
 
 from benchmarks import field, field_again, field_tuned, reference, staleness, transfer
-from harness import config
+from harness import config, tune
 from harness.base import safe_yaml
 from harness.rollout import digests
-from harness.study import tune
 from harness.table import origins
 
 KEPT = reference.REFERENCE

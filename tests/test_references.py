@@ -17,8 +17,8 @@ import baselines
 from docs import generate
 from harness import cli
 from harness.base.task import Verdict
-from harness.composition import overrides
-from harness.method import Composition, Control
+from harness.methods.composition import overrides
+from harness.methods.verbs import Composition, Control
 from harness.tokens import dynamics, logged
 from harness.tokens.logged import LoggedMetric
 

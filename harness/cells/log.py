@@ -10,7 +10,7 @@ from typing import Any
 from harness.base import files, seal
 from harness.base.errors import Damaged
 from harness.config import Config
-from harness.config_sections import Stop
+from harness.config.sections import Stop
 
 FILE = "metrics.jsonl"
 NUMBERS = {int, float}  # exact types: True is an instance of int too

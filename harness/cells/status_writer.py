@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 
+from harness import ranks
 from harness.base import files
 from harness.base.errors import CellFailure, UserError
 from harness.cells import lease, state
 from harness.cells.heartbeat import Heartbeat
 from harness.cells.state import State
-from harness.dist import ranks
 
 LOOK = 0.5  # seconds between two checks whether the launcher still runs
 FAILED = "failed"  # a file in the directory of the lease: a rank of this attempt has failed

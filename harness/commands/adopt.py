@@ -48,7 +48,7 @@ def add(commands: Commands) -> None:
 
 
 def call(arguments: argparse.Namespace) -> int:
-    from harness.study import checkpoints
+    from harness.elsewhere import checkpoints
 
     at_least(0, **{"--seed": arguments.seed})
     config = config_of_arguments(arguments)
@@ -58,7 +58,7 @@ def call(arguments: argparse.Namespace) -> int:
     trainer = arguments.trainer or checkpoints.trainer_of_folder(trained)
     check_problems(config)
 
-    from harness.study import adopt  # imports torch, so only after the folder has been checked
+    from harness.elsewhere import adopt  # imports torch, so only after the folder has been checked
 
     cell = adopt.planned_adoption(
         config,

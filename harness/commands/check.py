@@ -10,8 +10,8 @@ import baselines
 from harness.base import registry
 from harness.base.errors import UserError
 from harness.commands.common import Commands, command, console, with_plugins
-from harness.composition import Method, Table
-from harness.method import Composition
+from harness.methods.composition import Method, Table
+from harness.methods.verbs import Composition
 
 EXAMPLES = (
     "entrobench check clip_b",

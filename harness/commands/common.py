@@ -128,6 +128,6 @@ def config_or_candidates(arguments: argparse.Namespace) -> Config:
     """Return the configuration that the arguments name, or the one of its candidates."""
     if not arguments.candidates:
         return config_of_arguments(arguments)
-    from harness.study.tune import tuning_matrix
+    from harness.tune import tuning_matrix
 
     return tuning_matrix(config_of_arguments(arguments, with_choice=False))

@@ -36,8 +36,8 @@ def call(arguments: argparse.Namespace) -> int:
 
 
 def print_preparation(names: list[str], origin: str | None) -> None:
-    from harness.data import cache, clean
-    from harness.data.prepare import prepare_sets
+    from tasks.data import cache, clean
+    from tasks.data.prepare import prepare_sets
 
     table = Table("set", "problems", "rows", "left out", "repaired", "fingerprint", box=None, header_style="dim")
     for card in prepare_sets(names, origin, console.print):
@@ -53,9 +53,9 @@ def print_preparation(names: list[str], origin: str | None) -> None:
 
 
 def print_overlaps() -> None:
-    from harness.data import overlap
-    from harness.data.check import check_overlaps
-    from harness.data.sets import TRAINED
+    from tasks.data import overlap
+    from tasks.data.check import check_overlaps
+    from tasks.data.sets import TRAINED
 
     table = Table("set", "problems", "word for word", "near", "verdict", box=None, header_style="dim")
     for name, counts in check_overlaps().items():

@@ -21,7 +21,7 @@ def add(commands: Commands) -> None:
 def call(arguments: argparse.Namespace) -> int:
     config = config_of_arguments(arguments)
     cells(config)  # checks the configuration
-    from harness.study import theory
+    from harness.theory import theory
 
     measurements = theory.measure(config, arguments.steps)
     theory.print_measurements(console, measurements)

@@ -18,8 +18,8 @@ from harness.terminal.units import plural
 from harness.verify.pool import VerifierPool
 
 if TYPE_CHECKING:
+    from harness.elsewhere.assess import Assessment
     from harness.rollout.models import Model
-    from harness.study.assess import Assessment
 
 TEXT = "Avg@K, Pass@K and maj@K of any model, without training; samples are kept and never drawn again"
 EXAMPLES = (
@@ -52,7 +52,7 @@ def call(arguments: argparse.Namespace) -> int:
     model = models.resolve(arguments.model)
     specs = registry.split(arguments.tasks, ",")
     chosen_tasks = [tasks.build_task(spec, arguments.plugin) for spec in specs]
-    from harness.study import assess  # imports torch, so only after the names have been checked
+    from harness.elsewhere import assess  # imports torch, so only after the names have been checked
 
     wanted = assess.Wanted(
         samples=arguments.samples,

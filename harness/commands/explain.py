@@ -7,8 +7,8 @@ import json
 
 import baselines
 from harness.commands.common import Commands, command, config_of_arguments, console, with_config
-from harness.composition import Method
 from harness.matrix import cells
+from harness.methods.composition import Method
 
 EXAMPLES = (
     "entrobench explain clip_b demo",
@@ -33,7 +33,7 @@ def call(arguments: argparse.Namespace) -> int:
     table = baselines.table(config.plugins)
     specs = list(table) if arguments.method == "all" else arguments.method.split()
     methods = [Method.of(spec, table, config.method_options) for spec in specs]
-    from harness.study import explain  # imports torch, so only after the names have been checked
+    from harness.theory import explain  # imports torch, so only after the names have been checked
 
     explanations = explain.explain(config, specs, arguments.batches)
     if arguments.format == "json":

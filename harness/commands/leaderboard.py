@@ -190,10 +190,10 @@ def selected_parts(arguments: argparse.Namespace) -> list[Part]:
 @contextmanager
 def selected_experiments(arguments: argparse.Namespace) -> Iterator[list[tuple[Part, Experiment]]]:
     """Yield the selected tables, each with the open experiment that it is read from."""
+    from harness.packs.reader import opened_packs
     from harness.table import select
     from harness.table.board import Board
     from harness.table.experiment import Experiment
-    from harness.table.packs import opened_packs
     from harness.tracking.reader import reader
 
     comparing = arguments.compare or arguments.format == "latex"

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 import baselines
 import tasks
 from harness import config as configs
-from harness import doors
 from harness.base.errors import UserError
 from harness.commands.common import Commands, command, console, with_plugins
-from harness.composition import Method
-from harness.method import Composition, Control, Objective
+from harness.methods import refusals as doors
+from harness.methods.composition import Method
+from harness.methods.verbs import Composition, Control, Objective
 from harness.rollout import models
 from harness.terminal import layout
 from harness.terminal.layout import Column

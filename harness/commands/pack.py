@@ -21,8 +21,8 @@ from harness.commands.common import (
 )
 from harness.config import Config
 from harness.matrix import Cell, cells
-from harness.pack.archive import SUFFIX, write_pack
-from harness.pack.protocol import Protocol, protocol_of
+from harness.packs.archive import SUFFIX, write_pack
+from harness.packs.protocol import Protocol, protocol_of
 from harness.terminal.units import plural
 
 EXAMPLES = (

@@ -27,14 +27,14 @@ from harness.commands.common import (
     with_config,
 )
 from harness.config import Config, variants
-from harness.dist import devices
-from harness.doors import backend_obstacle
 from harness.launch.launcher import Launcher
 from harness.launch.local import Local
 from harness.launch.pool import GpuPool
 from harness.matrix import Cell, cells, claim
+from harness.methods.refusals import backend_obstacle
 from harness.plan import cost
 from harness.plan.machine import this_machine
+from harness.ranks import devices
 from harness.rollout import choice, digests, models
 
 LAUNCHERS = ("local", "ray", "slurm")
@@ -252,7 +252,7 @@ def launcher_of(where: str, config: Config, jobs: int | None) -> Launcher:
     one_of("launcher", where, LAUNCHERS)
     device = config.hardware.device
     if where == "ray":
-        from harness.launch.ray import Ray
+        from harness.elsewhere.ray import Ray
 
         return Ray(config, device, jobs)
     if where == "slurm":

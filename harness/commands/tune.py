@@ -33,7 +33,7 @@ def tune(config: Config, jobs: int | None = None, launcher: str = "local") -> in
     """Run the missing cells of the candidates, and write the choice; return the exit code."""
     from harness.commands.leaderboard import matrix_rows
     from harness.matrix import cells
-    from harness.study.tune import choose, tuning_matrix, write_choice
+    from harness.tune import choose, tuning_matrix, write_choice
 
     matrix = tuning_matrix(config)
     code = run.run_matrix(matrix, jobs, launcher)

@@ -19,8 +19,8 @@ from harness.commands.common import Commands, command, config_or_candidates, con
 from harness.commands.pack import protocol_of_cells
 from harness.config import Config
 from harness.matrix import Cell, cells, claim
-from harness.pack.archive import Pack, unpacked
-from harness.pack.protocol import DIFFERENCES_LISTED
+from harness.packs.archive import Pack, unpacked
+from harness.packs.protocol import DIFFERENCES_LISTED
 from harness.terminal.units import plural
 
 EXAMPLES = (

@@ -15,8 +15,8 @@ from harness.terminal.layout import boxed, visible
 from harness.terminal.units import plural
 
 if TYPE_CHECKING:
-    from harness.pack.archive import Pack
-    from harness.study.audit import CellAudit
+    from harness.packs.archive import Pack
+    from harness.packs.audit import CellAudit
 
 EXAMPLES = (
     "entrobench verify demo.zip",
@@ -36,8 +36,8 @@ def add(commands: Commands) -> None:
 
 
 def call(arguments: argparse.Namespace) -> int:
-    from harness.pack.archive import unpacked
-    from harness.study.audit import audit_pack
+    from harness.packs.archive import unpacked
+    from harness.packs.audit import audit_pack
     from harness.table.verified import write_marks
     from harness.verify.pool import VerifierPool
 
@@ -58,7 +58,7 @@ def call(arguments: argparse.Namespace) -> int:
                 console.print(f"wrong: {audit.label}: {sentence}", style="red")
             for sentence in dict.fromkeys(audit.notes):
                 console.print(f"not judged: {audit.label}: {sentence}", style="yellow")
-        write_marks(pack, {audit.spec.id: audit.mark for audit in audits})
+        write_marks(pack.path, pack.digest, {audit.spec.id: audit.mark for audit in audits})
     wrong = [audit for audit in audits if audit.findings]
     if not wrong:
         return 0
@@ -69,7 +69,7 @@ def call(arguments: argparse.Namespace) -> int:
 
 def check_replay_of(pack: Pack, name: str, steps: int) -> None:
     """Refuse a cell that the pack lacks, or that cannot be replayed here."""
-    from harness.study.replay import check_replay
+    from harness.packs.replay import check_replay
 
     by_id = {CellSpec.read(folder).id: folder for folder in pack.cells}
     if name not in by_id:
@@ -79,7 +79,7 @@ def check_replay_of(pack: Pack, name: str, steps: int) -> None:
 
 def replay_cell(audit: CellAudit, steps: int, plugins: Sequence[str]) -> None:
     """Replay a cell, and change its mark, or add a finding."""
-    from harness.study.replay import replay_steps
+    from harness.packs.replay import replay_steps
     from harness.table.verified import JUDGED, REPLAYED
 
     difference = replay_steps(audit.folder, steps, plugins)

@@ -10,10 +10,10 @@ from typing import Any
 from rich.console import Console
 
 import baselines
-from harness.composition import DEFAULT_OBJECTIVE, Method, Table
 from harness.conformance import checks, miniature, two_ranks
 from harness.conformance.probe import compute_outcome, random_probe
 from harness.conformance.subject import ENTROPIES, Finding, Subject, finding_of, require_finite, step_record
+from harness.methods.composition import DEFAULT_OBJECTIVE, Method, Table
 from harness.terminal import layout
 from harness.terminal.layout import Column
 from harness.tokens import dynamics

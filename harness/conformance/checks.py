@@ -1,4 +1,4 @@
-"""Conformance checks: a method keeps the contract of harness/method.py.
+"""Conformance checks: a method keeps the contract of harness/methods/verbs.py.
 
 Every check runs the method on random batches over a small vocabulary (probe.py), as the trainer would, and compares
 results that must be equal. No check knows a formula: a test against the paper's formula is a separate one
@@ -15,7 +15,6 @@ from functools import partial
 import torch
 
 from harness.base.errors import UserError
-from harness.composition import DEFAULT_OBJECTIVE, Method, Table, method_classes
 from harness.conformance.computed import (
     denominators,
     edges,
@@ -31,7 +30,8 @@ from harness.conformance.declared import MARKS, by_response, needs, silence, tok
 from harness.conformance.direction import direction
 from harness.conformance.probe import compute_outcome
 from harness.conformance.subject import FINITE, Failed, Finding, Subject, finding_of, first_line_of
-from harness.method import Objective
+from harness.methods.composition import DEFAULT_OBJECTIVE, Method, Table, method_classes
+from harness.methods.verbs import Objective
 
 LONGEST_SENTENCE = 300  # characters of a refusal
 

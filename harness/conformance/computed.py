@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from harness.composition import Method, Signal, overrides
 from harness.conformance.probe import (
     Outcome,
     Probe,
@@ -38,6 +37,7 @@ from harness.conformance.subject import (
     step_record,
     unevenly,
 )
+from harness.methods.composition import Method, Signal, overrides
 from harness.tokens.metrics import of_updates
 
 

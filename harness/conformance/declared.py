@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.batch import DeclaredStats, TokenBatch, TokenStats
-from harness.composition import BEFORE, DURING, Method, Signal
 from harness.conformance.computed import factors
 from harness.conformance.probe import Probe, signal_on, with_step_marks
 from harness.conformance.subject import (
@@ -22,7 +20,9 @@ from harness.conformance.subject import (
     step_record,
     unevenly,
 )
-from harness.method import Component
+from harness.methods.batch import DeclaredStats, TokenBatch, TokenStats
+from harness.methods.composition import BEFORE, DURING, Method, Signal
+from harness.methods.verbs import Component
 
 MARKS = (
     "take no mean, maximum or count over the tokens of a view: what is of the batch belongs into marks (before the "

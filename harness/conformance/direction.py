@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from harness.composition import Method, Signal, overrides
 from harness.conformance.computed import factors
 from harness.conformance.probe import Probe, signal_on
 from harness.conformance.subject import Failed, Subject, require_finite
+from harness.methods.composition import Method, Signal, overrides
 
 NUDGE = 1e-6  # in log p: differences of float64 values then have some ten correct digits
 AGREEING = 1e-5  # relative: above the error of the differences, far below any factor that a formula might have

@@ -21,16 +21,16 @@ from transformers.utils import logging
 
 from harness.base import seeds
 from harness.base.task import Answer, Problem, Verdict, Verifier
-from harness.batch import Rollout
-from harness.composition import DEFAULT_OBJECTIVE, Method, Table
 from harness.config import Config, Dynamics, Hardware, RolloutConfig, Train
+from harness.methods.batch import Rollout
+from harness.methods.composition import DEFAULT_OBJECTIVE, Method, Table
 from harness.rollout.protocol import OnGroup
 from harness.rollout.rendering import PLAIN
 from harness.tokens.metrics import Stopwatch
 from harness.train.filter import TrainingPool
 from harness.train.hidden import padded
 from harness.train.policy import Critic, Policy
-from harness.trainer import Parts, Trainer
+from harness.train.trainer import Parts, Trainer
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from harness.base import seeds
-from harness.batch import Rollout, TokenBatch, TokenStats
-from harness.composition import Method, Signal
+from harness.methods.batch import Rollout, TokenBatch, TokenStats
+from harness.methods.composition import Method, Signal
 from harness.tokens.dense import filtered_logp
 
 VOCABULARY = 7

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from harness.base.errors import UserError
 from harness.base.task import Answer, Judged, Verdict
-from harness.batch import TokenBatch
-from harness.composition import Method, Signal, Table, overrides
 from harness.conformance.probe import Outcome, Probe, compute_outcome, far, mixed, random_probe, with_step_marks
+from harness.methods.batch import TokenBatch
+from harness.methods.composition import Method, Signal, Table, overrides
 from harness.tokens import metrics
 
 CLOSE = 1e-9  # relative: a larger difference in float64 does not come from rounding

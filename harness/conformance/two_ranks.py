@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 import baselines
+from harness import ranks
 from harness.base.processes import python_command
 from harness.conformance.probe import Outcome, Probe, compute_outcome, tied, whole
 from harness.conformance.subject import (
@@ -35,7 +36,6 @@ from harness.conformance.subject import (
     require_finite,
     singly,
 )
-from harness.dist import ranks
 
 NAME, WORLD, UPDATES, GROUPS = "ranks", 2, 2, 8
 PATIENCE_S = 60.0  # for the next sign of life

@@ -3,4 +3,4 @@
 from harness.base.garbage import never_searched
 
 with never_searched():
-    import harness.cell  # noqa: F401
+    import harness.launch.cell  # noqa: F401

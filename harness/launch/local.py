@@ -128,7 +128,7 @@ def no_script() -> Iterator[None]:
 
 
 def run_forked_cell(folder: str, gpus: Sequence[str]) -> None:
-    from harness import cell
+    from harness.launch import cell
 
     cell.main(folder, gpus, wait=0)
 

@@ -28,7 +28,7 @@ def start_rank(folder: str, settings: Mapping[str, str]) -> subprocess.Popen[byt
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
     try:
         return subprocess.Popen(
-            python_command("from harness import cell", "cell.run_rank()", folder),
+            python_command("from harness.launch import cell", "cell.run_rank()", folder),
             env={**os.environ, **settings},
             stdin=subprocess.PIPE,
         )

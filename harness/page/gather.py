@@ -20,6 +20,7 @@ from harness.cells.outcome import right_distinct
 from harness.cells.provenance import by_another_source, sources_in
 from harness.config import Config
 from harness.matrix import Cell
+from harness.packs.reader import opened_packs
 from harness.page.content import (
     CURVES,
     EVALUATIONS,
@@ -34,7 +35,6 @@ from harness.table.compare import comparisons
 from harness.table.experiment import Experiment
 from harness.table.frames import read_frames, setting_text
 from harness.table.leaderboard import leaderboard_rows
-from harness.table.packs import opened_packs
 from harness.table.select import runs_left_out
 from harness.tracking.artifacts import artifact_folder
 from harness.tracking.reader import reader

@@ -13,8 +13,8 @@ import tasks
 from harness.base.errors import UserError
 from harness.base.shape import Shape
 from harness.config import Config
-from harness.data import cache, sets
 from harness.rollout.limits import EMBEDDED_SEQUENCES, VLLM_CPU_CACHE_GIB, VLLM_GPU_SHARE, VLLM_SEQUENCES
+from tasks.data import cache, sets
 
 Needs = frozenset[str]  # what a method needs that takes memory of its own: values, ref_logp
 

@@ -27,7 +27,6 @@ from harness.base.errors import UserError
 from harness.base.garbage import search_rarely
 from harness.base.processes import python_command
 from harness.config import Config
-from harness.data import cache, sets
 from harness.plan.machine import Device, Machine, this_machine
 from harness.rollout import choice
 from harness.terminal import layout
@@ -35,6 +34,7 @@ from harness.terminal.layout import Column
 from harness.terminal.units import GIB
 from harness.tracking import store
 from harness.tracking.reader import database_reader
+from tasks.data import cache, sets
 
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 LIMIT_S = 120.0  # for one trial: importing vLLM from a cold disk takes most of a minute

@@ -12,15 +12,15 @@ from typing import Any
 import tasks
 from harness.base.shape import ARCHITECTURES
 from harness.config import OWN, Config
-from harness.data import cache, sets
-from harness.doors import backend_obstacle
 from harness.matrix import Cell
+from harness.methods.refusals import backend_obstacle
 from harness.plan import cost
 from harness.plan.cost import Footprint, Needs
 from harness.plan.machine import Machine
 from harness.rollout import choice
 from harness.rollout.models import Model
 from harness.terminal.units import DAY, about_duration, gib, plural
+from tasks.data import cache, sets
 
 PATIENCE = 2 * DAY  # for one cell; if a CPU would take longer, the plan reports that a GPU is missing
 LARGEST = 180 * 10**9  # bytes of the largest GPU on the market

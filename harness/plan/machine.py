@@ -7,8 +7,8 @@ import shutil
 from dataclasses import dataclass
 
 from harness.config import Config, Hardware
-from harness.dist.devices import Device, cuda_devices
 from harness.launch.pool import cells_on
+from harness.ranks.devices import Device, cuda_devices
 
 
 @dataclass(frozen=True)

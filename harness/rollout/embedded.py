@@ -20,11 +20,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from harness import ranks
 from harness.base.errors import UserError, at_least, one_of
 from harness.base.shape import ARCHITECTURES
-from harness.batch import Rollout
 from harness.cells.heartbeat import no_progress
-from harness.dist import ranks
+from harness.methods.batch import Rollout
 from harness.rollout.limits import EMBEDDED_SEQUENCES
 from harness.rollout.protocol import OnGroup
 from harness.tokens.head import wide_product

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from harness import ranks
 from harness.base.errors import CellFailure
 from harness.config import Bounds
-from harness.dist import ranks
 from harness.rollout.protocol import Engine
 
 WIDTH = 16  # columns of each parameter; adjacent ones, which cost no more than one

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from harness.batch import Rollout
+    from harness.methods.batch import Rollout
 
 OnGroup = Callable[[int, "list[Rollout]"], None]  # called with the number of a prompt and all its responses
 

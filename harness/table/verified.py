@@ -12,7 +12,6 @@ from typing import Any
 
 from harness.base import files
 from harness.base.errors import Damaged
-from harness.pack.archive import Pack
 
 REPORTED, JUDGED, REPLAYED = "reported", "judged again", "replayed"
 MARKS = (REPORTED, JUDGED, REPLAYED)
@@ -23,14 +22,14 @@ def marks_path(pack: Path) -> Path:
     return pack.with_name(f"{pack.name}.verified.json")
 
 
-def write_marks(pack: Pack, marks: Mapping[str, str]) -> None:
+def write_marks(pack: Path, digest: str, marks: Mapping[str, str]) -> None:
     """Write the marks of the cells of a pack next to it; they hold for these bytes of the pack alone."""
-    files.write_json(marks_path(pack.path), {"sha256": pack.digest, "cells": dict(marks)})
+    files.write_json(marks_path(pack), {"sha256": digest, "cells": dict(marks)})
 
 
-def marks_of_pack(pack: Pack) -> dict[str, str]:
+def marks_of_pack(pack: Path, digest: str) -> dict[str, str]:
     """Return the marks of the cells of a pack; all cells are as reported if it was not verified, or has changed."""
-    path = marks_path(pack.path)
+    path = marks_path(pack)
     try:
         record: Any = files.read_json(path)
     except FileNotFoundError:
@@ -40,7 +39,7 @@ def marks_of_pack(pack: Pack) -> dict[str, str]:
     cells = record.get("cells") if isinstance(record, dict) else None
     if not isinstance(cells, dict) or not set(cells.values()) <= set(MARKS):
         raise Damaged(path, "it must hold sha256, and a mark of each cell; `entrobench verify` writes it again")
-    if record.get("sha256") != pack.digest:
+    if record.get("sha256") != digest:
         return {}
     return cells
 

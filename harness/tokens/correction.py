@@ -11,9 +11,9 @@ import dataclasses
 
 from torch import Tensor
 
-from harness.batch import TokenBatch
-from harness.composition import Signal
 from harness.config import Correction
+from harness.methods.batch import TokenBatch
+from harness.methods.composition import Signal
 
 
 def log_ratios(batch: TokenBatch, logp_T: Tensor, level: str) -> Tensor:

@@ -22,11 +22,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harness.batch import TokenBatch, TokenStats
-from harness.dist import ranks
+from harness import ranks
+from harness.methods.batch import TokenBatch, TokenStats
 
 if TYPE_CHECKING:
-    from harness.composition import Method, Signal
+    from harness.methods.composition import Method, Signal
 
 # One token, all of its vocabulary: for small vocabularies, and as a check of the rest.
 

@@ -10,12 +10,12 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from harness import ranks
 from harness.base.task import Judged
-from harness.batch import TokenBatch
 from harness.cells.heartbeat import Heartbeat
-from harness.composition import Signal
 from harness.config import Correction
-from harness.dist import ranks
+from harness.methods.batch import TokenBatch
+from harness.methods.composition import Signal
 from harness.tokens.correction import beyond, log_ratios
 
 LARGEST_LOG_RATIO = 80.0  # its exponential and the square of that are still finite in float64

@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from harness.batch import TokenStats
+from harness.methods.batch import TokenStats
 from harness.tokens import dense, streaming
 from harness.tokens.head import Columns, Head
 

@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness import ranks
 from harness.base import files, seeds
 from harness.cells import evaluation_files
 from harness.config import Config
-from harness.dist import ranks
 from harness.rollout.protocol import Engine
 from harness.rollout.rendering import Chat
 from harness.train.evaluate import Sampler, evaluate_task

@@ -23,10 +23,10 @@ from torch import Tensor
 from torch.distributed.checkpoint import HuggingFaceStorageWriter
 from torch.distributed.checkpoint.api import CheckpointException
 
+from harness import ranks
 from harness.base import files
 from harness.base.errors import CellFailure, Damaged
 from harness.cells import checkpoint_seal
-from harness.dist import ranks
 from harness.train.weights import fill
 
 KEPT = 2

@@ -23,10 +23,10 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from harness import ranks
 from harness.base import files, seeds
 from harness.base.task import Answer, Judged
-from harness.batch import Rollout, distinct_responses
-from harness.dist import ranks
+from harness.methods.batch import Rollout, distinct_responses
 from harness.rollout.rendering import render_prompt
 from harness.tokens.metrics import Stopwatch
 from harness.train.parts import Parts

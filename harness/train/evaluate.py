@@ -27,7 +27,7 @@ import tasks
 from harness.base import files, seeds
 from harness.base.errors import Damaged, UserError
 from harness.base.task import Countable, Judged
-from harness.dist.ranks import Work
+from harness.ranks import Work
 from harness.rollout.protocol import Sampling
 from harness.rollout.rendering import PLAIN, Chat, count_unread, render_prompt
 from harness.verify.background import BackgroundJudge, JudgedRollout, judge_rollouts
@@ -38,7 +38,7 @@ from tasks.scoring import dataset_of, distinct_right, judged, metric_list, probl
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from harness.batch import Rollout
+    from harness.methods.batch import Rollout
 
 T = TypeVar("T")
 # The record of a problem: its id, the prompt, responses, lengths in tokens, finished, distinct, verdicts, answers in

@@ -23,7 +23,7 @@ from harness.base.errors import Damaged, UserError
 from harness.base.locks import lock
 from harness.base.task import Problem, Task, Verdict, Verifier
 from harness.config import Filter, RolloutConfig
-from harness.dist.ranks import Work
+from harness.ranks import Work
 from harness.rollout.rendering import PLAIN, Chat, render_prompt
 from harness.verify.background import BackgroundJudge, judge_rollouts
 from harness.verify.pool import check_failures

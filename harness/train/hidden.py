@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 
-from harness.batch import TokenBatch
-from harness.dist import ranks
+from harness import ranks
+from harness.methods.batch import TokenBatch
 from harness.train import packing
 
 

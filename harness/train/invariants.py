@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from harness import ranks
 from harness.base.errors import CellFailure
-from harness.batch import TokenStats
-from harness.dist import ranks
+from harness.methods.batch import TokenStats
 from harness.tokens.metrics import p99
 
 ROUNDING = 1e-2  # nats; far more than log p or an entropy is off by in any type

@@ -18,7 +18,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from harness.batch import TokenBatch
+from harness.methods.batch import TokenBatch
 
 # Model types whose attention is causal, perhaps within a window that it passes on, and uses the given positions.
 ARCHITECTURES = ("gemma3_text", "granite", "llama", "mistral", "phi3", "qwen2", "qwen3")

@@ -13,13 +13,13 @@ from transformers import AutoTokenizer
 
 import baselines
 import tasks
+from harness import ranks
 from harness.base.errors import UserError
 from harness.cells import provenance
 from harness.cells.heartbeat import Heartbeat
 from harness.cells.spec import CellSpec
-from harness.composition import Method, method_classes
 from harness.config import OWN, Config
-from harness.dist import ranks
+from harness.methods.composition import Method, method_classes
 from harness.rollout import engines, models, templates
 from harness.rollout.proof import check_engine_weights
 from harness.rollout.protocol import Engine

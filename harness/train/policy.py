@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from transformers import AutoModel, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from harness import ranks
 from harness.base import files
 from harness.base.errors import CellFailure, UserError
-from harness.batch import TokenBatch, TokenStats
 from harness.cells.heartbeat import no_progress
 from harness.config import Hardware, Train
-from harness.dist import ranks
+from harness.methods.batch import TokenBatch, TokenStats
 from harness.tokens.head import Head, wide
 from harness.tokens.statistics import token_stats
 from harness.train import invariants, packing, weights

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harness.batch import TokenBatch, TokenStats
-from harness.composition import Method, Signal
-from harness.dist import ranks
+from harness import ranks
+from harness.methods.batch import TokenBatch, TokenStats
+from harness.methods.composition import Method, Signal
 from harness.tokens import metrics
 from harness.train.collect import Collected
 

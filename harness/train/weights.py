@@ -17,8 +17,8 @@ from torch.distributed.checkpoint import HuggingFaceStorageReader
 from torch.distributed.checkpoint.api import CheckpointException
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
 
+from harness import ranks
 from harness.base.errors import UserError, short
-from harness.dist import ranks
 
 # Arguments for reading weights. Pickled files are never read, since they may run code.
 HOW: Mapping[str, Any] = {"attn_implementation": "sdpa", "use_safetensors": True}

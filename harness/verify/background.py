@@ -18,7 +18,7 @@ from harness.base.task import Judged, Problem, Task, Verifier, judge_responses
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from harness.batch import Rollout
+    from harness.methods.batch import Rollout
 
 T = TypeVar("T")
 

@@ -19,9 +19,9 @@ from harness.base import registry
 from harness.base.errors import UserError
 from harness.base.schema import ALLOWED, Range, check, choice, number, numbers, section, typed
 from harness.base.shape import Shape
-from harness.composition import method_classes
 from harness.config import Config
-from harness.study.assess import Wanted
+from harness.elsewhere.assess import Wanted
+from harness.methods.composition import method_classes
 from tasks.countdown import Countdown
 from tasks.countdown.recipe import CountdownRecipe
 

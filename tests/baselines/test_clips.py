@@ -11,8 +11,8 @@ import torch
 from ragged import Case, batch_of, case, rollouts
 
 import baselines
-from harness.batch import TokenBatch, TokenStats
-from harness.composition import Method
+from harness.methods.batch import TokenBatch, TokenStats
+from harness.methods.composition import Method
 
 
 def weights(spec: str, c: Case) -> list[bool]:

@@ -24,8 +24,8 @@ from ragged import Case, batch_of, case
 import baselines
 from baselines.siren import Siren
 from harness.base.errors import UserError
-from harness.batch import Rollout
-from harness.composition import Method
+from harness.methods.batch import Rollout
+from harness.methods.composition import Method
 
 TABLE = baselines.table()
 RTOL, ATOL = 1e-9, 1e-12

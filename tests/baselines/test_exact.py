@@ -21,9 +21,9 @@ from baselines.ppo import whitened
 from baselines.reinforce_pp import ReinforcePp
 from harness.base.errors import UserError
 from harness.base.shares import share_of
-from harness.batch import Rollout, TokenBatch, TokenStats
-from harness.composition import Method
-from harness.method import Objective
+from harness.methods.batch import Rollout, TokenBatch, TokenStats
+from harness.methods.composition import Method
+from harness.methods.verbs import Objective
 
 GROUPED = (
     "grpo",

@@ -17,8 +17,8 @@ from ragged import Case, case, stats_of
 import baselines
 from baselines.ppo import Ppo
 from harness.base.errors import UserError
-from harness.composition import Method, Signal
-from harness.method import Composition
+from harness.methods.composition import Method, Signal
+from harness.methods.verbs import Composition
 
 TABLE = baselines.table()
 RTOL, ATOL = 1e-9, 1e-12
@@ -356,8 +356,8 @@ def test_a_minibatch_of_dropped_tokens_has_no_loss() -> None:
 
 @pytest.mark.processes
 def test_listing_methods_needs_no_torch() -> None:
-    code = "import sys, baselines; from harness.composition import Method; Method.of('ppo+clip_v', baselines.table()); "
-    code += "assert 'torch' not in sys.modules"
+    code = "import sys, baselines; from harness.methods.composition import Method; "
+    code += "Method.of('ppo+clip_v', baselines.table()); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -17,10 +17,10 @@ from ragged import Case, batch_of, case, stats_of
 import baselines
 from harness import config
 from harness.base.errors import UserError
-from harness.batch import Rollout, TokenStats
-from harness.composition import Method
 from harness.matrix import cells
-from harness.method import Objective, View
+from harness.methods.batch import Rollout, TokenStats
+from harness.methods.composition import Method
+from harness.methods.verbs import Objective, View
 
 TABLE = baselines.table()
 RTOL, ATOL = 1e-9, 1e-12

@@ -19,8 +19,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 import baselines
-from harness.batch import TokenBatch
-from harness.composition import Method
+from harness.methods.batch import TokenBatch
+from harness.methods.composition import Method
 
 with pytest.MonkeyPatch.context() as patch:
     patch.setitem(sys.modules, "vllm", None)  # trl would take the folder tests/vllm for it

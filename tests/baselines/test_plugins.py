@@ -21,10 +21,10 @@ from trainers import build
 import baselines
 from harness.base import plugins
 from harness.base.errors import UserError
-from harness.batch import TokenBatch
-from harness.composition import Method
 from harness.conformance import checks
-from harness.method import NEEDS, Component, Control, Objective, View
+from harness.methods.batch import TokenBatch
+from harness.methods.composition import Method
+from harness.methods.verbs import NEEDS, Component, Control, Objective, View
 from harness.tokens.metrics import Stopwatch
 
 pytestmark = pytest.mark.slow
@@ -131,7 +131,7 @@ def test_the_documentation_names_all_that_a_method_has_and_is_given() -> None:
 
 CARELESS = """
 from dataclasses import dataclass
-from harness.method import Control
+from harness.methods.verbs import Control
 
 @dataclass(frozen=True)
 class Careless(Control):
@@ -167,11 +167,11 @@ def test_a_forgotten_need_fails_with_the_instrument_and_without(
         ("METHODS = {'mine': 3}", "'mine' of plugin broken is 3; it must be a subclass of Objective or Control"),
         ("class Mine: ...\nMETHODS = {'mine': Mine}", "it must be a subclass of Objective or Control"),
         (
-            "from harness.method import Component\nMETHODS = {'mine': Component}",
+            "from harness.methods.verbs import Component\nMETHODS = {'mine': Component}",
             "it must be a subclass of Objective or Control",
         ),
         (
-            "from harness.method import Control\nclass Mine(Control): ...\nMETHODS = {'clip_b': Mine}",
+            "from harness.methods.verbs import Control\nclass Mine(Control): ...\nMETHODS = {'clip_b': Mine}",
             "'clip_b' of plugin broken has the name of one in baselines.clip_b",
         ),
     ],

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from trainers import records
 
-from harness import cell as process
 from harness import config, matrix
 from harness.base import files, seal
 from harness.base.errors import Damaged
@@ -20,6 +19,7 @@ from harness.cells.log import MetricsLog
 from harness.cells.provenance import Made
 from harness.cells.state import State
 from harness.commands import leaderboard, sync
+from harness.launch import cell as process
 from harness.launch.launcher import prepare_cell
 from harness.matrix import Cell
 from harness.table.frames import BASE_MODEL

@@ -17,7 +17,7 @@ import tasks
 from harness import config, matrix
 from harness.cells import source_digest
 from harness.cells.source_digest import SourceDigests, edited_components, same_source
-from harness.composition import method_classes
+from harness.methods.composition import method_classes
 
 
 def digest_of(cls: type) -> str:
@@ -63,7 +63,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 import baselines.clip_b as clips
 from entrobench import Control
-from harness.method import View
+from harness.methods.verbs import View
 from source_helpers import CONSTANT, function
 if TYPE_CHECKING:
     from source_unseen import Type
@@ -109,7 +109,7 @@ def test_what_methods_and_tasks_have_of_others_counts(monkeypatch: pytest.Monkey
     before = {cls: digest_of(cls) for cls in classes}
     assert len(set(before.values())) == len({cls.__module__ for cls in classes})
     digest = source_digest.module_digests
-    for module in ("baselines.clip_b", "tasks.math", "harness.method"):
+    for module in ("baselines.clip_b", "tasks.math", "harness.methods.verbs"):
 
         def edited(name: str, module: str = module) -> tuple[str, str]:
             text, tree = digest(name)
@@ -119,7 +119,7 @@ def test_what_methods_and_tasks_have_of_others_counts(monkeypatch: pytest.Monkey
         changed = {cls for cls in classes if digest_of(cls) != before[cls]}
         above = {cls for cls in classes if module in {base.__module__ for base in cls.__mro__}}
         calling = {baselines.ClipServo} if module == "baselines.clip_b" else set()
-        assert changed == (set() if module == "harness.method" else above | calling)
+        assert changed == (set() if module == "harness.methods.verbs" else above | calling)
         assert len(above) > 1
 
 

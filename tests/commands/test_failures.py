@@ -9,7 +9,7 @@ import pytest
 
 from harness import cli
 from harness.base.errors import CellFailure
-from harness.study import explain, theory
+from harness.theory import explain, theory
 
 
 @pytest.mark.parametrize("arguments", [["dynamics", "smoke"], ["explain", "grpo", "smoke"]])

@@ -9,7 +9,7 @@ import pytest
 import baselines
 from harness import cli
 from harness.commands import list as listing
-from harness.method import Composition
+from harness.methods.verbs import Composition
 from harness.terminal.layout import SafeConsole
 
 

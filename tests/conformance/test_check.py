@@ -19,11 +19,11 @@ from baselines.grpo import GroupObjective, Grpo
 from benchmarks.patience import patient
 from harness import cli
 from harness.base.errors import UserError
-from harness.batch import TokenBatch, TokenStats
 from harness.commands import check as command
 from harness.conformance import check, checks, miniature, two_ranks
 from harness.conformance.subject import Failed, Finding, Subject, finding_of
-from harness.method import Component, Control, View
+from harness.methods.batch import TokenBatch, TokenStats
+from harness.methods.verbs import Component, Control, View
 from harness.terminal.layout import SafeConsole
 
 FIRING = [
@@ -563,7 +563,7 @@ def test_a_broken_neighbour_is_left_out_of_compositions() -> None:
 NEIGHBOURS = """
 from dataclasses import dataclass
 from baselines.grpo import GroupObjective
-from harness.method import Control, number
+from harness.methods.verbs import Control, number
 
 @dataclass(frozen=True)
 class Bare(GroupObjective):
@@ -701,7 +701,7 @@ def test_mistakes_get_one_sentence(arguments: list[str], words: str) -> None:
 
 ON_RANKS = """
 from dataclasses import dataclass
-from harness.method import Control
+from harness.methods.verbs import Control
 
 @dataclass(frozen=True)
 class OwnMean(Control):

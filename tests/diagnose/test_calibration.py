@@ -6,7 +6,7 @@ import pytest
 from places import REPOSITORY
 
 from benchmarks.calibrate_diagnose import KEPT, LOST, PAGE, calibration_row, filled_page, finished_cells, kept_rows
-from harness.pack.archive import unpacked
+from harness.packs.archive import unpacked
 
 ROWS = {row["cell"]: row for row in kept_rows()}
 

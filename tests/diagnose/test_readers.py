@@ -26,7 +26,7 @@ from harness.cells.state import State
 from harness.diagnose.readers import read_run
 from harness.diagnose.rules import diagnose_run
 from harness.diagnose.signals import BONUS, CLIPPED, DOOR, OURS, SIGNALS, TRL, VERL
-from harness.pack.archive import Pack, unpacked
+from harness.packs.archive import Pack, unpacked
 
 CELL = "grpo-countdown-countdown-tiny-s0-37c8f98f7aa8"
 
@@ -224,7 +224,7 @@ def test_evaluations_and_the_last_entry_of_a_history_are_no_steps_of_the_entropy
 
 
 # As verl 0.9.1 writes them with `trainer.logger=["console"]` (verl/utils/logger/aggregate_logger.py), behind Ray's name
-# of a process and after a progress bar; tests/verl/test_verl_logs.py writes such lines with verl itself.
+# of a process and after a progress bar; tests/elsewhere/verl/test_verl_logs.py writes such lines with verl itself.
 CONSOLE = """\
 (TaskRunner pid=4711) {'actor_rollout_ref': {'actor': {'clip_ratio': 0.2}}}
 (TaskRunner pid=4711) step:0 - val-core/gsm8k/reward/mean@1:0.25

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from harness import cell, config
+from harness import config
 from harness.cells.state import State
+from harness.launch import cell
 from harness.matrix import Cell
 
 # Critic, reference model, entropy with gradient, a control with a memory, batch statistics: everything ranks may share.

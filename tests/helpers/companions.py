@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing import start_processes
 
-from harness import cell
+from harness.launch import cell
 
 Work = Callable[[int, Path], None]
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.data import cache, sets
-from harness.data.clean import Counts
-from harness.data.sources import Located
 from harness.rollout import models
+from tasks.data import cache, sets
+from tasks.data.clean import Counts
+from tasks.data.sources import Located
 
 ROWS = {
     r"What is $\frac{1}{2}$ of 12, more or less?": "6",

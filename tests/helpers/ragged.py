@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.batch import Rollout, TokenBatch, TokenStats
+from harness.methods.batch import Rollout, TokenBatch, TokenStats
 
 VOCABULARY = 7
 

@@ -25,9 +25,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from harness import ranks
 from harness.base.errors import CellFailure
-from harness.batch import Rollout
-from harness.dist import ranks
+from harness.methods.batch import Rollout
 from harness.rollout.proof import WIDTH, check_engine_weights
 from harness.rollout.protocol import Engine
 

@@ -24,7 +24,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from harness.batch import Rollout
+from harness.methods.batch import Rollout
 from harness.rollout.protocol import Engine
 from harness.rollout.vllm import VllmEngine
 

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from harness import config
-from harness.batch import Rollout
 from harness.matrix import Cell
+from harness.methods.batch import Rollout
 from harness.tokens.metrics import Stopwatch
 from harness.train import parts
-from harness.trainer import Trainer
+from harness.train.trainer import Trainer
 from harness.verify.pool import VerifierPool
 from tasks import Problem
 

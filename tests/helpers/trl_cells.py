@@ -29,7 +29,7 @@ def built(folder: Path, *overrides: str, method: str = METHOD) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "vllm", None)  # trl would take the folder tests/vllm for it
         pytest.importorskip("trl", reason="trl is not installed; the extra trl has it")
-        from harness.cell import trainer_of
+        from harness.launch.cell import trainer_of
 
         settings = config.load_config("demo", [*trainers.SHORT, "train.backend=trl", *overrides])
         spec = Cell.of(settings, method, "countdown", "countdown-tiny", seed=0).spec

@@ -21,12 +21,12 @@ from cells import METHOD, SETTINGS, lines
 from watchers import Watcher
 
 from benchmarks.patience import HANG
-from harness import cell, config, matrix
+from harness import config, matrix
 from harness.base.errors import UserError
 from harness.cells.state import State
 from harness.commands import status
 from harness.commands.common import console
-from harness.launch import launcher, slurm
+from harness.launch import cell, launcher, slurm
 from harness.launch.slurm import Job, SlurmArray, private_folder
 from harness.matrix import Cell
 

@@ -29,7 +29,6 @@ from harness.base.errors import UserError
 from harness.base.shape import Shape, shape_of_config
 from harness.cells.provenance import Made
 from harness.config import Config, Resample
-from harness.data import cache
 from harness.plan import cost, lacks, show
 from harness.plan.cost import EMBEDDED, EngineLimits, Memory, ResponseCount
 from harness.plan.estimate import plan_for
@@ -41,10 +40,11 @@ from harness.tokens.metrics import Stopwatch
 from harness.tokens.statistics import streaming
 from harness.train import parts
 from harness.train.policy import Critic
-from harness.trainer import Trainer
+from harness.train.trainer import Trainer
 from harness.verify.pool import VerifierPool
 from tasks.countdown import Countdown
 from tasks.countdown.recipe import CountdownRecipe
+from tasks.data import cache
 
 pytestmark = pytest.mark.slow
 

@@ -26,7 +26,7 @@ from transformers import (
 )
 
 from harness.base.errors import UserError
-from harness.batch import Rollout
+from harness.methods.batch import Rollout
 from harness.rollout.embedded import EmbeddedEngine, grown, sample_tokens, uniforms
 from harness.rollout.protocol import Engine
 

@@ -14,8 +14,8 @@ from trainers import build, records
 from transformers import PreTrainedModel
 
 from harness.base.errors import CellFailure
-from harness.batch import Rollout, TokenBatch
 from harness.config import Bounds, Correction
+from harness.methods.batch import Rollout, TokenBatch
 from harness.rollout import proof
 from harness.rollout.embedded import EmbeddedEngine
 from harness.rollout.proof import check_engine_weights, check_log_ratios

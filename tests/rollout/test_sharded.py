@@ -13,7 +13,7 @@ import torch.distributed as dist
 from companions import start
 from torch import Tensor
 
-from harness.dist import ranks
+from harness import ranks
 from harness.rollout.embedded import EmbeddedEngine
 
 EOS = 3

@@ -13,7 +13,7 @@ import pytest
 import tasks
 from harness.base.errors import UserError
 from harness.base.task import Answer
-from harness.batch import Rollout
+from harness.methods.batch import Rollout
 from harness.verify.background import judge_rollouts
 from harness.verify.pool import VerifierPool
 from tasks import SPLITS, Problem, Verdict, base_model

@@ -16,9 +16,9 @@ import tasks
 from harness import config, matrix
 from harness.base import plugins
 from harness.base.errors import UserError
+from harness.elsewhere import assess
 from harness.plan import cost
 from harness.rollout import models
-from harness.study import assess
 from harness.verify.pool import VerifierPool
 
 EXAMPLE = Path(__file__).parent / "plugin_example"
@@ -72,7 +72,7 @@ def test_an_installed_package_needs_no_plugin(installed: Path) -> None:
 
 
 def test_one_module_may_offer_methods_and_tasks(example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "from sums_example import TASKS\nfrom harness.method import Control\n"
+    text = "from sums_example import TASKS\nfrom harness.methods.verbs import Control\n"
     (tmp_path / "both_offers.py").write_text(f"{text}class Idle(Control): ...\nMETHODS = {{'idle': Idle}}\n")
     monkeypatch.syspath_prepend(tmp_path)
     settings = config.load_config("smoke", ["plugins=[both_offers]", "methods=[grpo,idle]", "tasks=[example_sums]"])

@@ -28,18 +28,18 @@ from harness import config, matrix
 from harness.base.errors import UserError
 from harness.base.task import Answer, Countable
 from harness.cells.spec import CellSpec
-from harness.data import cache, check, sets
 from harness.rollout import models
 from harness.rollout.rendering import Chat, render_prompt, with_instruction
 from harness.tokens.metrics import Stopwatch
 from harness.train import parts
 from harness.train.evaluate import quiet
 from harness.train.filter import Asker
-from harness.trainer import Trainer
+from harness.train.trainer import Trainer
 from harness.verify.pool import TooManyFailures, VerifierPool
 from tasks import Problem, Verdict, base_model, scoring
 from tasks.countdown import Countdown
 from tasks.countdown.recipe import CountdownRecipe
+from tasks.data import cache, check, sets
 from tasks.math import INSTRUCTION, Math, held_out
 from tasks.scoring import majority, metric_list
 

@@ -16,9 +16,9 @@ from trainers import build, same, weights
 import baselines
 from harness import config, matrix
 from harness.base.errors import UserError
-from harness.batch import Rollout, TokenBatch
-from harness.composition import Method, Signal
 from harness.config import Correction
+from harness.methods.batch import Rollout, TokenBatch
+from harness.methods.composition import Method, Signal
 from harness.tokens import correction, metrics
 from harness.tokens.correction import correct, correction_factors
 from harness.tokens.metrics import Stopwatch

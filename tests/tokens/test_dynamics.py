@@ -17,8 +17,8 @@ from trainers import build, records, same, weights
 import baselines
 from harness import config, matrix
 from harness.base import errors
-from harness.batch import TokenStats
-from harness.composition import Method, Signal
+from harness.methods.batch import TokenStats
+from harness.methods.composition import Method, Signal
 from harness.tokens import dynamics
 from harness.tokens.dynamics import Push
 from harness.tokens.metrics import Stopwatch

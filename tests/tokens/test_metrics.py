@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from harness.base.task import Answer, Judged, Verdict
-from harness.batch import Rollout, TokenBatch, TokenStats
-from harness.composition import Signal
+from harness.methods.batch import Rollout, TokenBatch, TokenStats
+from harness.methods.composition import Signal
 from harness.tokens import metrics
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from harness.batch import TokenStats
+from harness.methods.batch import TokenStats
 from harness.tokens.head import Head
 from harness.tokens.statistics import BACKENDS, SMALL, streaming, token_stats
 

@@ -18,10 +18,10 @@ from trainers import build, records, same, weights
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.patience import HANG
+from harness import ranks
 from harness.base.errors import CellFailure, Unwritten
 from harness.cells import checkpoint_seal as seals
 from harness.config import Hardware, Train
-from harness.dist import ranks
 from harness.train import checkpoint
 from harness.train.checkpoint import Checkpoints
 from harness.train.policy import Critic, Policy

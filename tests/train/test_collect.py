@@ -15,10 +15,10 @@ from trainers import build, records, same, weights
 
 from harness.base import seeds
 from harness.base.errors import CellFailure
-from harness.batch import Rollout
+from harness.methods.batch import Rollout
 from harness.tokens.metrics import Stopwatch
 from harness.train.collect import Collected, kept_places, shared_out
-from harness.trainer import Trainer
+from harness.train.trainer import Trainer
 from tasks import Verdict
 
 pytestmark = pytest.mark.slow

@@ -12,10 +12,10 @@ from float64 import compute_in_float64
 from torch import Tensor, nn
 from trainers import build, sampled, weights
 
-from harness.batch import Rollout, TokenBatch, TokenStats
 from harness.config import Hardware, Train
 from harness.conformance import miniature
 from harness.conformance.probe import stats_of
+from harness.methods.batch import Rollout, TokenBatch, TokenStats
 from harness.tokens.metrics import Stopwatch
 from harness.tokens.statistics import token_stats
 from harness.train.hidden import hidden_states, response_tokens
@@ -30,7 +30,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """One of the three ways to run a batch through a model."""
     prompts_weigh, long = WAYS[request.param]
     monkeypatch.setattr(TokenBatch, "prompts_weigh", prompts_weigh)
-    monkeypatch.setattr("harness.batch.LONG", long)
+    monkeypatch.setattr("harness.methods.batch.LONG", long)
     return str(request.param)
 
 

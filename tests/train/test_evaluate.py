@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import tasks
 from harness.base.errors import UserError
-from harness.batch import Rollout
+from harness.methods.batch import Rollout
 from harness.rollout import models
 from harness.rollout.embedded import EmbeddedEngine
 from harness.rollout.protocol import OnGroup

@@ -21,15 +21,15 @@ from harness import config, matrix
 from harness.base import files
 from harness.base.errors import UserError
 from harness.base.task import Answer, Problem, Verdict, Verifier
-from harness.batch import Rollout
 from harness.cells.spec import CellSpec
 from harness.config import Filter, RolloutConfig
+from harness.methods.batch import Rollout
 from harness.rollout import models
 from harness.rollout.protocol import OnGroup
 from harness.rollout.rendering import Chat
 from harness.train import filter, parts
 from harness.train.filter import Asker, TrainingPool
-from harness.trainer import Trainer
+from harness.train.trainer import Trainer
 from harness.verify.pool import TooManyFailures
 from harness.verify.pool import VerifierPool as Pooled
 

@@ -10,7 +10,7 @@ import torch
 from trainers import build
 
 from harness.base.errors import CellFailure
-from harness.batch import TokenStats
+from harness.methods.batch import TokenStats
 from harness.tokens.metrics import Stopwatch
 from harness.train import invariants
 

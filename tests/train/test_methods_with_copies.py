@@ -14,13 +14,13 @@ from trainers import asked, build
 
 import baselines
 from harness.base.task import Answer, Judged, Verdict
-from harness.batch import Rollout, TokenBatch, TokenStats
-from harness.composition import Method
 from harness.conformance.probe import stats_of
+from harness.methods.batch import Rollout, TokenBatch, TokenStats
+from harness.methods.composition import Method
 from harness.tokens.metrics import Stopwatch
 from harness.train.collect import Answered, Collected
 from harness.train.policy import Policy, ValueModel
-from harness.trainer import Trainer
+from harness.train.trainer import Trainer
 
 GROUPS, SIZE, LONGEST = 4, 8, 9
 # The number of each response's text: many copies, copies alone, no copies, and one text that is most of the group.

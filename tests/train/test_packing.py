@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from harness.batch import Rollout, TokenBatch
+from harness.methods.batch import Rollout, TokenBatch
 from harness.train import hidden, packing
 
 WINDOW = 7

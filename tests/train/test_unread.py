@@ -11,8 +11,8 @@ import pytest
 import torch
 from trainers import build
 
-from harness import cell
 from harness.cells.state import Progress, State
+from harness.launch import cell
 from harness.matrix import Cell
 from harness.rollout.rendering import Chat, count_unread
 from harness.train import parts

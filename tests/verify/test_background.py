@@ -8,7 +8,7 @@ import pytest
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import Qwen2Tokenizer
 
-from harness.batch import Rollout
+from harness.methods.batch import Rollout
 from harness.verify.background import judge_rollouts, tail_tokens
 from harness.verify.pool import VerifierPool
 from tasks import Problem, base_model, build_task

@@ -27,10 +27,10 @@ from judging import judge_in_child
 from places import REAL
 
 from benchmarks.patience import HANG, patient
-from harness import cell
 from harness.base.errors import CellFailure, UserError
 from harness.base.task import Verdict
-from harness.batch import Rollout
+from harness.launch import cell
+from harness.methods.batch import Rollout
 from harness.verify import pool as verify
 from harness.verify import text
 from harness.verify.background import BackgroundJudge

@@ -11,15 +11,16 @@ from typing import Any
 import pytest
 import torch
 
-from harness import cell, config
+from harness import config
 from harness.base import files
 from harness.cells.spec import CellSpec
 from harness.cells.state import State
+from harness.launch import cell
 from harness.matrix import Cell
 from harness.rollout.vllm import VllmEngine
-from harness.study import theory
+from harness.theory import theory
 from harness.train import parts
-from harness.trainer import Trainer
+from harness.train.trainer import Trainer
 from harness.verify.pool import VerifierPool
 
 SHORT = ["train.steps=4", "train.prompts=8", "train.group=8", "train.lr=1e-3", "checkpoint.every=2"]

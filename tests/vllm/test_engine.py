@@ -12,7 +12,7 @@ from tiny import EOS, LONG, PROMPTS, SEEDS, build, engine_of, generate, tokens_o
 from transformers import PreTrainedModel
 
 from harness.base.errors import UserError
-from harness.batch import Rollout
+from harness.methods.batch import Rollout
 from harness.rollout.vllm import VllmEngine
 
 

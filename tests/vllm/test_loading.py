@@ -14,8 +14,8 @@ from tiny import EOS, MODELS, OTHERS, PROMPTS, SIZES, build, engine_of, generate
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from harness.base.errors import UserError
-from harness.batch import TokenBatch
 from harness.config import Hardware, Train
+from harness.methods.batch import TokenBatch
 from harness.rollout.choice import CPU_HEADS, VLLM_ARCHITECTURES
 from harness.rollout.proof import check_engine_weights
 from harness.rollout.vllm import VllmEngine

@@ -10,7 +10,7 @@ from entrobench import Control, number
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from harness.batch import TokenBatch, TokenStats
+    from harness.methods.batch import TokenBatch, TokenStats
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,331 @@
+"""Load a configuration: files and their bases, overrides on top, and the settings of its axes; no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import io
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast, get_origin, get_type_hints
+
+from omegaconf import DictConfig, OmegaConf
+
+from harness.base import safe_yaml
+from harness.base.errors import UserError, nearest, short, shown
+from harness.base.schema import section, typed
+from harness.config.checks import (
+    check_candidate_counts,
+    check_misplaced_keys,
+    check_names,
+    check_number,
+    validate,
+)
+from harness.config.sections import (
+    MOST_CANDIDATES,
+    OWN,
+    PUBLISHED,
+    TRL,
+    TUNED,
+    Bounds,
+    Checkpoint,
+    Config,
+    Correction,
+    Dynamics,
+    Eval,
+    Filter,
+    Hardware,
+    Launch,
+    Mismatch,
+    Resample,
+    RolloutConfig,
+    Slurm,
+    Stop,
+    Tracking,
+    Train,
+    Tune,
+    Verify,
+    value_at,
+)
+
+__all__ = [  # with the sections, so that other modules need only this one
+    "CHOICE",
+    "CONFIGS",
+    "MOST_CANDIDATES",
+    "OWN",
+    "PUBLISHED",
+    "TRL",
+    "TUNED",
+    "TUNED_SUFFIX",
+    "TUNE_SUFFIX",
+    "Bounds",
+    "Checkpoint",
+    "Config",
+    "Correction",
+    "Dynamics",
+    "Eval",
+    "Filter",
+    "Hardware",
+    "Launch",
+    "Mismatch",
+    "Resample",
+    "RolloutConfig",
+    "Slurm",
+    "Stop",
+    "Tracking",
+    "Train",
+    "Tune",
+    "Verify",
+    "choice_path",
+    "find",
+    "load_config",
+    "scalars",
+    "setting_label",
+    "shipped_configs",
+    "tuning_rules",
+    "variants",
+]
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+STUDIES = "studies"  # its folder of configurations that answer one question each
+KEY = re.compile(r"[^\W\d][\w-]*(\.[^\W\d][\w-]*)*")  # the part of an override before the =
+TUNE_SUFFIX = "-tune"  # of the matrix of the candidates
+# Of the matrix of the chosen methods. It has a folder of its own, since a chosen method may be the published one: its
+# cell would be shared, and belong to two rulesets.
+TUNED_SUFFIX = "-tuned"
+CHOICE = "choice.yaml"
+# Keys that are never axes: results do not depend on them, or (ruleset, tune) only by way of the methods.
+NO_AXES = (
+    *("name", "results", "baseline", "ruleset", "tune"),
+    *("tracking", "launch", "hardware", "checkpoint"),
+)
+
+
+def shipped_configs(folder: Path = CONFIGS) -> dict[str, Path]:
+    """Return the configurations that come with entrobench by name, in the order of their names."""
+    paths = (*folder.glob("*.yaml"), *folder.glob(f"{STUDIES}/*.yaml"))
+    by_name = sorted(paths, key=lambda path: path.stem)
+    return {path.stem: path for path in by_name}
+
+
+def find(name: str, folder: Path = CONFIGS) -> Path:
+    """Return the path of a configuration: the path as it is, or the shipped file of that name."""
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml"):
+        return path
+    shipped = shipped_configs(folder)
+    if name not in shipped:
+        raise UserError(
+            f"no configuration is called {shown(name)}; {nearest(name, shipped)}, or the path of a YAML file"
+        )
+    return shipped[name]
+
+
+def with_base(path: Path, above: tuple[Path, ...] = ()) -> list[dict[str, Any]]:
+    """Return the layers of a configuration: the file that its key `base` names, and the file itself."""
+    if path in above:
+        raise UserError(f"{short(str(path))} is its own base, by way of {short(str(above[-1]))}; remove one of them")
+    text, where = safe_yaml.read_yaml_text(path), short(str(path))
+    try:
+        layer = OmegaConf.load(io.StringIO(text))
+    except Exception as error:  # YAML's and OmegaConf's parsers share no base class
+        raise UserError(f"{where} cannot be read as a configuration: {safe_yaml.reason(error)}") from error
+    if not isinstance(layer, DictConfig):
+        raise UserError(f"{where} is not a mapping of keys")
+    settings = cast(dict[str, Any], OmegaConf.to_container(layer))
+    base = settings.pop("base", None)
+    if not isinstance(base, str | None):
+        raise UserError(f"base of {where} is {shown(base)}; it must be the name or the path of a configuration")
+    if not base:
+        return [settings]
+    return [*with_base(find(base), (*above, path)), settings]
+
+
+def load_config(name: str, overrides: Iterable[str] = (), *, with_choice: bool = True) -> Config:
+    """Return the configuration in a file, with `key=value` overrides on top.
+
+    `with_choice`: under the ruleset `tuned`, methods are replaced by the choice of `entrobench tune`.
+    """
+    path = find(name)
+    layers = [*with_base(path), *map(override, overrides)]
+    values = functools.reduce(merged, layers)
+    # Before `typed`, which knows the keys of one section only, and cannot say that a key belongs to another.
+    check_misplaced_keys(values, Config)
+    hardware = values.get("hardware")
+    if isinstance(hardware, Mapping) and hardware.get("device") == "gpu":  # a usual word for it
+        values = merged(values, {"hardware": {"device": "cuda"}})
+    config: Config = typed(Config(), safe_yaml.fill_references(values, values), "")
+    config.name = config.name or path.stem
+    config.axes = dict(flat(config.axes))
+    check_names(config)
+    if config.ruleset == TUNED and with_choice:
+        include_choice(config)
+    check_number(config)  # before `variants`, which builds a configuration for each combination
+    # Axes get the values that their cells have. In YAML's own, 1 for a number is not yet 1.0, nor `off` a name.
+    typed_values: dict[str, dict[Any, None]] = {key: {} for key in config.axes}  # in their order, each once
+    for variant in variants(config):
+        for key, value in variant.setting.items():
+            typed_values[key][value] = None
+    for key, values_of_axis in typed_values.items():
+        config.axes[key] = list(values_of_axis)
+    validate(config)
+    return config
+
+
+def choice_path(config: Config) -> Path:
+    """Return the file with the choice of `entrobench tune`."""
+    if config.tune.file:
+        path = Path(config.tune.file)
+        shipped = CONFIGS.parent / path  # our own configurations name choices of our repository
+        return shipped if shipped.is_file() and not path.exists() else path
+    return Path(config.results) / f"{config.name}{TUNE_SUFFIX}" / CHOICE
+
+
+def tuning_rules(config: Config) -> dict[str, Any]:
+    """Return the candidates and the rule that a choice follows from, as its file has them."""
+    candidates = {method: list(specs) for method, specs in config.tune.candidates.items()}
+    return {"candidates": candidates, "seeds": list(config.tune.seeds), "slack": config.tune.slack}
+
+
+def include_choice(config: Config) -> None:
+    """Replace the methods of a configuration by the choice of `entrobench tune`, as a matrix of their own."""
+    path = choice_path(config)
+    if not path.is_file():
+        raise UserError(
+            f"ruleset is 'tuned', but the choice {short(str(path))} is missing; `entrobench tune` makes it, or "
+            "tune.file names another"
+        )
+    record = safe_yaml.load_yaml(path)
+    chosen = record.get("methods") if isinstance(record, dict) else None
+    if not isinstance(chosen, dict) or not all(isinstance(spec, str) for spec in chosen.values()):
+        raise UserError(f"{short(str(path))} is not a choice of `entrobench tune`: it must name methods")
+    for key, value in tuning_rules(config).items():
+        if record.get(key) != value:
+            raise UserError(f"{short(str(path))} was chosen by other tune.{key}; `entrobench tune` chooses again")
+    check_candidate_counts(config)
+    for method in (*config.methods, config.baseline):
+        if method not in chosen:
+            raise UserError(f"{short(str(path))} has no choice for {shown(method)}; {nearest(method, chosen)}")
+        candidates = config.tune.candidates.get(method, [])
+        if chosen[method] not in candidates:
+            raise UserError(
+                f"{short(str(path))} names {shown(chosen[method])} for {shown(method)}, which is none of its "
+                f"candidates; {nearest(chosen[method], candidates)}"
+            )
+    config.methods = [chosen[method] for method in config.methods]
+    config.baseline = chosen[config.baseline]
+    config.name += TUNED_SUFFIX
+    check_names(config)  # again: the suffix may make the name too long
+
+
+def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Merge one layer of a configuration over another: sections key by key, all other values as a whole.
+
+    An empty section empties the one below, for example `method_options: {}`.
+    """
+    result = {**below, **above}
+    for key, value in above.items():
+        if value and isinstance(below.get(key), dict) and isinstance(value, dict):
+            result[key] = merged(below[key], value)
+    return result
+
+
+def override(text: str) -> dict[str, Any]:
+    """Parse `key=value` into a layer of a configuration."""
+    key, equals, value = text.partition("=")
+    if not (key and equals):
+        raise UserError(f"{shown(text)} is not an override; write key=value, for example train.steps=10")
+    if not KEY.fullmatch(key):
+        raise UserError(f"{shown(key)} is not a key; write train.steps=10, and a list as a whole, such as seeds=[0,1]")
+    safe_yaml.check_yaml_text(value, f"the override {shown(text)}")
+    try:
+        layer = OmegaConf.from_dotlist([text])
+    except Exception as error:  # YAML's and OmegaConf's parsers share no base class
+        raise UserError(f"the override {shown(text)} cannot be read: {safe_yaml.reason(error)}") from error
+    if is_list(key):  # checked first: `select` resolves references, which `fill_references` does later
+        parsed = OmegaConf.select(layer, key)
+        if isinstance(parsed, str | int | float) and parsed != "":
+            OmegaConf.update(layer, key, [parsed])  # seeds=0 is seeds=[0]
+    return cast(dict[str, Any], OmegaConf.to_container(layer))
+
+
+def is_list(key: str) -> bool:
+    """Return whether the value of a key such as eval.tasks is a list."""
+    hint: Any = Config
+    for name in key.split("."):
+        schema = section(hint)
+        hint = get_type_hints(schema).get(name) if schema else None
+    return get_origin(hint) is list
+
+
+def setting_label(setting: Mapping[str, Any]) -> str:
+    """Return the values of axes in one line, for people."""
+    parts = [f"{key}={value}" for key, value in setting.items()]
+    return ", ".join(parts)
+
+
+def flat(values: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield values with their full keys: train.lr for {train: {lr: ...}} and for {train.lr: ...}."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{where}{name}.")
+        else:
+            yield f"{where}{name}", value
+
+
+def variants(config: Config) -> list[Config]:
+    """Return the configuration at each combination of its axes' values; without axes, itself."""
+    combinations = [config]
+    for key, values in config.axes.items():
+        check_axis(config, key, values)
+        where, _, name = key.rpartition(".")
+        inner = value_at(config, where)
+        checked = []
+        for value in values:
+            with_value = typed(inner, {name: value}, f"{where}.")
+            checked.append(getattr(with_value, name))
+        extended = []
+        for combination in combinations:
+            for value in checked:
+                extended.append(replaced(combination, key, value))
+        combinations = extended
+    if config.axes:  # values that are allowed on their own may contradict each other in a combination
+        for combination in combinations:
+            validate(combination)
+    return combinations
+
+
+def replaced(settings: Any, key: str, value: Any) -> Any:
+    """Return settings with another value under a key."""
+    name, _, rest = key.partition(".")
+    if rest:
+        value = replaced(getattr(settings, name), rest, value)
+    return dataclasses.replace(settings, **{name: value})
+
+
+def check_axis(config: Config, key: str, values: Any) -> None:
+    """Refuse an axis that is not a scalar of the configuration, or that does not vary."""
+    if not isinstance(values, list) or not values:
+        raise UserError(f"axes.{short(key)} is {shown(values)}; it must be a list of values, for example [1, 2]")
+    for value in values:
+        if values.count(value) > 1:
+            raise UserError(f"axes.{short(key)} names {shown(value)} twice")
+    known = scalars(config)
+    if key not in known:
+        raise UserError(f"axes names {shown(key)}, which is not a value that results depend on; {nearest(key, known)}")
+
+
+def scalars(settings: Any, where: str = "") -> list[str]:
+    """Return the keys that may be axes: scalars on which results depend."""
+    keys = []
+    hints = get_type_hints(type(settings))
+    for declared in dataclasses.fields(settings):
+        value, key = getattr(settings, declared.name), f"{where}{declared.name}"
+        if key in NO_AXES:
+            continue
+        if dataclasses.is_dataclass(value):
+            keys += scalars(value, f"{key}.")
+        elif not isinstance(value, list | dict) and section(hints[declared.name]) is None:
+            keys.append(key)
+    return keys

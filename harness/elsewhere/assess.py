@@ -1,0 +1,350 @@
+"""Avg@K and Pass@K of any model, without training; samples are kept with their verdicts and never sampled again."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from transformers import AutoConfig, AutoTokenizer
+from transformers.utils.logging import disable_progress_bar
+
+import tasks
+from harness.base import files, identities
+from harness.base.schema import check_value, number
+from harness.base.shape import read_model_config, shape_of_config
+from harness.cells import provenance
+from harness.cells.provenance import Made
+from harness.cells.source_digest import SourceDigests, edited_components
+from harness.config import Config, Hardware, Verify
+from harness.matrix import settle_auto
+from harness.methods.batch import Rollout
+from harness.rollout import choice, engines, templates
+from harness.rollout.embedded import EmbeddedEngine
+from harness.rollout.models import Model
+from harness.rollout.proof import check_engine_weights
+from harness.rollout.protocol import Sampling
+from harness.rollout.rendering import with_instruction
+from harness.statistics import Estimate, Floats, mean_interval, near_bound, pass_at_k
+from harness.table.columns import format_estimate
+from harness.terminal import layout
+from harness.terminal.layout import Column
+from harness.tracking.evaluation import Evaluated
+from harness.train.evaluate import EvaluationResult, Sampler, evaluate_task
+from harness.train.parts import training_device
+from harness.train.policy import context_of
+from harness.train.weights import load_model, opened
+from tasks import Task, Verifier
+from tasks.data.cache import find_card
+from tasks.data.sets import SETS
+from tasks.scoring import powers_of_two
+
+MOST_TOGETHER = 512  # sequences that are decoded side by side
+# Responses in a batch, which is kept when it is complete; a killed process loses its current batch. A batch waits for
+# its longest response. vLLM starts a new response as soon as one ends, so its batches are larger by far.
+BATCH = {"embedded": MOST_TOGETHER, "vllm": 16 * MOST_TOGETHER}
+DIVERSITY = ("distinct right", "solutions found", "text after answer")
+PROMPT = 2048  # tokens assumed for a prompt when memory is divided among sequences
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The sampling that the command line sets; None leaves a setting to the task's own file."""
+
+    samples: int | None = number(None, least=1)
+    temperature: float | None = number(None, least=0)
+    max_new_tokens: int | None = number(None, least=1)
+    problems: int | None = number(None, least=1)  # None: all
+    seed: int = number(0, least=0)
+    beyond_context: bool = False
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            check_value(field, getattr(self, field.name), f"--{field.name.replace('_', '-')}")
+
+    def of(self, task: Task) -> dict[str, Any]:
+        """Return the sampling of a task."""
+        defaults = tasks.lm_eval_settings(task)
+        generation = defaults["generation_kwargs"]
+        return {
+            "split": defaults["test_split"],
+            "samples": self.samples or defaults["repeats"],
+            # Not `or`: a temperature of 0 is given too, and is greedy.
+            "temperature": generation["temperature"] if self.temperature is None else self.temperature,
+            "max_new_tokens": self.max_new_tokens or generation["max_gen_toks"],
+        }
+
+
+@dataclass(frozen=True)
+class Assessment:
+    """The result of one model on one task, with everything it depends on."""
+
+    evaluation: EvaluationResult
+    settings: dict[str, Any]
+    identity: dict[str, Any]  # of everything that determines the samples
+    made: Made
+    dataset: dict[str, str]  # fingerprints, as tags
+    folder: Path
+    flags: list[str]  # warnings on the problems, such as memorized ones
+    notes: list[str]  # warnings on how the model reads them, such as letters without a token
+
+    def avg(self) -> Estimate:
+        """Return the mean over all samples, with an interval over problems."""
+        return over_problems(np.array(self.evaluation.right, dtype=float).mean(axis=1))
+
+    def pass_at_k(self, k: int) -> Estimate:
+        """Return the estimate of Pass@k, with an interval over problems."""
+        right_JN = np.array(self.evaluation.right, dtype=int)
+        return over_problems(pass_at_k(right_JN.shape[1], right_JN.sum(axis=1), k))
+
+    def record(self) -> dict[str, Any]:
+        """Return the assessment as result.json keeps it."""
+        record = dict(vars(self.evaluation))
+        del record["samples"]
+        record |= {"flags": self.flags, "settings": self.settings, "notes": self.notes, "folder": self.folder.name}
+        return record
+
+    def metrics(self) -> dict[str, float]:
+        """Return the numbers by the names that cells give them, with the bounds of intervals that exist."""
+        prefix = f"eval/{self.evaluation.task}"
+        numbers: dict[str, float] = {}
+        for name, value in self.evaluation.metrics.items():
+            numbers[f"{prefix}/{name}"] = value
+        estimates = {"avg": self.avg()}
+        for k in powers_of_two(self.settings["samples"]):
+            if k > 1:
+                estimates[f"pass@{k}"] = self.pass_at_k(k)
+        for name, estimate in estimates.items():
+            if estimate.low is not None:
+                numbers[f"{prefix}/{name}.low"] = estimate.low
+            if estimate.high is not None:
+                numbers[f"{prefix}/{name}.high"] = estimate.high
+        return numbers
+
+    def mlflow_run(self, model: Model) -> Evaluated:
+        """Return the content of the assessment's MLflow run."""
+        identity, task = self.identity, self.evaluation.task
+        params = {"model": model.name, "task": task, "seed": identity["seed"]}
+        for key, value in identity["task"].items():
+            if key != "component":
+                params[f"task.{key}"] = value
+        for key in ("split", "samples", "temperature", "max_new_tokens"):
+            params[f"eval.{key}"] = self.settings[key]
+        params |= {"eval.problems": len(self.evaluation.problems), "rollout.engine": identity["engine"]}
+        tags = {"model": model.name, "task": task, "device": self.made.device, **self.dataset}
+        tags |= {"model.identity": json.dumps(identity["model"]), "model.digest": identity["digest"]}
+        tags |= {"notes": "; ".join(self.flags + self.notes)}
+        return Evaluated(
+            key=identities.hash_of([identity, self.made.sources, self.dataset, self.evaluation.right]),
+            name=f"{model.name} {task}",
+            folder=self.folder,
+            made=self.made,
+            params=params,
+            tags=tags,
+            metrics=self.metrics(),
+        )
+
+
+def over_problems(x_J: Floats) -> Estimate:
+    """Return the mean share of one model, with Student's interval over problems."""
+    interval = mean_interval(x_J)
+    if len(x_J) == 1:
+        return interval
+    return near_bound(interval, len(x_J))
+
+
+class EngineOnDemand:
+    """An engine that loads its weights at the first request, which never comes if all samples were kept."""
+
+    def __init__(self, folder: Path, eos: int, budget: int, *, beyond_context: bool) -> None:
+        self.folder, self.eos, self.budget = folder, eos, budget
+        shape = shape_of_config(read_model_config(folder))
+        self.device, self.dtype = training_device(settle_auto(Config(), shape))
+        # vLLM refuses prompts and responses beyond a model's context.
+        self.name = choice.resolve_engine("embedded" if beyond_context else "auto", self.device, shape)
+
+    @cached_property
+    def engine(self) -> Sampling:
+        """The engine with its weights."""
+        if self.name == "vllm":  # loads the model from the folder
+            return engines.build_engine(self.name, self.folder, self.eos, self.device, self.dtype, Hardware())
+        model = load_model(self.folder, self.dtype)
+        together = side_by_side(model.config, self.device, self.dtype, self.budget)
+        engine = EmbeddedEngine(self.eos, self.device, self.dtype, together)
+        engine.load(model)
+        check_engine_weights(engine, model, self.dtype, seed=0)
+        return engine
+
+    def generate(self, prompts: Sequence[Sequence[int]], n: int, **settings: Any) -> list[list[Rollout]]:
+        return self.engine.generate(prompts, n, **settings)
+
+
+def side_by_side(config: Any, device: str, dtype: torch.dtype, budget: int) -> int:
+    """Return the number of sequences whose keys and values fill half of the memory.
+
+    Half of all memory, not of the free memory, which varies from run to run.
+    """
+    heads = config.num_key_value_heads
+    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    bytes_of_token = 2 * config.num_hidden_layers * heads * head_size * dtype.itemsize  # a key and a value
+    bytes_of_sequence = bytes_of_token * (PROMPT + budget)
+    if device == "cuda":
+        memory = torch.cuda.get_device_properties(0).total_memory
+    else:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return int(min(max(memory // 2 // bytes_of_sequence, 1), MOST_TOGETHER))
+
+
+def default_folder(model: Model, say: Callable[[str], None]) -> Path:
+    """Return the folder for the results of a model, by its name, its chat settings and its digest.
+
+    The name alone does not identify it: every model that training saves is in a folder called `model`.
+    """
+    key = identities.key([model.chat.identity(), model.digest(model.folder(say=say))])
+    return Path("results") / "eval" / f"{model.name}-{key}"
+
+
+def assess(
+    model: Model,
+    chosen_tasks: Sequence[Task],
+    wanted: Wanted,
+    verifier: Verifier,
+    out: Path,
+    say: Callable[[str], None],
+) -> list[Assessment]:
+    """Evaluate a model on tasks, and write the samples and results to `out`."""
+    names, prepared = [], []
+    for task in chosen_tasks:
+        names.append(tasks.evaluation_name(task))
+        prepared.append(with_instruction(task, model.chat))
+    folder = model.folder(say=say)
+    digest = model.digest(folder)
+    disable_progress_bar()
+    templates.warm_up(folder)
+    tokenizer = opened(AutoTokenizer, folder)
+    context = None if wanted.beyond_context else context_of(opened(AutoConfig, folder))
+    sampling = [wanted.of(task) for task in prepared]
+    budget = max(settings["max_new_tokens"] for settings in sampling)
+    engine = EngineOnDemand(folder, tokenizer.eos_token_id, budget, beyond_context=wanted.beyond_context)
+    assessments = []
+    records = []
+    for name, task, settings in zip(names, prepared, sampling, strict=True):
+        identity = {
+            "model": model.identity(),
+            "digest": digest,
+            "task": identities.component_identity(task),
+            "seed": wanted.seed,
+            "engine": engine.name,
+            **settings,
+        }
+        task_folder = out / f"{name}-{identities.key(identity)}"
+        # Before anything is sampled, so that a folder of samples is never without its settings.
+        files.write_json(task_folder / "settings.json", identity)
+
+        def progress(done: int, of: int, name: str = name) -> None:
+            say(f"{name}: {done} of {of} problems sampled")
+
+        samples = task_folder / "samples"
+        together = BATCH[engine.name]
+        sampler = Sampler(engine, tokenizer, wanted.seed, model.chat, context, samples, together, progress)
+        # The default number of failures, since no configuration is read here.
+        evaluation = evaluate_task(
+            task, sampler, verifier, problems=wanted.problems, max_failures=Verify.max_failures, **settings
+        )
+        assessment = Assessment(
+            evaluation=dataclasses.replace(evaluation, task=name),
+            settings=settings,
+            identity=identity,
+            made=attempt_at(task_folder, task, engine, digest),
+            dataset=fingerprints(task, settings["split"], len(evaluation.problems)),
+            folder=task_folder,
+            flags=task.flags(trained_on=None),
+            notes=sampler.notes([record["prompt"] for record in evaluation.samples]),
+        )
+        assessments.append(assessment)
+        records.append(assessment.record())
+        files.write_json(task_folder / "result.json", records[-1])
+    summary = {"model": model.name, "summary": model.summary(), "identity": model.identity(), "tasks": records}
+    files.write_json(out / "results.json", summary)
+    return assessments
+
+
+def attempt_at(task_folder: Path, task: Task, engine: EngineOnDemand, digest: str) -> Made:
+    """Return the provenance of an evaluation: that of the first time, unless the task was edited since."""
+    sources = {task.name: SourceDigests().of(type(task))}
+    earlier = Made.read(task_folder)
+    if earlier is not None and not edited_components(earlier.sources, sources):
+        return earlier
+    gpu = torch.cuda.get_device_name() if engine.device == "cuda" else None
+    packages = choice.DISTRIBUTIONS if engine.name == "vllm" else ()
+    return provenance.begin_attempt(task_folder, sources, engine.device, gpu, packages, base_model=digest)
+
+
+def fingerprints(task: Task, split: str, number: int) -> dict[str, str]:
+    """Return the hash of the evaluated problems, and that of their whole problem set if it was prepared."""
+    problems = [[problem.id, problem.prompt, problem.answer] for problem in task.problems(split)[:number]]
+    tags = {"problems.fingerprint": identities.hash_of(problems)}
+    card = find_card(task.name) if task.name in SETS else None
+    if card is not None:
+        tags["dataset.fingerprint"] = card["fingerprint"]
+    return tags
+
+
+def print_assessments(console: Console, assessments: Sequence[Assessment]) -> None:
+    """Print a line for each task; a number that does not exist for a task is left empty."""
+    most_samples = max(assessment.settings["samples"] for assessment in assessments)
+    ks, passes = [], []
+    for k in powers_of_two(most_samples):
+        if k > 1:
+            ks.append(k)
+            passes.append(f"Pass@{k}")
+    names = ["problems", "K", "Avg@K", *passes, "maj@K", *DIVERSITY, "truncated", "length"]
+    lines = [cells_of(assessment, ks) for assessment in assessments]
+    columns = [Column("task")]
+    for name in names:
+        columns.append(Column(name, right=True))
+    # The columns that a narrow terminal drops, first to last. The last Pass@K tells most, so it stays.
+    dropped_first = ["length", "truncated", *reversed(DIVERSITY), *passes[:-1], "problems"]
+    goes = [[name] for name in dropped_first]
+    layout.show_table(console, columns, lines, goes, pad_edge=False, where="in a wider terminal, or in results.json")
+    console.print("±: 95 % interval over problems, of one model and one seed; Pass@1 is Avg@K; length is in tokens.")
+    console.print("distinct right: distinct right answers to a problem; solutions found: their share of all solutions.")
+    for assessment in assessments:
+        task = assessment.evaluation.task
+        verdicts = Counter(assessment.evaluation.verdicts).most_common()
+        counts = [f"{number:,} {verdict}" for verdict, number in verdicts]
+        console.print(f"{task}: {', '.join(counts)}")
+        for note in assessment.flags + assessment.notes:
+            console.print(f"{task}: {note}", style="yellow")
+
+
+def cells_of(assessment: Assessment, ks: Sequence[int]) -> list[str]:
+    """Return the line of an assessment in the table, with a column for each k."""
+    evaluation, samples = assessment.evaluation, assessment.settings["samples"]
+    metrics = evaluation.metrics
+    passes = [""] * len(ks)
+    for column, k in enumerate(ks):
+        if k <= samples:
+            passes[column] = format_estimate(assessment.pass_at_k(k))
+    return [
+        evaluation.task,
+        str(len(evaluation.problems)),
+        str(samples),
+        format_estimate(assessment.avg()),
+        *passes,
+        f"{metrics[f'maj@{samples}']:.3f}",
+        f"{metrics['right_distinct']:.2f}",
+        f"{metrics['coverage']:.1%}" if "coverage" in metrics else "",
+        f"{metrics['after_answer']:.1%}",
+        f"{metrics['truncated']:.1%}",
+        f"{metrics['length']:.0f}",
+    ]

@@ -1,0 +1,557 @@
+"""Any method of the registry in a training loop of your own: plain tensors in, advantages, weights and a loss out.
+
+    method = entrobench.Method("grpo+clip_b(share=0.02)")
+    print(method.needs)                                         # the statistics that it reads, beyond log p
+    signal = method.signal(logp, rewards, groups, mask=mask, entropy=entropy)    # once per rollout batch
+    loss = method.loss(signal, new_logp)                        # each update; or of some rows, which add up to the same
+    method.observe(method.metrics(signal))                      # the memory of a control, saved with `state()`
+
+Tensors are padded, [B, T] with a mask of the response tokens, or flat, [T] with the lengths of the responses. Nothing
+else is read: no configuration, no file, no collective. On several processes gather the rollout batch first, so that the
+statistics cover all of it; a process's loss of its own rows is then its part of the sum.
+
+This class converts layouts and names what is missing. The algebra is harness/methods/composition.py, as in
+entrobench's own trainer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import baselines
+from harness import ranks
+from harness.base.errors import UserError, shown
+from harness.methods.batch import TokenBatch, TokenStats
+from harness.methods.composition import Method as ComposedMethod
+from harness.methods.composition import Signal, overrides
+from harness.methods.refusals import lr_refusal
+from harness.methods.verbs import NEEDS
+from harness.tokens import metrics
+
+# The arguments of `PortableMethod.signal` that a need asks for.
+ARGUMENTS = {
+    "values": ("values",),
+    "ref_logp": ("ref_logp",),
+    "sum_p2": ("sum_p2", "sum_p2_logp"),
+    "min_p": ("min_p_logp",),
+}
+# The columns of a batch with a value per response.
+OF_RESPONSES = ("groups", "rewards", "right", "answers", "finished", "places")
+OF_BATCH = ("budget", "seed", "progress")  # the columns of a batch with one value
+Rows = Sequence[int] | Tensor
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The arrangement of response tokens in a caller's tensors: padded with a mask, or flat with lengths."""
+
+    lengths_B: Tensor
+    mask_BT: Tensor | None
+
+    @classmethod
+    def of(cls, logp: Tensor, mask: Any, lengths: Any) -> Layout:
+        """Return the layout of log-probabilities."""
+        if (mask is None) == (lengths is None):
+            raise UserError("give either mask, for padded tensors [B, T], or lengths, for flat ones [T]")
+        if mask is not None:
+            mask_BT = as_tensor(mask).to(logp.device) != 0
+            if logp.ndim != 2 or mask_BT.shape != logp.shape:
+                raise UserError(
+                    f"logp has the shape {list(logp.shape)} and mask {list(mask_BT.shape)}; both must be [B, T]"
+                )
+            return cls(mask_BT.sum(1), mask_BT)
+        lengths_B = as_tensor(lengths).to(logp.device)
+        if list(logp.shape) != [int(lengths_B.sum())]:
+            raise UserError(
+                f"logp has the shape {list(logp.shape)}; with lengths that add up to {int(lengths_B.sum())} it must be "
+                f"[{int(lengths_B.sum())}]"
+            )
+        return cls(lengths_B, None)
+
+    @property
+    def shape(self) -> list[int]:
+        """The shape of the caller's tensors."""
+        if self.mask_BT is None:
+            return [int(self.lengths_B.sum())]
+        return list(self.mask_BT.shape)
+
+    @property
+    def most(self) -> int:
+        """The longest response that the tensors have room for."""
+        if self.mask_BT is None:
+            return int(self.lengths_B.max())
+        return self.mask_BT.shape[1]
+
+    def rows(self, rows_B: Tensor) -> Layout:
+        """Return the layout of some responses."""
+        mask_BT = None if self.mask_BT is None else self.mask_BT[rows_B]
+        return Layout(self.lengths_B[rows_B], mask_BT)
+
+    def flat(self, name: str, values: Any) -> Tensor:
+        """Return the values of the response tokens, row after row; refuse other shapes and NaN."""
+        x = as_tensor(values).to(self.lengths_B.device)
+        if list(x.shape) != self.shape:
+            raise UserError(f"{name} has the shape {list(x.shape)}; it must be {self.shape}")
+        x_T = x if self.mask_BT is None else x[self.mask_BT]
+        allowed_T = torch.isfinite(x_T.detach())
+        if name.endswith("min_p_logp"):  # in `of_columns` it is old/min_p_logp
+            # A token below the threshold of `min_p` has log p -infinity among the likely ones.
+            allowed_T |= x_T.detach() == -math.inf
+        if not allowed_T.all():
+            raise UserError(f"{name} holds NaN or infinity at a response token; allowed: finite numbers")
+        return x_T
+
+    def arranged(self, x_T: Tensor) -> Tensor:
+        """Return values of the response tokens in the caller's shape, 0 elsewhere."""
+        if self.mask_BT is None:
+            return x_T
+        return x_T.new_zeros(self.mask_BT.shape).masked_scatter(self.mask_BT, x_T)
+
+
+@dataclass(frozen=True)
+class PortableSignal:
+    """Everything that a method fixes before the first update on a rollout batch, in the caller's layout and order."""
+
+    fixed: Signal  # in the order of `batch`
+    batch: TokenBatch  # whole groups one after the other
+    layout: Layout  # of the caller's tensors
+    row_B: Tensor  # the number in `batch` of each of the caller's rows
+    token_T: Tensor  # the number in `batch` of each of the caller's tokens, row after row
+    stepped: bool = False  # has the marks of the present mini-batch
+
+    @property
+    def advantages(self) -> Tensor:
+        """The advantages that the surrogate takes."""
+        return self.arranged(self.fixed.advantages_T)
+
+    @property
+    def weights(self) -> Tensor:
+        """The factors of the tokens' gradients; a token of weight 0 is dropped."""
+        return self.arranged(self.fixed.weights_T)
+
+    @property
+    def scale(self) -> Tensor:
+        """The factors of the tokens' surrogates in the loss, by which the losses of parts add up."""
+        return self.arranged(self.fixed.scale_T)
+
+    @property
+    def returns(self) -> Tensor | None:
+        """The targets of the critic, for a method that needs one."""
+        return None if self.fixed.returns_T is None else self.arranged(self.fixed.returns_T)
+
+    def arranged(self, x_T: Tensor) -> Tensor:
+        """Return values in the order of `batch` in the caller's shape."""
+        return self.layout.arranged(x_T[self.token_T])
+
+    def part(self, rows: Rows | None) -> tuple[Signal, TokenBatch, Layout]:
+        """Return the signal, the responses and the layout of some of the caller's rows, in this order."""
+        if rows is None:
+            rows = torch.arange(len(self.batch), device=self.row_B.device)
+        rows_B = as_tensor(rows).to(self.row_B.device)
+        batch = self.batch.take(self.row_B[rows_B])
+        return self.fixed.at(batch.index_T), batch, self.layout.rows(rows_B)
+
+    def columns(self) -> dict[str, Tensor]:
+        """Return the signal as tensors by name, which a data loader can split by rows; see `PortableMethod.of_columns`.
+
+        They are in the caller's shape, or have one value per response, or one value.
+        """
+        fixed = {"advantages": self.fixed.advantages_T, "weights": self.fixed.weights_T}
+        fixed |= {"scale": self.fixed.scale_T, "term_scale": self.fixed.term_scale_T}
+        if self.fixed.returns_T is not None:
+            fixed["returns"] = self.fixed.returns_T
+        fixed |= {f"old/{name}": x_T for name, x_T in self.fixed.old.columns.items()}
+        fixed |= {f"weights_by/{name}": x_T for name, x_T in self.fixed.weights_by.items()}
+        for name, marks in self.fixed.marks.items():
+            fixed |= {f"marks/{name}/{key}": x for key, x in marks.items()}
+        columns = {}
+        for name, x in fixed.items():
+            # A mark of one number holds for all tokens.
+            columns[name] = self.arranged(x) if x.ndim else x
+        for name in OF_RESPONSES:
+            columns[name] = vars(self.batch)[f"{name}_B"][self.row_B]
+        for name in OF_BATCH:
+            columns[name] = torch.tensor(vars(self.batch)[name])
+        return columns
+
+
+class PortableMethod:
+    """A method of the registry as a function of plain tensors; `entrobench.Method` is its name for users.
+
+    `spec` is an objective and any number of controls, as in the methods of a configuration; `plugins` are modules with
+    methods of your own, and `options` the values of their options wherever `spec` leaves them out, as
+    `method_options` in a configuration.
+    """
+
+    def __init__(
+        self, spec: str, plugins: Iterable[str] = (), options: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> None:
+        self.composed = ComposedMethod.of(spec, baselines.table(plugins), options)
+        refusal = lr_refusal(self.composed)
+        if refusal is not None:
+            raise UserError(f"method {spec} {refusal}")
+
+    def __repr__(self) -> str:
+        return f"Method({self.spec!r})"
+
+    @property
+    def spec(self) -> str:
+        return self.composed.name
+
+    @property
+    def min_group(self) -> int:
+        """The least number of responses to a prompt."""
+        return self.composed.min_group
+
+    @property
+    def marks_steps(self) -> bool:
+        """Whether it looks at each whole mini-batch before its update (`for_step`)."""
+        return self.composed.marks_steps
+
+    @cached_property
+    def needs(self) -> dict[str, str]:
+        """The statistics that it reads beyond log p, with their meanings."""
+        needs = {}
+        if self._reads_entropy():
+            needs["entropy"] = "the entropy before the update: entropy= of signal"
+        for name in sorted(self.composed.needs):
+            where = ", ".join(f"{argument}= of signal" for argument in ARGUMENTS.get(name, ()))
+            needs[name] = f"{meaning_of(name)}: {where or 'entropy= of loss and for_step'}"
+        if self.composed.reads_answers:
+            needs["answers"] = "the normalized answers of responses: answers= of signal"
+        if self.composed.reads_sampler:
+            needs["behaviour_logp"] = "log p of the policy that sampled: behaviour_logp= of signal"
+        if self.marks_steps:
+            needs["minibatch"] = "the present policy on each whole mini-batch before its update: for_step"
+        return needs
+
+    # Once per rollout batch
+
+    def signal(
+        self,
+        logp: Any,
+        rewards: Any,
+        groups: Any,
+        *,
+        mask: Any = None,
+        lengths: Any = None,
+        entropy: Any = None,
+        sum_p2: Any = None,
+        sum_p2_logp: Any = None,
+        ref_logp: Any = None,
+        values: Any = None,
+        min_p_logp: Any = None,
+        behaviour_logp: Any = None,
+        answers: Any = None,
+        right: Any = None,
+        finished: Any = None,
+        budget: int | None = None,
+        minibatches: Sequence[Rows] | None = None,
+        seed: int = 0,
+        progress: float = 0.0,
+    ) -> PortableSignal:
+        """Return advantages, weights and all else that is fixed before the first update on a whole rollout batch.
+
+        Statistics are of the policy before the update, at the sampling temperature. A batch has a row for each
+        response; `groups` names each row's prompt by any value, and all groups are of one size. `minibatches` lists the
+        rows of each update (one update of all rows), whose losses have their own denominators. `budget` is the most
+        tokens that a response may have; `right` and `finished` tell which responses are right (reward above 0) and
+        ended by themselves (shorter than the budget); `answers` are the normalized answers, None for a response without
+        one, and `behaviour_logp` is of the policy that sampled, both for the few methods that read them; `seed` and
+        `progress`, from 0 to 1, are for methods that draw at random or follow a schedule.
+        """
+        logp = as_tensor(logp).detach()
+        layout = Layout.of(logp, mask, lengths)
+        columns = {"logp": logp, "entropy": entropy, "sum_p2": sum_p2, "sum_p2_logp": sum_p2_logp}
+        columns |= {"ref_logp": ref_logp, "values": values, "min_p_logp": min_p_logp}
+        if self.composed.reads_answers and answers is None:
+            raise UserError(f"method {self.spec} compares the answers of a group; give answers")
+        if self.composed.reads_sampler and behaviour_logp is None:
+            raise UserError(f"method {self.spec} reads the policy that sampled; give behaviour_logp")
+        for need, arguments in ARGUMENTS.items():
+            missing = [name for name in arguments if columns[name] is None]
+            if need in self.composed.needs and missing:
+                raise UserError(f"method {self.spec} needs {meaning_of(need)}; give {' and '.join(missing)}")
+        statistics = {}
+        for name, values_of_tokens in columns.items():
+            if values_of_tokens is not None:
+                statistics[name] = layout.flat(name, values_of_tokens).detach()
+
+        responses = len(layout.lengths_B)
+        if budget is None:
+            budget = layout.most
+        rewards_B = self._rewards(rewards, layout)
+        right_B = rewards_B > 0
+        if right is not None:
+            right_B = of_responses("right", right, layout) != 0
+        finished_B = layout.lengths_B < budget
+        if finished is not None:
+            finished_B = of_responses("finished", finished, layout) != 0
+        groups_B = self._groups(groups, responses).to(logp.device)
+        answers_B = None if answers is None else numbers_of_answers(answers, layout)
+        behaviour_logp_T = None
+        if behaviour_logp is not None:
+            behaviour_logp_T = layout.flat("behaviour_logp", behaviour_logp).detach()
+        in_rows = TokenBatch.of_lengths(
+            layout.lengths_B,
+            groups_B,
+            rewards_B,
+            right_B,
+            finished_B,
+            budget,
+            answers_B=answers_B,
+            behaviour_logp_T=behaviour_logp_T,
+            seed=seed,
+            progress=progress,
+        )
+        # Groups one after the other, in the order of their first rows.
+        order_B = groups_B.argsort(stable=True)
+        sorted_batch = in_rows.take(order_B)
+        token_of_sorted_T = sorted_batch.index_T
+        # `take` keeps the numbers that tokens and places had in the caller's order. This is a whole batch of its own,
+        # which counts both from 0.
+        batch = dataclasses.replace(sorted_batch, index_T=in_rows.index_T, places_B=in_rows.places_B)
+        row_B = order_B.argsort()
+        old = TokenStats(**statistics).at(token_of_sorted_T)
+
+        with ranks.as_only_rank():
+            parts = [batch] if minibatches is None else self._minibatches(minibatches, batch, row_B)
+            fixed = self.composed.signal(old, batch, parts)
+        for name, x_T in (("weights", fixed.weights_T), ("advantages", fixed.advantages_T)):
+            if not torch.isfinite(x_T).all():
+                raise UserError(f"method {self.spec} gives {name} that are not finite on this batch")
+        return PortableSignal(fixed, batch, layout, row_B, token_of_sorted_T.argsort())
+
+    def of_columns(self, columns: Mapping[str, Tensor], *, mask: Any = None, lengths: Any = None) -> PortableSignal:
+        """Return the signal of some rows of a batch, from these rows of the tensors of `PortableSignal.columns`."""
+        layout = Layout.of(columns["old/logp"], mask, lengths)
+        flat: dict[str, Tensor] = {}
+        of_old: dict[str, Tensor] = {}
+        of_weights: dict[str, Tensor] = {}
+        marks: dict[str, dict[str, Tensor]] = {name: {} for name in self.composed.named}
+        for name, x in columns.items():
+            if name in OF_RESPONSES or name in OF_BATCH:
+                continue
+            x_T = layout.flat(name, x) if x.ndim else x
+            kind, _, rest = name.partition("/")
+            if kind == "old":
+                of_old[rest] = x_T
+            elif kind == "weights_by":
+                of_weights[rest] = x_T
+            elif kind == "marks":
+                component, _, key = rest.partition("/")
+                marks[component][key] = x_T
+            else:
+                flat[name] = x_T
+        fixed = Signal(
+            old=TokenStats(**of_old),
+            advantages_T=flat["advantages"],
+            weights_T=flat["weights"],
+            weights_by=of_weights,
+            marks=marks,
+            scale_T=flat["scale"],
+            term_scale_T=flat["term_scale"],
+            returns_T=flat.get("returns"),
+        )
+        in_batch: dict[str, Any] = {f"{name}_B": columns[name] for name in OF_RESPONSES}
+        in_batch |= {name: columns[name].item() for name in OF_BATCH}
+        batch = TokenBatch.of_lengths(layout.lengths_B, **in_batch)
+        row_B = torch.arange(len(batch), device=layout.lengths_B.device)
+        return PortableSignal(fixed, batch, layout, row_B, batch.index_T)
+
+    def metrics(self, signal: PortableSignal) -> dict[str, float]:
+        """Return the metrics of a whole rollout batch before the update, which `observe` takes."""
+        if signal.fixed.old.entropy is None:
+            raise UserError("metrics are about the entropy too; give entropy to signal")
+        with ranks.as_only_rank():
+            of_all = metrics.of_signal(signal.fixed, signal.batch)
+            return of_all | self.composed.metrics(signal.fixed, signal.batch)
+
+    # Each update
+
+    def for_step(
+        self, signal: PortableSignal, logp: Any, rows: Rows | None = None, *, mask: Any = None, entropy: Any = None
+    ) -> PortableSignal:
+        """Return the signal for the update on a mini-batch, from the present policy on all of its rows.
+
+        Only a method with `marks_steps` needs it.
+        """
+        fixed, part, layout = signal.part(rows)
+        current = self.current(layout, logp, mask, entropy, fixed).detach()
+        with ranks.as_only_rank():
+            marked = self.composed.for_step(current, signal.fixed, part)
+        return dataclasses.replace(signal, fixed=marked, stepped=True)
+
+    def loss(
+        self, signal: PortableSignal, logp: Any, rows: Rows | None = None, *, mask: Any = None, entropy: Any = None
+    ) -> Tensor:
+        """Return the loss of some rows; the losses of all rows of a mini-batch add up to the loss of the mini-batch.
+
+        `logp` and `entropy` are the present policy's, with gradient, in the layout of the signal, a row for each of
+        `rows` (all). A `mask` allows another padding than that of `signal`.
+        """
+        if self.marks_steps and not signal.stepped:
+            raise UserError(f"method {self.spec} looks at each whole mini-batch before its update; call for_step first")
+        fixed, part, layout = signal.part(rows)
+        current = self.current(layout, logp, mask, entropy, fixed)
+        with ranks.as_only_rank():
+            return self.composed.loss(current, fixed, part)
+
+    def value_loss(self, signal: PortableSignal, values: Any, rows: Rows | None = None, *, mask: Any = None) -> Tensor:
+        """Return the loss of the critic on some rows, for a method that needs values."""
+        if "values" not in self.composed.needs:
+            raise UserError(f"method {self.spec} has no critic")
+        fixed, _, layout = signal.part(rows)
+        return self.composed.value_loss(same_tokens(layout, values, mask).flat("values", values), fixed)
+
+    def touched(
+        self, signal: PortableSignal, logp: Any, rows: Rows | None = None, *, mask: Any = None, entropy: Any = None
+    ) -> dict[str, Tensor]:
+        """Return flat masks of the tokens of some rows that the objective clips and that each gate closes."""
+        fixed, part, layout = signal.part(rows)
+        current = self.current(layout, logp, mask, entropy, fixed).detach()
+        with ranks.as_only_rank():
+            return self.composed.touched(current, fixed, part)
+
+    # After the updates on a rollout batch
+
+    def observe(self, record: Mapping[str, float]) -> None:
+        """Update the memory of the controls from the metrics of a rollout batch, as `metrics` returns them."""
+        self.composed.observe(record)
+
+    def state(self) -> dict[str, dict[str, float]]:
+        """Return the memory of the controls, for a checkpoint."""
+        return self.composed.state()
+
+    def load_state(self, state: Mapping[str, Mapping[str, float]]) -> None:
+        """Take over a memory that `state` has returned."""
+        if state.keys() != self.composed.controls.keys():
+            raise UserError(
+                f"a state of the controls {sorted(state)} does not fit method {self.spec}; its controls are "
+                f"{sorted(self.composed.controls)}"
+            )
+        self.composed.load_state(state)
+
+    # Parts
+
+    def current(self, layout: Layout, logp: Any, mask: Any, entropy: Any, fixed: Signal) -> TokenStats:
+        """Return the present policy's statistics, flat, with log p of the model before training."""
+        asked = sorted({"entropy_now", "entropy_grad"} & self.composed.needs)
+        if asked and entropy is None:
+            raise UserError(f"method {self.spec} needs {meaning_of(asked[0])}; give entropy")
+        layout = same_tokens(layout, logp, mask)
+        entropy_T = None if entropy is None else layout.flat("entropy", entropy)
+        return TokenStats(layout.flat("logp", logp), entropy_T, ref_logp=fixed.old.ref_logp)
+
+    def _rewards(self, rewards: Any, layout: Layout) -> Tensor:
+        rewards_B = of_responses("rewards", rewards, layout)
+        if not rewards_B.is_floating_point():
+            rewards_B = rewards_B.float()
+        wrong = (~torch.isfinite(rewards_B)).nonzero().flatten().tolist()
+        if wrong:
+            raise UserError(
+                f"the reward of response {wrong[0]} is {rewards_B[wrong[0]].item()}; allowed: finite numbers"
+            )
+        return rewards_B
+
+    def _groups(self, groups: Any, responses: int) -> Tensor:
+        """Return the number of each response's group, in the order of first rows."""
+        names = groups.tolist() if hasattr(groups, "tolist") else list(groups)
+        if len(names) != responses:
+            raise UserError(f"groups has {len(names)} values; there are {responses} responses")
+        numbers: dict[Any, int] = {}
+        for name in names:
+            numbers.setdefault(name, len(numbers))
+        groups_B = torch.tensor([numbers[name] for name in names])
+        sizes = groups_B.bincount()
+        if len(set(sizes.tolist())) != 1:
+            raise UserError(
+                f"groups have {int(sizes.min())} to {int(sizes.max())} responses; all groups of a batch must be of one "
+                "size"
+            )
+        if sizes[0] < self.min_group:
+            raise UserError(
+                f"group {shown(names[0])} has {int(sizes[0])} response(s); method {self.spec} learns from groups of "
+                f"{self.min_group} and more"
+            )
+        return groups_B
+
+    def _minibatches(self, minibatches: Sequence[Rows], batch: TokenBatch, row_B: Tensor) -> list[TokenBatch]:
+        """Return the parts of the batch with these rows, which must hold each row once."""
+        parts = [as_tensor(rows).to(row_B.device) for rows in minibatches]
+        counts = torch.cat(parts).bincount(minlength=len(batch))
+        wrong = (counts != 1).nonzero().flatten().tolist()
+        if wrong:
+            raise UserError(f"row {wrong[0]} is in {int(counts[wrong[0]])} of the minibatches; each must be in one")
+        return [batch.take(row_B[rows_B]) for rows_B in parts]
+
+    def _reads_entropy(self) -> bool:
+        """Return whether a verb reads the entropy before the update, which none declares: by trying without it."""
+        if any(overrides(control, "observe") for control in self.composed.controls.values()):
+            return True  # a memory follows the entropy of the rollout batch
+        # Two groups with one right response each, so that advantages differ from 0, and three tokens a response.
+        size = max(self.min_group, 2)
+        some_BT = torch.linspace(-2, -0.1, 2 * size * 3).view(-1, 3)
+        rewards = [float(row % size == 0) for row in range(len(some_BT))]
+        numbers: dict[str, Any] = dict.fromkeys(("sum_p2", "ref_logp", "values"), some_BT.abs())
+        numbers |= {"sum_p2_logp": some_BT, "min_p_logp": some_BT, "behaviour_logp": some_BT}
+        numbers["answers"] = [None] * len(some_BT)
+        groups = [row // size for row in range(len(some_BT))]
+        mask = torch.ones_like(some_BT)
+        try:
+            signal = self.signal(some_BT, rewards, groups, mask=mask, **numbers)
+            if self.marks_steps:
+                signal = self.for_step(signal, some_BT, entropy=some_BT.abs())
+            self.loss(signal, some_BT, entropy=some_BT.abs())
+        except UserError as error:
+            if "give entropy" not in str(error):
+                raise
+            return True
+        return False
+
+
+Method = PortableMethod
+
+
+def as_tensor(values: Any) -> Tensor:
+    """Return numbers of any framework as a tensor; a tensor as it is, with its gradient."""
+    return values if isinstance(values, Tensor) else torch.as_tensor(values)
+
+
+def meaning_of(need: str) -> str:
+    return NEEDS[need].partition(":")[0]
+
+
+def numbers_of_answers(answers: Sequence[Hashable], layout: Layout) -> Tensor:
+    """Return a number for each response, equal for equal answers, and -1 without one."""
+    by_answer: dict[Hashable, int] = {}
+    numbers = []
+    for answer in answers:
+        numbers.append(-1 if answer is None else by_answer.setdefault(answer, len(by_answer)))
+    return of_responses("answers", numbers, layout)
+
+
+def of_responses(name: str, values: Any, layout: Layout) -> Tensor:
+    """Return one value per response."""
+    x_B = as_tensor(values).to(layout.lengths_B.device)
+    if list(x_B.shape) != [len(layout.lengths_B)]:
+        raise UserError(f"{name} has the shape {list(x_B.shape)}; it must be [{len(layout.lengths_B)}]")
+    return x_B
+
+
+def same_tokens(layout: Layout, values: Any, mask: Any) -> Layout:
+    """Return the layout of present statistics: that of the signal, or by another mask with as many tokens a row."""
+    if mask is None:
+        return layout
+    other = Layout.of(as_tensor(values), mask, None)
+    if other.lengths_B.tolist() != layout.lengths_B.tolist():
+        raise UserError("mask has other numbers of response tokens than the signal of these rows")
+    return other

@@ -1,0 +1,315 @@
+"""The process of one cell, in order: main -> (a process for each rank) -> work -> begin, run_cell, finish."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+import baselines
+import tasks
+from harness import ranks
+from harness.base.errors import CellFailure, UserError
+from harness.base.processes import python_command, wait_for_all
+from harness.cells import attempts, checksums, evaluation_files, lease, provenance
+from harness.cells.checkpoint_seal import FOLDER as CHECKPOINTS
+from harness.cells.log import MetricsLog, collapse, last_step
+from harness.cells.provenance import Made
+from harness.cells.source_digest import SourceDigests, harness_digest
+from harness.cells.spec import CellSpec
+from harness.cells.state import State
+from harness.cells.status_writer import StatusWriter
+from harness.config import OWN, TRL
+from harness.methods.composition import method_classes
+from harness.methods.refusals import TRL_DISTRIBUTIONS
+from harness.rollout import choice, digests, models
+from harness.train import loading  # noqa: F401  before anything else of transformers
+from harness.train.checkpoint import Checkpoints, NoneWhole
+from harness.train.parts import Parts, build_parts, source_classes, training_device, unread
+from harness.train.trainer import Trainer
+from harness.verify.pool import VerifierPool
+
+# An annex, imported by the cells that name it alone: the core imports none.
+TRL_CELLS = "harness.elsewhere.trl.cell"
+
+# The digests of the code that this process has imported. They are computed at import, once for all cells that are
+# forked from here: a file that is edited later does not run in these cells, so the edit must not be in their records.
+DIGESTS = SourceDigests()
+IMPORTED = {cls: DIGESTS.of(cls) for cls in (*method_classes(baselines.METHODS).values(), *tasks.TASKS.values())}
+HARNESS = harness_digest()
+
+
+def main(
+    folder: str, gpus: Sequence[str] = (), wait: float | None = None, leaving: threading.Event | None = None
+) -> None:
+    """Run a cell in this process, with its output in the cell's log.
+
+    The process does the work of the rank in RANK. Without RANK it does all of the work, or starts the ranks. `gpus`:
+    the GPUs that it may use; empty for all. `wait`: the seconds to wait for another process that works on the cell;
+    None for no limit. `leaving`: set by another thread to stop after the present step.
+    """
+    place = Path(folder)
+    if gpus:
+        # Before torch first asks for a device: later changes have no effect on it.
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    write_log(place)
+    transformers.utils.logging.disable_progress_bar()
+    status = StatusWriter(place)
+    status.end_with_launcher()
+    with status.ending(unless=["done"]):
+        hardware = CellSpec.read(place).config.hardware
+        if "RANK" not in os.environ and hardware.nodes > 1:
+            raise UserError(
+                f"hardware.nodes is {hardware.nodes}; allowed: 1, since one machine starts this cell (others: "
+                "--launcher ray or slurm, or torchrun)"
+            )
+    if "RANK" in os.environ or hardware.ranks == 1:
+        work(place, wait, status, leaving)
+    elif wait == 0 and lease.holder(place):
+        # As rank 0 would end in `leased`, but without starting all ranks for it.
+        sys.exit(lease.BUSY)
+    else:
+        divide(place, hardware.ranks)
+
+
+def write_log(place: Path) -> None:
+    """Send all output of this process to the cell's log."""
+    log = os.open(place / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    for stream in (sys.stdout, sys.stderr):  # names may have characters that the locale's encoding lacks
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+
+
+# Ranks
+
+
+def divide(folder: Path, count: int) -> None:
+    """Start a process for each rank, and exit with their code. All ranks end if one fails, or if this process ends."""
+    # The ranks listen on this machine's own interface alone. They meet through a file, so that no port can clash.
+    loopback = next(name for _, name in socket.if_nameindex() if name in ("lo", "lo0"))
+    shared = {"WORLD_SIZE": str(count), "GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
+    shared["LOCAL_WORLD_SIZE"] = str(count)  # without it, accelerate takes the ranks for several machines
+    with tempfile.TemporaryDirectory() as meeting:
+        shared["RENDEZVOUS"] = f"{meeting}/ranks"
+        processes = []
+        for rank in range(count):
+            process = subprocess.Popen(
+                python_command("from harness.launch import cell", "cell.run_rank()", str(folder)),
+                env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                stdin=subprocess.PIPE,  # closes when this process ends, even if it is killed
+                start_new_session=True,  # Ctrl-C is for this process
+            )
+            processes.append(process)
+        failed = wait_for_all(processes)
+    if failed < 0:
+        os.kill(os.getpid(), -failed)  # end by the same signal as the rank: the launcher reports it by name
+    sys.exit(failed)
+
+
+def run_rank() -> None:
+    """Run a rank in this process, and end with the process that started it."""
+    leaving = threading.Event()
+    ranks.end_with_parent(leaving)
+    main(sys.argv[1], leaving=leaving)
+
+
+# The work
+
+
+def work(
+    folder: Path,
+    wait: float | None = None,
+    status: StatusWriter | None = None,
+    leaving: threading.Event | None = None,
+) -> None:
+    """Do the work of the cell, or of this rank."""
+    status = status or StatusWriter(folder)
+    # Overwrites a recorded failure: one that happens before this process owns the cell is newer than that.
+    with status.ending(unless=["done"]):
+        spec = CellSpec.read(folder)
+        device, _ = training_device(spec.config)
+        hardware = spec.config.hardware
+        with ranks.process_group(hardware.world, device, status.failed), owned(folder, status, wait) as lease_dir:
+            if hardware.stall_minutes is not None:
+                status.end_when_stalled(lease_dir, hardware.stall_minutes)
+            if not begin_on_first(folder, spec, status):
+                return
+            checkpoints = Checkpoints(folder / CHECKPOINTS, spec.id)
+            # Before anything is built, since a new attempt may have to begin. The result is remembered, so that
+            # `Trainer.resume` does not read all files again.
+            try:
+                checkpoints.newest()
+            except NoneWhole:
+                begin_on_first(folder, spec, status, lost=True)
+            run_cell(folder, spec, status, device, checkpoints, leaving or threading.Event())
+
+
+@contextmanager
+def owned(folder: Path, status: StatusWriter, wait: float | None) -> Iterator[Path]:
+    """Let only the ranks of this cell write into its folder, and record how they end; yield the lease's directory."""
+    # Errors are recorded inside the lease: only its owner may write them.
+    with leased(folder, wait) as lease_dir, status.heartbeat.kept(lease_dir, ranks.own_rank()), status.ending():
+        yield lease_dir
+
+
+@contextmanager
+def leased(folder: Path, wait: float | None) -> Iterator[Path]:
+    """Take the lease of the cell on rank 0, for all ranks; yield its directory."""
+    if ranks.own_rank() == 0:
+        with lease.hold(folder, wait) as mine:
+            if mine is None:
+                print(f"another process works on this cell: {lease.holder(folder)}", flush=True)
+                sys.exit(lease.BUSY)
+            ranks.of_first(mine)
+            yield mine.directory
+    else:
+        of_first_rank = ranks.of_first(None)
+        assert of_first_rank is not None
+        with lease.fenced(of_first_rank):
+            yield of_first_rank.directory
+
+
+def begin_on_first(folder: Path, spec: CellSpec, status: StatusWriter, *, lost: bool = False) -> bool:
+    """Begin the attempt on rank 0, which alone writes its records; return the result on all ranks."""
+    needs_work = ranks.own_rank() == 0 and begin(folder, spec, status, lost=lost)
+    return ranks.of_first(needs_work)
+
+
+def begin(folder: Path, spec: CellSpec, status: StatusWriter, *, lost: bool = False) -> bool:
+    """Record the code and the machine of this attempt, and return whether the cell still needs work.
+
+    An earlier attempt by other code, or one that has `lost` all checkpoints, is set aside first.
+    """
+    classes = source_classes(spec)
+    present = {}
+    for name, cls in classes.items():
+        present[name] = IMPORTED.get(cls) or DIGESTS.of(cls)  # a plugin was imported just now, by `source_classes`
+    earlier = Made.read(folder)
+    # Results without a record of their code: they get one that names no source, and so are set aside below.
+    if earlier is None and State.read(folder).state == "done":
+        earlier = attempts.record_unknown(folder)
+    why = "left without a whole checkpoint" if lost else None
+    if why is None and earlier is not None:
+        why = provenance.by_another_source(earlier.sources, present)
+    if why is None and State.read(folder).state == "done":  # finished by another process in the meantime
+        return False
+    # Only for a cell with work to do: this may download the model, and results that were moved here count as done even
+    # if this machine has another base model.
+    base_model = base_model_of(spec, status)
+    if why is None and earlier is not None:
+        why = provenance.by_another_base_model(earlier.base_model, base_model)
+    if earlier is not None and why is not None:
+        aside = attempts.set_aside(folder, earlier)
+        write_log(folder)  # again: the log that this process has open was set aside with the attempt
+        print(f"training starts at step 0: the earlier attempt was {why}; it is kept in {aside}", flush=True)
+        earlier = None
+    if earlier is None:
+        device, _ = training_device(spec.config)
+        gpu = torch.cuda.get_device_name() if device == "cuda" else None
+        packages = [*choice.DISTRIBUTIONS] if spec.config.rollout.engine == "vllm" else []
+        if spec.config.train.backend == TRL:
+            packages += TRL_DISTRIBUTIONS
+        provenance.begin_attempt(folder, present, device, gpu, packages, base_model=base_model, harness=HARNESS)
+    # Of the same attempt: a state that was set aside is not here any more, and the seconds begin at 0.
+    before = State.read(folder)
+    State("running", seconds=before.seconds).write(folder)
+    return True
+
+
+def base_model_of(spec: CellSpec, status: StatusWriter) -> str:
+    """Return the digest of a cell's base model; make or download the model if it is missing."""
+    model = models.resolve(spec.key.model)
+    with status.heartbeat.at("loading the model"):
+        digest = model.digest(model.folder())
+    expected = spec.identity["model"].get("digest", digest)
+    if digest != expected:
+        raise UserError(
+            f"the folder of the model {spec.key.model} was changed while the matrix ran: its digest is "
+            f"{digest[: digests.SHOWN]}, and was {expected[: digests.SHOWN]}; `entrobench run` plans cells of the "
+            "new one"
+        )
+    return digest
+
+
+def run_cell(
+    folder: Path,
+    spec: CellSpec,
+    status: StatusWriter,
+    device: str,
+    checkpoints: Checkpoints,
+    leaving: threading.Event,
+) -> None:
+    """Train from the last checkpoint to the end, or until the process is asked to stop."""
+    with VerifierPool.of(spec.config.verify) as verifier:
+        with status.heartbeat.at("loading the model"):
+            parts = build_parts(spec, verifier, status.say, status.heartbeat)
+            trainer = trainer_of(spec, parts, folder, checkpoints)
+        status.note(reason=unread(parts, spec), device=device, where=where(device))
+        # SLURM's notice before a job's time is over. Our own launchers block it in ranks, and ask by a byte on stdin.
+        signal.signal(signal.SIGUSR2, lambda *_: leaving.set())
+        trainer.run(lambda step: status.note(durable_step=step), leaving.is_set)
+        if trainer.done_steps == trainer.last_step:
+            finish(trainer, folder, status)
+        else:
+            print("stopped on request; the next run continues from here", flush=True)
+
+
+def trainer_of(spec: CellSpec, parts: Parts, folder: Path, checkpoints: Checkpoints) -> Any:
+    """Return the trainer that a cell's configuration names: ours, or an annex's of the same form."""
+    if spec.config.train.backend == OWN:
+        return Trainer(parts, folder, checkpoints)
+    return import_module(TRL_CELLS).training_of(spec, parts, folder, checkpoints)
+
+
+def where(device: str) -> list[str]:
+    """Return the machine of each rank, with its GPU if it has one."""
+    place = socket.gethostname()
+    if device == "cuda":
+        place += f", GPU {torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
+    return ranks.each(place)
+
+
+def finish(trainer: Any, folder: Path, status: StatusWriter) -> None:
+    """Save the trained model, and mark the cell done if its records are complete."""
+    if trainer.parts.config.checkpoint.save_model:
+        with status.heartbeat.at("saving the model"):
+            trainer.policy.save(folder / checksums.MODEL, trainer.parts.tokenizer)
+    if ranks.own_rank() == 0:
+        check_complete(trainer)
+        checksums.write_checksums(folder)  # before the state, so that every cell that is done has checksums
+        below = trainer.parts.config.stop.entropy_below
+        status.note(state="done", collapsed=collapse(MetricsLog(folder).read(), below))
+
+
+def check_complete(trainer: Any) -> None:
+    """Raise CellFailure if a cell lacks a step, or an answer of its last evaluation."""
+    config, lines = trainer.parts.config, MetricsLog(trainer.folder).read()
+    last = last_step(lines, config)
+    steps = [line["step"] for line in lines]
+    if steps != list(range(last + 1)):
+        raise CellFailure(f"metrics.jsonl holds {len(steps)} steps where {last + 1} were expected")
+    for name in trainer.parts.evaluation_tasks:
+        samples = config.eval.of(name).samples
+        result = evaluation_files.read_evaluation(evaluation_files.evaluation_path(trainer.folder, name, last))
+        if not result["right"] or {len(row) for row in result["right"]} != {samples}:
+            raise CellFailure(f"the last evaluation of {name} lacks samples")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,97 @@
+"""The trainers of other projects that can run our methods, and the methods that each of them refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import metadata
+from importlib.util import find_spec
+
+from harness.base.errors import UserError
+from harness.config import TRL, Config
+from harness.config.accelerate_file import DEEPSPEED, KEY, sharding_settings
+from harness.methods.composition import Method
+
+
+def lr_refusal(method: Method) -> str | None:
+    """Return why a trainer with an optimizer of its own cannot run a method, or None where it can."""
+    if method.objective.lr is None:
+        return None
+    return (
+        f"sets the learning rate {method.objective.lr:g}, which the trainer's own optimizer would ignore; leave lr "
+        "out, and set the rate there (TRL: GRPOConfig.learning_rate, verl: actor_rollout_ref.actor.optim.lr)"
+    )
+
+
+def trl_refusal(method: Method) -> str | None:
+    """Return why TRL's GRPOTrainer cannot run a method, or None where it can."""
+    if refusal := lr_refusal(method):
+        return refusal
+    if "values" in method.needs:
+        return "needs a critic, which GRPOTrainer lacks"
+    if method.reads_answers:
+        return "compares the answers of a group in their normal form, which GRPOTrainer does not know"
+    if method.reads_sampler:
+        return "reads the policy that sampled, which GRPOTrainer keeps only with some engines"
+    return None
+
+
+def verl_refusal(method: Method) -> str | None:
+    """Return why verl's PPO trainer cannot run a method, or None where it can."""
+    if refusal := lr_refusal(method):
+        return refusal
+    if "sum_p2" in method.needs:
+        return "needs the sums over squared probabilities, which verl does not compute"
+    if "min_p" in method.needs:
+        return "needs log p among the likely tokens, which verl does not compute"
+    if method.reads_answers:
+        return "compares the answers of a group in their normal form, which verl does not know"
+    if method.marks_steps:
+        return "looks at each whole mini-batch before its update, for which verl has no step"
+    return None
+
+
+REFUSALS: dict[str, Callable[[Method], str | None]] = {"trl": trl_refusal, "verl": verl_refusal}
+
+
+# TRL as the trainer of cells (train.backend)
+
+TRL_DISTRIBUTIONS = ("trl", "accelerate")  # that train
+LEAST_GROUP = 2  # of GRPOTrainer, which refuses a smaller num_generations
+
+
+def check_backend(config: Config, method: Method) -> None:
+    """Refuse settings and methods that the trainer of the cells cannot honor."""
+    if config.train.backend != TRL:
+        return
+    if refusal := trl_refusal(method):
+        raise UserError(
+            f"train.backend is {TRL!r}, but method {method.name!r} {refusal}; allowed: `entrobench list methods --for "
+            f"{TRL}`, with the learning rate in train.lr"
+        )
+    hardware, train = config.hardware, config.train
+    allowed_values = {  # by key: the value, whether TRL can honor it, and the values that it can
+        "hardware.offload": (hardware.offload, not hardware.offload, "false"),
+        "rollout.engine": (config.rollout.engine, config.rollout.engine != "vllm", "auto or embedded, which evaluates"),
+        "rollout.lag": (config.rollout.lag, not config.rollout.lag, "0"),
+        "correction.kind": (config.correction.kind, config.correction.kind == "off", "off"),
+        "train.resample": ("set", train.resample is None, "null"),
+        "train.group": (train.group, train.group >= LEAST_GROUP, f"{LEAST_GROUP} and more"),
+    }
+    for key, (value, honored, allowed) in allowed_values.items():
+        if not honored:
+            shown_value = str(value).lower() if isinstance(value, bool) else value
+            raise UserError(f"{key} is {shown_value}, which train.backend={TRL} cannot do; allowed: {allowed}")
+
+
+def backend_obstacle(config: Config) -> str | None:
+    """Return why the trainer of the cells cannot run on this machine, in one sentence; None if it can."""
+    if config.train.backend != TRL:
+        return None
+    for package in TRL_DISTRIBUTIONS:
+        try:
+            metadata.version(package)
+        except metadata.PackageNotFoundError:
+            return f"train.backend is {TRL!r}, but {package} is not installed here; pip install 'entrobench[trl]'"
+    if sharding_settings(config).get("distributed_type") == DEEPSPEED and find_spec("deepspeed") is None:
+        return f"{KEY} asks for DeepSpeed, but deepspeed is not installed here; pip install deepspeed"
+    return None

@@ -1,0 +1,175 @@
+"""Packs as a store of runs: a table reads them as it reads MLflow."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from harness.base.errors import Damaged, UserError
+from harness.cells.log import MetricsLog
+from harness.cells.outcome import FILE as OUTCOME
+from harness.cells.outcome import cell_outcome
+from harness.cells.provenance import Made
+from harness.cells.spec import CellSpec
+from harness.cells.state import State
+from harness.packs.archive import SUMMARY, Pack, unpacked
+from harness.packs.protocol import check_same_protocol
+from harness.table import board
+from harness.table.board import Board, Expected
+from harness.table.experiment import Experiment
+from harness.table.verified import CHECKED_TAG, REPORTED, marks_of_pack
+from harness.tracking.runs import Curves, Point, Run
+from harness.tracking.sync import metric_name, params_of
+
+SUMMARY_RUN = "summary"
+
+
+class PackReader:
+    """Reads the cells of one pack, or of several with the same protocol, as a StoreReader reads runs."""
+
+    def __init__(self, packs: Sequence[Pack]) -> None:
+        self.packs = list(packs)
+        first, *others = self.packs
+        for other in others:
+            check_same_protocol((first.path.name, first.protocol), (other.path.name, other.protocol))
+
+    @cached_property
+    def board(self) -> Board:
+        """The matrix of the first pack, with the cells that the others add."""
+        first, *others = map(board_of_pack, self.packs)
+        for other in others:
+            first = dataclasses.replace(first, expected=[*first.expected, *added_cells(first, other)])
+        return first
+
+    @cached_property
+    def folders(self) -> dict[str, Path]:
+        """The folder of each cell, by its hash; of a cell in several packs, that of the first."""
+        folders: dict[str, Path] = {}
+        for pack in self.packs:
+            for folder in pack.cells:
+                folders.setdefault(CellSpec.read(folder).id, folder)
+        return folders
+
+    def experiments(self) -> dict[str, str]:
+        return {self.board.experiment: self.board.experiment}
+
+    def runs(self, experiment: str) -> list[Run]:
+        marks: dict[str, str] = {}
+        # From the last to the first, since a cell in several packs is read from the first, as in `folders`.
+        for pack in reversed(self.packs):
+            marks |= marks_of_pack(pack.path, pack.digest)
+        started = {cell: started_at(folder) for cell, folder in self.folders.items()}
+        runs = []
+        # The oldest first, as every StoreReader lists them.
+        for cell in sorted(started, key=lambda cell: (started[cell], cell)):
+            runs.append(run_of_packed_cell(self.folders[cell], marks.get(cell, REPORTED)))
+        tags = {board.KIND: board.SUMMARY, board.KEY: self.board.key}
+        return [*runs, Run(SUMMARY_RUN, "leaderboard", tags, {}, "", {})]
+
+    def texts(self, runs: Sequence[Run], path: str) -> list[bytes | None]:
+        return [self.text(run, path) for run in runs]
+
+    def text(self, run: Run, path: str) -> bytes | None:
+        if run.id == SUMMARY_RUN:
+            # In a pack and in MLflow the file has the same name.
+            return self.board.as_json().encode() if path == SUMMARY else None
+        folder = self.folders[run.id]
+        if path == OUTCOME:  # which no pack holds
+            spec, lines = CellSpec.read(folder), MetricsLog(folder).read()
+            return json.dumps(cell_outcome(folder, spec, lines)).encode()
+        if (folder / path).is_file():
+            return (folder / path).read_bytes()
+        return None
+
+    def listed(self, run: Run, folder: str) -> list[str]:
+        if run.id == SUMMARY_RUN:
+            return [SUMMARY]
+        paths = (self.folders[run.id] / folder).glob("*")
+        return sorted(f"{folder}/{path.name}" for path in paths)
+
+    def curves(self, runs: Sequence[Run], wanted: Callable[[str], object]) -> list[Curves]:
+        return [self.curves_of_run(run, wanted) for run in runs]
+
+    def curves_of_run(self, run: Run, wanted: Callable[[str], object]) -> Curves:
+        curves: Curves = {}
+        for line in MetricsLog(self.folders[run.id]).read():
+            for key, value in line["metrics"].items():
+                name = metric_name(key)
+                if wanted(name):
+                    # MLflow keeps milliseconds.
+                    point = Point(line["step"], int(line["time"] * 1000) / 1000, value)
+                    curves.setdefault(name, []).append(point)
+        return dict(sorted(curves.items()))
+
+
+def board_of_pack(pack: Pack) -> Board:
+    """Return the expected cells of a pack."""
+    try:
+        return Board.of_json(pack.summary)
+    except (UserError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Damaged(pack.path, f"its {SUMMARY} was not written by this version of entrobench") from error
+
+
+def added_cells(ours: Board, theirs: Board) -> list[Expected]:
+    """Return the cells that another pack adds to a table.
+
+    A method that both have with different options gets the name of the other matrix behind its own, for all seeds.
+    """
+    # The same cell in both packs counts once; another cell at the same place differs by its options.
+    present, places = set(), set()
+    for cell in ours.expected:
+        present.add(cell.cell)
+        places.add(place_of(cell))
+    new = [cell for cell in theirs.expected if cell.cell not in present]
+    doubled = {cell.method for cell in new if place_of(cell) in places}
+    renamed = []
+    for cell in new:
+        name = f"{cell.method} ({theirs.experiment})" if cell.method in doubled else cell.method
+        renamed.append(dataclasses.replace(cell, method=name))
+    return renamed
+
+
+def place_of(cell: Expected) -> tuple[Any, ...]:
+    """Return the values of a cell at all axes."""
+    return (cell.method, cell.task, cell.model, cell.seed, *cell.setting.items())
+
+
+def started_at(folder: Path) -> float:
+    made = Made.read(folder)
+    return made.started if made else 0.0
+
+
+def run_of_packed_cell(folder: Path, mark: str) -> Run:
+    """Return a cell with the tags and parameters that MLflow has of it; `mark`: how far its pack was verified."""
+    spec, state, made = CellSpec.read(folder), State.read(folder), Made.read(folder)
+    tags = {
+        "cell": spec.id,
+        "matrix": spec.matrix,
+        "attempt": "",
+        "status": state.state,
+        "reason": state.reason or "",
+        "device": state.device,
+        "collapsed": "" if state.collapsed is None else str(state.collapsed),
+        "baseline": str(spec.settings.get("baseline", "")),
+        CHECKED_TAG: mark,
+    }
+    tags |= spec.key.tags()
+    if made is not None:
+        tags |= made.tags()
+    if spec.made_of:
+        tags["made_of"] = spec.made_of
+    return Run(spec.id, spec.key.run_name, tags, params_of(spec), "", {})
+
+
+@contextmanager
+def opened_packs(paths: Sequence[Path]) -> Iterator[Experiment]:
+    """Open packs, check them, and yield their cells as one experiment."""
+    with ExitStack() as stack:
+        packs = [stack.enter_context(unpacked(path)) for path in paths]
+        reader = PackReader(packs)
+        yield Experiment(reader, reader.board.experiment, ", ".join(map(str, paths)))

@@ -1,0 +1,111 @@
+"""The replay of a packed cell: its first steps are trained again, and must have the same metrics bit for bit."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.base.errors import UserError
+from harness.cells.log import MetricsLog
+from harness.cells.provenance import Made, processor
+from harness.cells.spec import CellSpec
+from harness.rollout import digests, models
+
+CLOCK = ("time/", "trl/step_time")  # metrics that differ from run to run
+
+
+def obstacle(folder: Path, spec: CellSpec) -> str | None:
+    """Return why a cell cannot be replayed on this machine, as a sentence; None if it can."""
+    made = Made.read(folder)
+    if made is None:
+        return "no record says what made it"
+    if made.device != "cpu":
+        return f"it was trained on {made.device}, where sums are not repeated bit for bit"
+    if spec.config.hardware.world > 1:
+        return f"it was trained by {spec.config.hardware.world} ranks"
+    if made.processor != processor():
+        return f"it was trained on {made.processor}, and this machine is {processor()}: floating-point sums may differ"
+    return None
+
+
+def replay_steps(folder: Path, steps: int, plugins: Sequence[str] = ()) -> str | None:
+    """Train the first steps of a packed cell again; return the first difference as a sentence, None if there is none.
+
+    The cell passed `check_replay` before. `plugins`: modules that the reader trusts, not the pack's.
+    """
+    spec = CellSpec.read(folder)
+    spec = dataclasses.replace(spec, settings={**spec.settings, "plugins": list(plugins)})
+    with tempfile.TemporaryDirectory(prefix="entrobench-replay-") as temporary:
+        lines = trained_lines(spec, Path(temporary), steps)
+    for kept, new in zip(MetricsLog(folder).read()[: steps + 1], lines, strict=True):
+        if difference := first_difference(kept, new):
+            return f"step {kept['step']}: {difference}"
+    return None
+
+
+def check_replay(folder: Path, steps: int) -> None:
+    """Refuse more steps than a cell has, and a cell that this machine cannot repeat."""
+    spec = CellSpec.read(folder)
+    most = len(MetricsLog(folder).read()) - 1  # the first line is of step 0, before any training
+    if not 1 <= steps <= most:
+        raise UserError(f"--steps is {steps}; allowed: 1 to {most}, the steps of the cell")
+    reason = obstacle(folder, spec) or other_base_model(folder, spec)
+    if reason is not None:
+        raise UserError(f"{spec.key.run_name} cannot be replayed here: {reason}")
+
+
+def other_base_model(folder: Path, spec: CellSpec) -> str | None:
+    """Return that the base model of this machine is another one, as a sentence; None if it is the same."""
+    made = Made.read(folder)
+    assert made is not None
+    model = models.resolve(spec.key.model)
+    present = model.digest(model.folder())
+    if made.base_model == present:
+        return None
+    recorded = (made.base_model or "an unknown one")[: digests.SHOWN]
+    return (
+        f"the base model {spec.key.model} is {present[: digests.SHOWN]} on this machine, and it began from {recorded}"
+    )
+
+
+def trained_lines(spec: CellSpec, folder: Path, steps: int) -> list[dict[str, Any]]:
+    """Train the first steps of a cell in a folder, and return the lines of its log."""
+    import transformers
+
+    from harness.cells.checkpoint_seal import FOLDER
+    from harness.launch.cell import trainer_of
+    from harness.train.checkpoint import Checkpoints
+    from harness.train.parts import build_parts
+    from harness.verify.pool import VerifierPool
+
+    transformers.utils.logging.disable_progress_bar()
+    spec.write(folder)
+    with VerifierPool.of(spec.config.verify) as verifier:
+        parts = build_parts(spec, verifier, say=ignore_message)
+        trainer = trainer_of(spec, parts, folder, Checkpoints(folder / FOLDER, spec.id))
+        # The second function is asked after each step whether training should stop.
+        trainer.run(lambda step: None, lambda: trainer.done_steps >= steps)
+    return MetricsLog(folder).read()
+
+
+def ignore_message(message: str) -> None:
+    """Print nothing."""
+
+
+def first_difference(kept: dict[str, Any], new: dict[str, Any]) -> str | None:
+    """Return the first metric in which two lines differ, as a sentence; None if they are equal."""
+    ours, theirs = without_clock(new), without_clock(kept)
+    for key in {**theirs, **ours}:
+        # As text, since NaN differs from itself.
+        before, now = json.dumps(theirs.get(key)), json.dumps(ours.get(key))
+        if before != now:
+            return f"{key} is {now}, and {before} in the pack"
+    return None
+
+
+def without_clock(line: dict[str, Any]) -> dict[str, float]:
+    return {key: value for key, value in line["metrics"].items() if not key.startswith(CLOCK)}

@@ -1,0 +1,166 @@
+"""The theory's lens on any method: its effect on the entropy, token by token, on a few real batches.
+
+The batches are the first ones of a cell, and all methods see the same tokens. Before the first update of a batch the
+importance ratio is 1, so that methods which differ only in their clips are equal. So every method is examined twice:
+there, and after the updates of plain GRPO.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from torch import Tensor
+from transformers.utils.logging import disable_progress_bar, set_verbosity_error
+
+import baselines
+from harness.base.errors import UserError
+from harness.config import OWN, Config
+from harness.matrix import Cell
+from harness.methods.batch import TokenBatch, TokenStats
+from harness.methods.composition import Method
+from harness.terminal import layout
+from harness.terminal.layout import Column
+from harness.tokens import dynamics
+from harness.tokens.dynamics import QuadrantRow
+from harness.tokens.metrics import Stopwatch
+from harness.train import parts
+from harness.train.trainer import Trainer
+from harness.verify.pool import VerifierPool
+
+PLAIN = "grpo"
+MOMENTS = ("first update", "after the updates")
+MODELS = frozenset({"values", "ref_logp"})  # the needs for which a trainer loads a second model
+
+
+def build_trainer(config: Config, method: str, folder: str, verifier: VerifierPool) -> Trainer:
+    """Return the trainer of a cell of the first task, model and seed, without printing anything."""
+    disable_progress_bar()
+    set_verbosity_error()
+    train = dataclasses.replace(config.train, backend=OWN)  # whichever trains the matrix
+    with_own_trainer = dataclasses.replace(config, train=train)
+    planned = Cell.of(with_own_trainer, method, config.tasks[0], config.models[0], config.seeds[0])
+    trainer = Trainer(parts.build_parts(planned.spec, verifier, say=lambda _: None), Path(folder))
+    trainer.engine.load(trainer.policy.module)
+    return trainer
+
+
+def batch_of(trainer: Trainer, step: int, temperature: float | None = None) -> TokenBatch:
+    """Sample a step's batch from the present policy, at the configured temperature unless another is given."""
+    collected = trainer.collector.sample(step, Stopwatch(), temperature=temperature)
+    budget = trainer.config.rollout.max_new_tokens
+    device, copies, answers = trainer.policy.device, collected.copies, collected.answers
+    return TokenBatch.of(collected.groups, collected.rewards, budget, device, answers=answers, copies=copies)
+
+
+def batches_of_grpo(trainer: Trainer, batches: int) -> Iterator[tuple[TokenBatch, TokenStats]]:
+    """Yield batches of the untrained model, each with the statistics of its tokens after plain GRPO's updates on it."""
+    start = copy.deepcopy(trainer.policy.state())  # copied, since updates change the tensors of the state in place
+    for step in range(1, batches + 1):
+        batch = batch_of(trainer, step)
+        trainer.train_step(step, Stopwatch())  # samples the same batch again, since seeds depend on the step alone
+        yield batch, trainer.policy.stats(batch, frozenset({"sum_p2"}))
+        trainer.policy.load_state(start, partial(copy_from, start))
+        trainer.synchronise(step)
+
+
+def copy_from(state: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+    """Copy tensors of the same names from a state, in place."""
+    for name, x in tensors.items():
+        x.copy_(state[name])
+
+
+def explain(config: Config, specs: Sequence[str], batches: int) -> list[dict[str, Any]]:
+    """Return, for each method, moment and quadrant, the mean row over the batches."""
+    if batches < 1:
+        raise UserError(f"--batches is {batches}; allowed: 1 and more")
+    table = baselines.table(config.plugins)
+    methods = {spec: Method.of(spec, table, config.method_options) for spec in specs}
+    explanations = []
+    with tempfile.TemporaryDirectory() as folder, VerifierPool.of(config.verify) as verifier:
+        sampled = list(batches_of_grpo(build_trainer(config, PLAIN, folder, verifier), batches))
+        plain = Method.of(PLAIN, table, config.method_options)
+        # The statistics before any update differ only by the models that the trainer loads for a method and by `min_p`,
+        # which few methods need; sum_p2 is computed for all.
+        stats_before: dict[frozenset[str], list[TokenStats]] = {}
+        for spec, method in methods.items():
+            needs = method.needs & {*MODELS, "min_p"}
+            if needs not in stats_before:
+                trainer = build_trainer(config, spec, folder, verifier)
+                stats_before[needs] = [trainer.stats_before(batch, sum_p2=True) for batch, _ in sampled]
+                del trainer  # with its engine, since a process can have only one vLLM engine
+            rows_by_moment: dict[str, list[dict[str, QuadrantRow]]] = {moment: [] for moment in MOMENTS}
+            for (batch, stats_after), old in zip(sampled, stats_before[needs], strict=True):
+                minibatches = list(batch.split(config.train.updates))
+                # The reference model is not trained, and GRPO's trainer may not have loaded it.
+                after = dataclasses.replace(stats_after, ref_logp=old.ref_logp)
+                for moment, current in zip(MOMENTS, (old, after), strict=True):
+                    rows = dynamics.lens(method, plain, old, batch, minibatches, current, config.rollout.temperature)
+                    rows_by_moment[moment].append(rows)
+            for moment, rows_of_batches in rows_by_moment.items():
+                for quadrant in rows_of_batches[0]:
+                    mean = average([rows[quadrant] for rows in rows_of_batches])
+                    explanations.append({"method": spec, "moment": moment, "quadrant": quadrant, **vars(mean)})
+    return explanations
+
+
+def average(rows: Sequence[QuadrantRow]) -> QuadrantRow:
+    """Return the mean row; `dropped` is a share of the row's own tokens, all other numbers are of all tokens."""
+    means = {}
+    for name in vars(rows[0]):
+        means[name] = sum(vars(row)[name] for row in rows) / len(rows)
+    share = sum(row.share for row in rows)
+    dropped = sum(row.dropped * row.share for row in rows)
+    means["dropped"] = dropped / share if share else 0.0
+    return QuadrantRow(**means)
+
+
+def print_explanations(console: Console, explanations: Sequence[dict[str, Any]]) -> None:
+    """Print a table of each moment, and the shares of the quadrants."""
+    for moment in MOMENTS:
+        print_moment(console, moment, [row for row in explanations if row["moment"] == moment])
+    # Before the first update all methods have the same shares, so those of one method are enough.
+    last_method = explanations[-1]["method"]
+    shares = []
+    for row in explanations:
+        if row["moment"] == MOMENTS[0] and row["method"] == last_method and row["quadrant"] != "all":
+            shares.append(f"{row['quadrant'].replace('_', ' ')} {row['share']:.1%}")
+    console.print(f"tokens by the sign of A and of S* - N: {', '.join(shares)}", style="dim")
+    console.print(
+        "of each quadrant: the tokens that a method gives no gradient, and its weight x |A| against plain GRPO's; "
+        "entropy: the first-order change, in nats for a common logit step of 1; a method with a memory is shown in its "
+        "initial state",
+        style="dim",
+    )
+
+
+def print_moment(console: Console, moment: str, explanations: Sequence[dict[str, Any]]) -> None:
+    """Print one line for each method: its effect on each quadrant, and the predicted change of entropy."""
+    by_method: dict[str, dict[str, dict[str, Any]]] = {}
+    for row in explanations:
+        by_method.setdefault(row["method"], {})[row["quadrant"]] = row
+    quadrants = [name for name in next(iter(by_method.values())) if name not in ("rest", "all")]
+    titles = [name.replace("_", " ") for name in quadrants]
+    entropies = ["entropy, plain", "by the method", "difference"]
+    lines = []
+    for method, rows in by_method.items():
+        line = [method]
+        for name in quadrants:
+            row = rows[name]
+            weight = f" x{row['size'] / row['plain_size']:.2f}" if row["plain_size"] else ""
+            line.append(f"{row['dropped']:.1%}{weight}")
+        plain_change, change = rows["all"]["plain_predicted"], rows["all"]["predicted"]
+        line += [f"{plain_change:+.5f}", f"{change:+.5f}", f"{change - plain_change:+.5f}"]
+        lines.append(line)
+    columns = [Column("method")]
+    columns += [Column(name, right=True) for name in titles + entropies]
+    # A narrow terminal drops both entropies first, whose difference tells enough. It drops the quadrants only together.
+    goes = [entropies[:2], titles]
+    layout.show_table(console, columns, lines, goes, title=moment, pad_edge=False, where="--format json")
+    console.print()

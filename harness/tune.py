@@ -1,0 +1,185 @@
+"""Tuning by one rule: as many candidates of each method, on validation problems, with seeds of their own.
+
+The candidates are the methods of a matrix of their own, `NAME-tune`, with the baseline as it is configured. Of each
+method the candidate counts whose Pass@K is the highest among those whose Avg@K is at most `tune.slack` below the
+baseline's; if there is none, the one with the highest Avg@K. Both are means over seeds, and over the tables of the
+matrix if it has several. With equal scores the first in the configuration counts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+import yaml
+
+import baselines
+import tasks
+from harness import config as configs
+from harness.base import files
+from harness.base.errors import UserError, shown
+from harness.config import PUBLISHED, Config, Tune
+from harness.config.checks import check_candidate_counts
+from harness.methods.composition import Method
+from harness.table.leaderboard import LeaderboardRow
+from harness.table.render import as_markdown
+
+TABLE = "candidates.md"  # next to the file of the choice
+CHOSEN, TOO_LOW, BROKEN = "chosen", "Avg@K too low", "not done"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A candidate of a method with its scores on the validation problems; None if not every seed is done."""
+
+    method: str
+    spec: str
+    avg_at_k: float | None
+    pass_at_k: float | None
+
+    @property
+    def done(self) -> bool:
+        return self.avg_at_k is not None
+
+
+def tuning_matrix(config: Config) -> Config:
+    """Return the matrix of the candidates; refuse a configuration in which methods are not tuned alike."""
+    check_candidates(config)
+    specs = [config.baseline]
+    for method in config.methods:
+        specs += config.tune.candidates[method]
+    return dataclasses.replace(
+        config,
+        name=f"{config.name}{configs.TUNE_SUFFIX}",
+        methods=list(dict.fromkeys(specs)),
+        seeds=list(config.tune.seeds),
+        ruleset=PUBLISHED,
+        tune=Tune(),
+        eval=dataclasses.replace(config.eval, split="validation", every=0),
+    )
+
+
+def check_candidates(config: Config) -> None:
+    """Refuse candidates that are missing, too many, not equally many, or of another method.
+
+    Candidates of methods that are not run are left out, but checked: their names may be mistyped.
+    """
+    check_candidate_counts(config)
+    for method, specs in config.tune.candidates.items():
+        check_parts(method, specs, config)
+    for spec in config.eval.tasks or config.tasks:
+        task = tasks.build_task(spec, config.plugins)
+        tasks.check_split(task, "validation", "the split to tune on")
+
+
+def check_parts(method: str, specs: Sequence[str], config: Config) -> None:
+    """Refuse a candidate that is not its method with other options."""
+    parts = part_names(method, config)
+    with_options = "+".join(f"{name}(...)" for name in parts)
+    for number, spec in enumerate(specs):
+        if part_names(spec, config) != parts:
+            raise UserError(
+                f"tune.candidates.{method} has {shown(spec)}; allowed: {method} with options, as {with_options}"
+            )
+        if spec in specs[:number]:
+            raise UserError(f"tune.candidates.{method} names {shown(spec)} twice")
+
+
+def part_names(spec: str, config: Config) -> list[str]:
+    """Return the names of the objective of a spec, named or not, and of its controls."""
+    method = Method.of(spec, baselines.table(config.plugins), config.method_options)
+    return list(method.named)
+
+
+# The choice
+
+
+def candidates_of(config: Config, rows: Sequence[LeaderboardRow]) -> list[Candidate]:
+    """Return the candidates of all methods with their scores; `rows`: the table of their matrix."""
+    candidates = []
+    for method in config.methods:
+        for spec in config.tune.candidates[method]:
+            candidates.append(Candidate(method, spec, *mean_scores(spec, rows)))
+    return candidates
+
+
+def mean_scores(spec: str, rows: Sequence[LeaderboardRow]) -> tuple[float, float] | tuple[None, None]:
+    """Return the mean Avg@K and Pass@K of a method over the tables; None if not every seed of each is done."""
+    averages, passes = [], []
+    for row in rows:
+        if row.method != spec:
+            continue
+        if row.avg_at_k is None or row.seeds_done < row.seeds_expected:
+            return None, None
+        averages.append(row.avg_at_k.mean)
+        passes.append(row.pass_at_k[row.k].mean)
+    if not averages:
+        return None, None
+    return fmean(averages), fmean(passes)
+
+
+def chosen_candidates(candidates: Sequence[Candidate], baseline_avg: float, slack: float) -> dict[str, Candidate]:
+    """Return the choice for each method that has a candidate all of whose seeds are done, by the rule."""
+    by_method: dict[str, list[Candidate]] = {}
+    for each in candidates:
+        if each.done:
+            by_method.setdefault(each.method, []).append(each)
+    choice = {}
+    for method, group in by_method.items():
+        near = [each for each in group if is_near(each, baseline_avg, slack)]
+        if near:
+            choice[method] = max(near, key=lambda each: each.pass_at_k or 0.0)
+        else:
+            choice[method] = max(group, key=lambda each: each.avg_at_k or 0.0)
+    return choice
+
+
+def is_near(candidate: Candidate, baseline_avg: float, slack: float) -> bool:
+    """Return whether the Avg@K of a candidate is at most the slack below the baseline's."""
+    return candidate.avg_at_k is not None and candidate.avg_at_k >= baseline_avg - slack
+
+
+def choose(config: Config, rows: Sequence[LeaderboardRow]) -> tuple[list[list[str]], dict[str, Candidate]]:
+    """Return the table of the candidates, and the choice for each method."""
+    baseline_avg, _ = mean_scores(config.baseline, rows)
+    if baseline_avg is None:
+        raise UserError(
+            f"the baseline {config.baseline} is not done on the validation problems, and the rule compares with it; "
+            "the same command runs what is missing"
+        )
+    candidates, slack = candidates_of(config, rows), config.tune.slack
+    choice = chosen_candidates(candidates, baseline_avg, slack)
+    lines = [["candidate", "method", "Avg@K", "Pass@K", "choice"]]
+    for each in candidates:
+        if each.avg_at_k is None or each.pass_at_k is None:
+            lines.append([each.spec, each.method, "", "", BROKEN])
+            continue
+        mark = CHOSEN if choice[each.method] is each else ""
+        if not mark and not is_near(each, baseline_avg, slack):
+            mark = TOO_LOW
+        lines.append([each.spec, each.method, f"{each.avg_at_k:.3f}", f"{each.pass_at_k:.3f}", mark])
+    lost = [method for method in config.methods if method not in choice]
+    if lost:
+        raise UserError(
+            f"no candidate of {', '.join(lost)} is done, so nothing can be chosen; their logs say why, and "
+            "other candidates can be named in tune.candidates"
+        )
+    return lines, choice
+
+
+def write_choice(config: Config, lines: Sequence[Sequence[str]], choice: Mapping[str, Candidate]) -> Path:
+    """Write the choice, and next to it the table that it follows from; return the path of the choice."""
+    path = configs.choice_path(config)
+    methods = {method: candidate.spec for method, candidate in choice.items()}
+    record = {"methods": methods, **configs.tuning_rules(config)}
+    heading = (
+        "# The choice of `entrobench tune`; `ruleset: tuned` runs these methods. The rule: the highest Pass@K among\n"
+        "# the candidates whose Avg@K is at most `slack` below the baseline's; if there is none, the highest Avg@K.\n"
+    )
+    files.write_text(path, heading + yaml.safe_dump(record, sort_keys=False))
+    title = f"Candidates of {config.name}, validation problems, seeds {', '.join(map(str, config.tune.seeds))}"
+    files.write_text(path.with_name(TABLE), as_markdown(title, lines))
+    return path

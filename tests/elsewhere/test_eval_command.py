@@ -1,0 +1,506 @@
+"""`entrobench eval`: any model, no training, resumable by problem; and the real contests from end to end."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from itertools import combinations
+from pathlib import Path
+from statistics import fmean, stdev
+from types import SimpleNamespace
+from typing import Any
+
+import invented
+import pytest
+import torch
+from intervals import slow_bounded
+from places import REAL, REPOSITORY
+from rich.console import Console
+
+import tasks
+from benchmarks.patience import HANG
+from harness import cli
+from harness.base import files, identities
+from harness.base.errors import UserError
+from harness.cells.source_digest import SourceDigests
+from harness.commands import eval as command
+from harness.elsewhere import assess
+from harness.elsewhere.assess import Assessment, EngineOnDemand, Wanted
+from harness.rollout import models
+from harness.tracking import store
+from harness.verify.pool import VerifierPool
+from tasks import Verdict
+from tasks.countdown import Countdown
+from tasks.data import cache, check, prepare
+
+pytestmark = pytest.mark.slow
+
+TINY = models.resolve("countdown-tiny")
+FEW = Wanted(samples=4, temperature=1.0, max_new_tokens=8, problems=10)
+
+
+@pytest.fixture(autouse=True)
+def place(mlflow_uri: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The MLflow store that evaluations go to."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_uri)
+    return mlflow_uri
+
+
+@pytest.fixture(autouse=True)
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many problems each call of the engine was asked; a batch is four of them here."""
+    torch.set_num_threads(1)
+    monkeypatch.setattr(assess, "BATCH", {"embedded": 16, "vllm": 16})
+    asked: list[int] = []
+    generate = EngineOnDemand.generate
+
+    def counted(self: EngineOnDemand, prompts: Sequence[Sequence[int]], n: int, **settings: Any) -> Any:
+        asked.append(len(prompts))
+        return generate(self, prompts, n, **settings)
+
+    monkeypatch.setattr(EngineOnDemand, "generate", counted)
+    return asked
+
+
+def run(out: Path, wanted: Wanted = FEW, specs: Sequence[str] = ("countdown",)) -> list[Assessment]:
+    with VerifierPool() as verifier:
+        return assess.assess(TINY, [tasks.build_task(spec) for spec in specs], wanted, verifier, out, lambda text: None)
+
+
+def records(out: Path, task: str = "countdown") -> list[dict[str, Any]]:
+    files = sorted(out.glob(f"{task}-*/samples/*.jsonl"))
+    return [json.loads(line) for file in files for line in file.read_text().split("\n")[:-1]]
+
+
+def test_every_response_is_kept_with_its_verdict(tmp_path: Path, calls: list[int]) -> None:
+    (found,) = run(tmp_path)
+    assert calls == [4, 4, 2]
+    problems = tasks.build_task("countdown").problems("test")[:10]
+    kept = records(tmp_path)
+    assert [record["problem"] for record in kept] == [problem.id for problem in problems]
+    assert [record["prompt"] for record in kept] == [problem.prompt for problem in problems]
+    for problem, record, right in zip(problems, kept, found.evaluation.right, strict=True):
+        verdicts = [Countdown().verdict(problem, text) for text in record["responses"]]
+        assert record["verdicts"] == verdicts
+        assert right == [int(verdict == "right") for verdict in verdicts]
+        assert all(end or length == 8 for end, length in zip(record["finished"], record["lengths"], strict=True))
+    result = json.loads((tmp_path / "results.json").read_text())["tasks"][0]
+    assert result["verdicts"] == Counter(verdict for record in kept for verdict in record["verdicts"])
+    assert result["metrics"]["avg"] == sum(map(sum, found.evaluation.right)) / 40
+    assert result["metrics"]["length"] == sum(sum(record["lengths"]) for record in kept) / 40
+
+
+def test_estimates_have_intervals_over_problems(tmp_path: Path) -> None:
+    (found,) = run(tmp_path)
+    right = [[1, 0, 0, 0], [1, 1, 0, 1], [0, 0, 0, 0], [0, 1, 1, 0]]
+    found = dataclasses.replace(found, evaluation=dataclasses.replace(found.evaluation, right=right))
+    cells = []
+    for k in (1, 2, 4):
+        each = [fmean(max(subset) for subset in combinations(answers, k)) for answers in right]
+        half = 3.182446305284263 * stdev(each) / 2  # Student's quantile at 3 degrees of freedom
+        estimate, mean = found.pass_at_k(k), fmean(each)
+        limits = slow_bounded(mean, mean - half, mean + half, len(right))
+        assert (estimate.mean, estimate.low, estimate.high) == pytest.approx(limits)
+        cells += [f"{mean:.3f}", f"[{limits[1]:.3f},", f"{limits[2]:.3f}]"]
+    assert found.avg().mean == pytest.approx(found.pass_at_k(1).mean)
+    console = Console(width=400, record=True, file=io.StringIO())
+    metrics = dict.fromkeys(("maj@4", "truncated", "length"), 0.0)
+    metrics |= {"right_distinct": 1.25, "coverage": 0.375, "after_answer": 0.0625}
+    shown = dataclasses.replace(found, evaluation=dataclasses.replace(found.evaluation, metrics=metrics))
+    assess.print_assessments(console, [shown])
+    line = next(line for line in console.export_text().splitlines() if line.startswith("countdown  "))
+    assert line.split()[3:] == [*cells, "0.000", "1.25", "37.5%", "6.2%", "0.0%", "0"]
+
+
+def test_what_was_sampled_is_not_sampled_again(tmp_path: Path, calls: list[int]) -> None:
+    run(tmp_path)
+    before = (tmp_path / "results.json").read_text()
+    calls.clear()
+    run(tmp_path)
+    assert calls == []
+    assert (tmp_path / "results.json").read_text() == before
+    run(tmp_path, Wanted(samples=4, temperature=1.0, max_new_tokens=8, problems=13))
+    assert calls == [4, 1], "whole batches are taken over, the last one grows"
+    calls.clear()
+    for number in (3, 13):
+        run(tmp_path, Wanted(samples=4, temperature=1.0, max_new_tokens=8, problems=number))
+        assert len(records(tmp_path)) == 13
+    assert calls == [], "to ask for less loses nothing"
+    first, *_ = sorted(tmp_path.glob("countdown*/samples/*.jsonl"))
+    one, *others = files.read_lines(first)
+    files.write_lines(first, [{**one, "prompt": f"8{one['prompt']}"}, *others])
+    run(tmp_path)
+    assert calls == [4], "answers to another prompt are no answers"
+    calls.clear()
+    for other in (
+        Wanted(samples=4, temperature=0.9, max_new_tokens=8, problems=4),
+        Wanted(samples=4, temperature=1.0, max_new_tokens=7, problems=4),
+        Wanted(samples=4, temperature=1.0, max_new_tokens=8, problems=4, seed=1),
+        Wanted(samples=2, temperature=1.0, max_new_tokens=8, problems=4),
+    ):
+        run(tmp_path, other)
+    run(tmp_path, Wanted(samples=4, temperature=1.0, max_new_tokens=8, problems=4), ["countdown(target=50)"])
+    assert calls == [4] * 5, "other settings are another evaluation"
+
+
+def test_a_response_that_was_changed_is_not_judged(tmp_path: Path) -> None:
+    run(tmp_path)
+    first, *_ = sorted(tmp_path.glob("countdown*/samples/*.jsonl"))
+    first.write_text(first.read_text().replace('"responses": ["', '"responses": ["8', 1))
+    with pytest.raises(UserError, match="does not fit its sum; remove this file, and the same command asks") as error:
+        run(tmp_path)
+    assert str(error.value).startswith(f"{first} is damaged: ")
+    before = (tmp_path / "results.json").read_text()
+    first.unlink()
+    run(tmp_path)
+    assert (tmp_path / "results.json").read_text() == before
+
+
+def test_another_model_at_the_same_path_is_another_evaluation(tmp_path: Path, calls: list[int]) -> None:
+    folder = Path(shutil.copytree(TINY.folder(), tmp_path / "model"))
+    model = models.resolve(str(folder))
+    few = Wanted(samples=4, temperature=1.0, max_new_tokens=8, problems=4)
+    for _ in range(2):
+        assess.assess(model, [Countdown()], few, VerifierPool(), tmp_path / "out", lambda text: None)
+    assert calls == [4]
+    weights = folder / "model.safetensors"
+    weights.touch()
+    assess.assess(model, [Countdown()], few, VerifierPool(), tmp_path / "out", lambda text: None)
+    assert calls == [4], "the same weights at another time"
+    weights.write_bytes(weights.read_bytes()[:-4] + b"\0\0\0\0")
+    assess.assess(model, [Countdown()], few, VerifierPool(), tmp_path / "out", lambda text: None)
+    assert calls == [4, 4]
+
+
+def test_folders_of_one_name_have_results_of_their_own(
+    tmp_path: Path, calls: list[int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As all have that training leaves: each cell's is called `model`."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("one", "two"):
+        shutil.copytree(TINY.folder(), tmp_path / name / "model")
+    weights = tmp_path / "two" / "model" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-4] + b"\0\0\0\0")
+    (tmp_path / "two.yaml").write_text(f"path: {tmp_path / 'two' / 'model'}\nsystem: '7'")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "two.yaml").write_text(f"path: {tmp_path / 'two' / 'model'}")
+    asked = ["--tasks", "countdown", "--samples", "2", "--problems", "2", "--max-new-tokens", "4"]
+
+    def call(model: str) -> Path:
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["eval", "--model", model, *asked])
+        assert ended.value.code == 0
+        return Path(capsys.readouterr().out.splitlines()[-1].removeprefix("samples and results: "))
+
+    outs = [call(model) for model in ("one/model", "two/model", "two.yaml", "sub/two.yaml")]
+    assert [out.parent for out in outs] == [Path("results/eval")] * 4
+    assert [out.name.partition("-")[0] for out in outs] == ["model", "model", "two", "two"]
+    assert len(set(outs)) == 4
+    first = (outs[0] / "results.json").read_text()
+    assert str(tmp_path / "one" / "model") in json.loads(first)["summary"]
+    assert calls == [2] * 4
+    assert call("one/model") == outs[0]
+    assert calls == [2] * 4, "the same files are the same model"
+    assert (outs[0] / "results.json").read_text() == first
+
+
+# MLflow
+
+
+def held(uri: str) -> list[Any]:
+    with store.store(uri, write=False) as client:
+        experiment = client.get_experiment_by_name("eval")
+        found = client.search_runs([experiment.experiment_id], order_by=["attributes.start_time ASC"])
+    return list(found)
+
+
+def called(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+    """Call the command for 4 problems and 8 samples; return the lines that it prints."""
+    monkeypatch.setattr(command, "console", Console(width=4000))
+    few = ["--problems", "4", "--samples", "8", "--max-new-tokens", "32", "--model", "countdown-tiny"]
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["eval", *few, *arguments])
+    assert ended.value.code == 0
+    return capsys.readouterr().out.splitlines()
+
+
+# With the base models of some processors, an answer is so odd that only SymPy, in a process of its own, can judge it.
+@pytest.mark.processes
+def test_mlflow_holds_a_run_for_each_task(
+    tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], calls: list[int]
+) -> None:
+    invented.prepare_in(tmp_path / "cache", monkeypatch, "amc23")
+    arguments = ("--tasks", "amc23,countdown(target=50)", "--seed", "7", "--out", str(tmp_path / "out"))
+    told = called(monkeypatch, capsys, *arguments)
+    assert f"MLflow: 2 runs in the experiment eval at {place}" in told
+    contest, puzzles = held(place)
+    assert [run.info.run_name for run in (contest, puzzles)] == [
+        "countdown-tiny amc23",
+        "countdown-tiny countdown(target=50)",
+    ]
+    assert puzzles.data.params == {
+        "model": "countdown-tiny",
+        "task": "countdown(target=50)",
+        "task.count": "3",
+        "task.largest": "12",
+        "task.target": "50",
+        "seed": "7",
+        "eval.split": "test",
+        "eval.samples": "8",
+        "eval.temperature": "1.0",
+        "eval.max_new_tokens": "32",
+        "eval.problems": "4",
+        "rollout.engine": "embedded",
+    }
+    [result] = [
+        each
+        for each in json.loads((tmp_path / "out" / "results.json").read_text())["tasks"]
+        if each["task"] == "countdown(target=50)"
+    ]
+    means = {key.replace("@", "_at_"): value for key, value in result["metrics"].items()}
+    intervals: dict[str, float] = {}
+    for k in (1, 2, 4, 8):
+        each = [fmean(max(subset) for subset in combinations(answers, k)) for answers in result["right"]]
+        half = 3.182446305284263 * stdev(each) / 2  # Student's quantile at 3 degrees of freedom
+        name = "avg" if k == 1 else f"pass_at_{k}"
+        _, low, high = slow_bounded(fmean(each), fmean(each) - half, fmean(each) + half, len(each))
+        intervals |= {f"{name}.low": low, f"{name}.high": high}
+    assert puzzles.data.metrics == pytest.approx(
+        {f"eval/countdown_target_50_/{key}": value for key, value in (means | intervals).items()}
+    )
+    tags = puzzles.data.tags
+    assert (tags["model"], tags["task"], tags["device"]) == ("countdown-tiny", "countdown(target=50)", "cpu")
+    assert tags["source.countdown"] == SourceDigests().of(Countdown)
+    assert {"code.version", "processor", "version.torch", "attempt"} <= tags.keys()
+    asked = Countdown(target=50).problems("test")[:4]
+    assert result["metrics"]["avg"] > 0
+    assert tags["problems.fingerprint"] == identities.hash_of([[p.id, p.prompt, p.answer] for p in asked])
+    assert "dataset.fingerprint" not in tags
+    assert contest.data.tags["dataset.fingerprint"] == cache.card("amc23")["fingerprint"]
+    assert contest.data.tags["notes"].endswith("the tokenizer leaves letters out of 4 of 4 prompts")
+    kept = Path(puzzles.info.artifact_uri.removeprefix("file://"))
+    assert json.loads((kept / "evaluation" / "result.json").read_text()) == result
+    sampled = sorted((tmp_path / "out").glob("countdown*/samples/*.jsonl"))
+    assert [path.name for path in sampled] == sorted(path.name for path in (kept / "samples").iterdir())
+    assert all((kept / "samples" / path.name).read_bytes() == path.read_bytes() for path in sampled)
+
+    calls.clear()
+    assert called(monkeypatch, capsys, *arguments) == told
+    assert [run.to_dictionary() for run in held(place)] == [run.to_dictionary() for run in (contest, puzzles)]
+    assert calls == []
+
+
+def test_other_numbers_have_a_run_of_their_own(
+    tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("--tasks", "countdown", "--out", str(tmp_path / "out"))
+    called(monkeypatch, capsys, *arguments)
+    called(monkeypatch, capsys, *arguments, "--problems", "2")
+    assert [run.data.params["eval.problems"] for run in held(place)] == ["4", "2"]
+    digest = SourceDigests().of(Countdown)
+    monkeypatch.setattr(SourceDigests, "of", lambda digests, cls: f"{digest}-edited")
+    called(monkeypatch, capsys, *arguments)
+    first, _, edited = held(place)
+    assert first.data.metrics == edited.data.metrics, "what was sampled is kept"
+    assert edited.data.tags["source.countdown"] == f"{digest}-edited"
+    assert edited.data.tags["attempt"] != first.data.tags["attempt"]
+
+
+def test_a_store_that_is_away_loses_nothing(
+    tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], calls: list[int]
+) -> None:
+    arguments = ("--tasks", "countdown", "--out", str(tmp_path / "out"))
+    told = called(monkeypatch, capsys, *arguments, "--uri", "http://someone:hidden@127.0.0.1:9")
+    [line] = [line for line in told if "MLflow" in line]
+    assert line.startswith("MLflow is not fed: the MLflow store at http://***@127.0.0.1:9 cannot be used: ")
+    assert line.endswith(". Repeat the command to feed it; nothing is sampled again.")
+    calls.clear()
+    told = called(monkeypatch, capsys, *arguments)
+    assert f"MLflow: 1 run in the experiment eval at {place}" in told
+    assert len(held(place)) == 1
+    assert calls == []
+
+
+def test_by_default_it_is_written_next_to_the_results(
+    tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "results").mkdir()
+    shutil.copy(migrated, tmp_path / "results" / "mlflow.db")
+    told = called(monkeypatch, capsys, "--tasks", "countdown")
+    assert "MLflow: 1 run in the experiment eval at sqlite:///results/mlflow.db" in told
+    assert len(held("sqlite:///results/mlflow.db")) == 1
+
+
+@pytest.mark.processes
+def test_killed_and_run_again_it_gives_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["eval", "--model", "countdown-tiny", "--tasks", "countdown", "--samples", "128", "--problems", "24"]
+    asked += ["--temperature", "1", "--out"]
+    command = [sys.executable, "-m", "harness.cli", *asked]
+    monkeypatch.setitem(assess.BATCH, "embedded", assess.MOST_TOGETHER)  # as in the process that is killed
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+
+    def parts(out: Path) -> list[Path]:
+        return sorted(out.glob("countdown*/samples/*.jsonl"))
+
+    with subprocess.Popen([*command, str(tmp_path / "a")], env=environment, stdout=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + HANG
+        while len(parts(tmp_path / "a")) < 2:
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        process.send_signal(signal.SIGKILL)
+    kept = {path: path.read_text() for path in parts(tmp_path / "a")}
+    assert 2 <= len(kept) < 6
+    for out in ("a", "b"):
+        with pytest.raises(SystemExit) as ended:
+            cli.main([*asked, str(tmp_path / out)])
+        assert ended.value.code == 0
+        assert capsys.readouterr().out.count("problems sampled") == 6
+    for path, text in kept.items():
+        before, after = ([json.loads(line) for line in t.split("\n")[:-1]] for t in (text, path.read_text()))
+        assert [{**record, "verdicts": None} for record in after] == [{**record, "verdicts": None} for record in before]
+    assert (tmp_path / "a" / "results.json").read_text() == (tmp_path / "b" / "results.json").read_text()
+    assert [path.read_text() for path in parts(tmp_path / "a")] == [path.read_text() for path in parts(tmp_path / "b")]
+
+
+def test_the_files_of_the_tasks_have_the_defaults(tmp_path: Path) -> None:
+    assert Wanted().of(tasks.build_task("aime24")) == {
+        "split": "test",
+        "samples": 32,
+        "temperature": 0.7,
+        "max_new_tokens": 7168,
+    }
+    assert Wanted().of(tasks.build_task("dapo500"))["samples"] == 8
+    assert Wanted().of(tasks.build_task("dapo_math"))["split"] == "validation"
+    said = Wanted(samples=3, temperature=0.0, max_new_tokens=5).of(tasks.build_task("aime24"))
+    assert said == {"split": "test", "samples": 3, "temperature": 0.0, "max_new_tokens": 5}
+
+
+def test_prompts_without_room_are_refused_unless_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    longest = max(len(problem.prompt) for problem in tasks.build_task("countdown").problems("test")[:4])
+    wanted = Wanted(samples=1, max_new_tokens=255, problems=4)
+    with pytest.raises(UserError) as error:
+        run(tmp_path, wanted)
+    words = str(error.value)
+    assert words.startswith("max_new_tokens is 255, but with 4 of 4 prompts of countdown that exceeds the model's")
+    room = int(words.split("allowed: up to ")[1].split(",")[0])
+    assert 256 - longest <= room < 255
+    run(tmp_path, Wanted(samples=1, max_new_tokens=room, problems=4))
+    with pytest.raises(UserError, match=f"up to {room}"):
+        run(tmp_path, Wanted(samples=1, max_new_tokens=room + 1, problems=4))
+    (found,) = run(tmp_path, Wanted(samples=1, max_new_tokens=255, problems=4, beyond_context=True))
+    assert len(found.evaluation.right) == 4
+
+
+def test_memory_is_shared_out_by_what_a_sequence_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = {"num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4, "hidden_size": 3584}
+    monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 2**22}.__getitem__)
+    # 2 x 28 layers x 4 heads x 128 x 2 bytes x 8192 tokens are 448 MiB, 18 of which fit into 8 GiB.
+    config = SimpleNamespace(**shape)
+    assert assess.side_by_side(config, "cpu", torch.bfloat16, 6144) == 18
+    assert assess.side_by_side(config, "cpu", torch.float32, 6144) == 9
+    assert assess.side_by_side(SimpleNamespace(**shape, head_dim=64), "cpu", torch.bfloat16, 6144) == 36
+    assert assess.side_by_side(config, "cpu", torch.float32, 10**9) == 1
+    assert assess.side_by_side(SimpleNamespace(**{**shape, "num_hidden_layers": 1}), "cpu", torch.bfloat16, 1) == 512
+
+
+def test_a_verifier_that_fails_too_often_ends_it_with_a_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    invented.prepare_in(tmp_path / "cache", monkeypatch, "aime24")
+    closed: list[VerifierPool] = []
+    monkeypatch.setattr(VerifierPool, "verdicts", lambda verifier, pairs: [Verdict.TIMEOUT for _ in pairs])
+    monkeypatch.setattr(VerifierPool, "close", lambda verifier: closed.append(verifier))
+    monkeypatch.setattr(command, "console", Console(width=400))
+    arguments = ["eval", "--model", "countdown-tiny", "--tasks", "aime24", "--samples", "4", "--max-new-tokens", "4"]
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*arguments, "--out", str(tmp_path / "out")])
+    assert ended.value.code == 1
+    told = capsys.readouterr().out
+    assert "16 of 16 answers (100.0%) could not be verified" in told
+    assert "the samples are kept in" in told
+    assert [record["verdicts"] for record in records(tmp_path / "out", "aime24")] == [["timeout"] * 4] * 4
+    assert len(closed) == 1
+
+
+def test_flags_of_a_task_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    invented.prepare_in(tmp_path / "cache", monkeypatch, "amc23")
+    monkeypatch.setattr(check, "flags", lambda name: [f"{name} is known by heart"])
+    monkeypatch.setattr(command, "console", Console(width=400))
+    arguments = ["eval", "--model", "countdown-tiny", "--tasks", "amc23,countdown", "--problems", "3", "--samples", "4"]
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*arguments, "--max-new-tokens", "4", "--out", str(tmp_path / "out")])
+    assert ended.value.code == 0
+    told = capsys.readouterr().out.splitlines()
+    assert "amc23: amc23 is known by heart" in told
+    assert "amc23: the tokenizer leaves letters out of 3 of 3 prompts" in told
+    assert not any("countdown: the tokenizer" in line or "countdown is known" in line for line in told)
+    header = next(line for line in told if line.startswith("task"))
+    passes, diversity = ["Avg@K", "Pass@2", "Pass@4", "maj@K"], "distinct right solutions found text after answer"
+    assert header.split() == ["task", "problems", "K", *passes, *diversity.split(), "truncated", "length"]
+    assert [line.split()[:3] for line in told if line.startswith(("amc23  ", "countdown  "))] == [
+        ["amc23", "3", "4"],
+        ["countdown", "3", "4"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--model", "countdown-tny", "--tasks", "aime24"], "unknown model 'countdown-tny'"),
+        (["--model", "countdown-tiny", "--tasks", "aime42"], "unknown task 'aime42'"),
+        (["--model", "countdown-tiny", "--tasks", "countdown", "--samples", "0"], "--samples is 0; allowed: 1"),
+        (["--model", "countdown-tiny", "--tasks", "countdown", "--temperature=-1"], "--temperature is -1.0; allowed"),
+        (["--model", "countdown-tiny", "--tasks", "countdown", "--problems", "999"], "has 336 in its test split"),
+        (["--model", "countdown-tiny", "--tasks", "aime24"], "run `entrobench data prepare aime24`"),
+    ],
+)
+def test_mistakes_are_one_sentence(
+    arguments: list[str],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    invented.prepare_in(tmp_path / "cache", monkeypatch)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["eval", *arguments, "--out", str(tmp_path / "out")])
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert words in told
+    assert told.count("\n") == 1
+
+
+def test_the_real_contests_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tiny model knows nothing of mathematics: scores near 0 are right, and every part has done its work."""
+    if not (REAL / "aime24.jsonl").is_file():
+        pytest.skip(f"there is no aime24.jsonl in {REAL}; ENTROBENCH_DATA names the folder of the real sets")
+    invented.prepare_in(tmp_path / "cache", monkeypatch)
+    prepare.prepare_sets(["aime24", "aime25"], str(REAL))
+    with pytest.raises(UserError, match=r"1 of 30 prompts of aime24 that exceeds the model's max_position_embeddings"):
+        run(tmp_path, Wanted(samples=2, max_new_tokens=24), ["aime24"])
+    wanted = Wanted(samples=2, max_new_tokens=24, beyond_context=True)
+    for found in run(tmp_path, wanted, ["aime24", "aime25"]):
+        assert len(found.evaluation.problems) == len(found.evaluation.right) == 30
+        assert sum(found.evaluation.verdicts.values()) == 60
+        assert found.evaluation.metrics["avg"] < 0.1
+        assert 0 < found.evaluation.metrics["length"] <= 24
+        assert found.notes == ["the tokenizer leaves letters out of 30 of 30 prompts"]
+        kept = records(tmp_path, found.evaluation.task)
+        assert len(kept) == 30
+        assert all(record["prompt"].endswith(r"\boxed{}.") and len(record["verdicts"]) == 2 for record in kept)

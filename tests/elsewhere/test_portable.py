@@ -1,0 +1,331 @@
+"""Tests that a method is the same function of plain tensors as it is of the trainer's batches."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from places import REPOSITORY
+from ragged import Case, case
+from torch import Tensor
+
+import baselines
+import entrobench
+from benchmarks.patience import HANG
+from harness import ranks
+from harness.elsewhere.portable import PortableMethod, PortableSignal
+from harness.methods.composition import Method, Signal
+
+SPECS = [*baselines.METHODS, "ppo+clip_b", "grpo(normalise=constant, kl_coef=0.1)+clip_v+entropy_bonus"]
+PAGE = REPOSITORY / "docs" / "elsewhere.md"
+
+
+def padded(c: Case, x_T: Tensor, lengths: list[int] | None = None) -> Tensor:
+    """Returns values of tokens as rows, padded on the right with 7."""
+    rows = x_T.split(c.batch.lengths_B.tolist() if lengths is None else lengths)
+    return torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True, padding_value=7.0)
+
+
+def mask_of(c: Case) -> Tensor:
+    return padded(c, torch.ones(len(c.targets_T))) == 1
+
+
+def given(method: PortableMethod, c: Case) -> dict[str, Any]:
+    """Returns the columns that a method needs, flat."""
+    columns: dict[str, Any] = {"entropy": c.old.entropy} if "entropy" in method.needs else {}
+    if "sum_p2" in method.needs:
+        columns |= {"sum_p2": c.old.sum_p2, "sum_p2_logp": c.old.sum_p2_logp}
+    for name in ("values", "ref_logp"):
+        if name in method.needs:
+            columns[name] = vars(c.old)[name]
+    if "min_p" in method.needs:
+        columns["min_p_logp"] = c.old.min_p_logp
+    if "behaviour_logp" in method.needs:
+        columns["behaviour_logp"] = c.batch.behaviour_logp_T
+    return columns
+
+
+def answers(method: PortableMethod, c: Case, row_B: Tensor) -> list[str | None] | None:
+    """Return the answers of rows in this order, if a method compares them."""
+    if "answers" not in method.needs:
+        return None
+    numbers = c.batch.answers_B[row_B].tolist()
+    groups = c.batch.groups_B[row_B].tolist()
+    return [None if number < 0 else f"{group}/{number}" for number, group in zip(numbers, groups, strict=True)]
+
+
+def a_case(seed: int = 3) -> Case:
+    return case(seed, groups=6, size=8)  # the largest group that a method asks for
+
+
+def signal_of(method: PortableMethod, c: Case, row_B: Tensor, parts: list[list[int]] | None) -> PortableSignal:
+    """Returns the signal of the case's rows in another order, padded."""
+    columns: dict[str, Any] = {name: padded(c, x_T)[row_B] for name, x_T in given(method, c).items()}
+    return method.signal(
+        padded(c, c.old.logp)[row_B],
+        c.batch.rewards_B[row_B],
+        [f"prompt {number}" for number in c.batch.groups_B[row_B].tolist()],
+        mask=mask_of(c)[row_B],
+        budget=c.batch.budget,
+        minibatches=parts,
+        answers=answers(method, c, row_B),
+        **columns,
+    )
+
+
+def gradient(loss: Tensor, c: Case) -> Tensor:
+    (slope_TV,) = torch.autograd.grad(loss, c.logits_TV)
+    return slope_TV
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_padded_rows_in_any_order_give_the_trainers_gradient(spec: str) -> None:
+    """Two mini-batches, each in two parts with a padding of their own."""
+    c = a_case()
+    method, trained = PortableMethod(spec), Method.of(spec, baselines.table())
+    generator = torch.Generator().manual_seed(0)
+    # Groups keep their order, by which random draws and ties are numbered; rows within and between them are mixed.
+    first = torch.arange(0, 48, 8)
+    rest = torch.tensor([row for row in range(48) if row % 8])
+    row_B = torch.cat([first, rest[torch.randperm(42, generator=generator)]])
+    within = [row_B[(row_B // 8) == group] for group in range(6)]
+    sorted_rows = torch.cat(within).tolist()
+    where = {row: place for place, row in enumerate(row_B.tolist())}
+    halves = [[row for row in sorted_rows if row < 24], [row for row in sorted_rows if row >= 24]]
+    parts = [[where[row] for row in half] for half in halves]
+
+    # The trainer's own way: the same rows in whole groups.
+    reordered = c.batch.take(sorted_rows)
+    index_T = reordered.index_T
+    batch = dataclasses.replace(reordered, index_T=torch.arange(len(index_T)), places_B=c.batch.places_B)
+    old = c.old.at(index_T)
+    minibatches = list(batch.split(2))
+    theirs = trained.signal(old, batch, minibatches)
+    signal = signal_of(method, c, row_B, parts)
+    for part, rows in zip(minibatches, parts, strict=True):
+        now = c.current().at(index_T[part.index_T])
+        expected = trained.loss(now, trained.for_step(now, theirs, part).at(part.index_T), part)
+        present = {"logp": c.current().logp, "entropy": c.current().entropy}
+        rows_B = row_B[torch.tensor(rows)]
+        columns = {name: padded(c, x_T)[rows_B] for name, x_T in present.items()}  # type: ignore[arg-type]
+        if method.marks_steps:
+            signal = method.for_step(signal, columns["logp"], rows, entropy=columns["entropy"])
+        losses = []
+        for some in (slice(0, 5), slice(5, None)):
+            longest = int(c.batch.lengths_B[rows_B[some]].max())
+            losses.append(
+                method.loss(
+                    signal,
+                    columns["logp"][some, :longest],
+                    rows[some],
+                    mask=mask_of(c)[rows_B[some], :longest],
+                    entropy=columns["entropy"][some, :longest],
+                )
+            )
+        mine = losses[0] + losses[1]
+        torch.testing.assert_close(mine, expected, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(gradient(mine, c), gradient(expected, c), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_flat_tensors_and_columns_are_the_same_bit_for_bit(spec: str) -> None:
+    c = a_case(5)
+    method, trained = PortableMethod(spec), Method.of(spec, baselines.table())
+    fixed = trained.signal(c.old, c.batch, [c.batch])
+    signal = method.signal(
+        c.old.logp,
+        c.batch.rewards_B,
+        c.batch.groups_B,
+        lengths=c.batch.lengths_B,
+        budget=c.batch.budget,
+        answers=answers(method, c, torch.arange(len(c.batch))),
+        **given(method, c),
+    )
+    assert_same(signal.fixed, fixed)
+    assert signal.advantages.equal(fixed.advantages_T)
+    assert signal.weights.equal(fixed.weights_T)
+    now = c.current()
+    assert now.entropy is not None
+    if method.marks_steps:
+        fixed = trained.for_step(now, fixed, c.batch)
+        signal = method.for_step(signal, now.logp, entropy=now.entropy)
+    mine = method.loss(signal, now.logp, entropy=now.entropy)
+    expected = trained.loss(c.current(), fixed, c.batch)
+    assert mine.item() == expected.item()
+    travelled = method.of_columns(signal.columns(), lengths=c.batch.lengths_B)
+    assert_same(travelled.fixed, signal.fixed)
+    travelled = dataclasses.replace(travelled, stepped=signal.stepped)
+    assert method.loss(travelled, now.logp, entropy=now.entropy).item() == expected.item()
+
+
+def assert_same(mine: Signal, theirs: Signal) -> None:
+    assert mine.advantages_T.equal(theirs.advantages_T)
+    assert mine.weights_T.equal(theirs.weights_T)
+    assert mine.scale_T.equal(theirs.scale_T)
+    assert mine.marks.keys() == theirs.marks.keys()
+    for name, marks in theirs.marks.items():
+        assert mine.marks[name].keys() == marks.keys()
+        for key, x in marks.items():
+            assert mine.marks[name][key].equal(x)
+
+
+def test_columns_of_some_rows_are_their_signal() -> None:
+    c, method = a_case(), PortableMethod("clip_cov+clip_b")
+    signal = signal_of(method, c, torch.arange(48), None)
+    rows = [20, 3, 7]
+    columns = {name: x[rows] if x.ndim else x for name, x in signal.columns().items()}
+    mask = mask_of(c)[rows]
+    part = method.of_columns(columns, mask=mask)
+    now = padded(c, c.current().logp)[rows]
+    assert method.loss(part, now).item() == pytest.approx(method.loss(signal, now, rows).item(), rel=1e-12)
+
+
+def test_what_a_method_needs_is_said() -> None:
+    assert PortableMethod("grpo").needs == {}
+    assert list(PortableMethod("clip_b").needs) == ["entropy"]
+    assert list(PortableMethod("clip_v").needs) == ["entropy", "sum_p2"]
+    assert list(PortableMethod("ppo").needs) == ["values"]
+    assert list(PortableMethod("grpo(kl_coef=0.1)+entropy_bonus").needs) == ["entropy_grad", "ref_logp"]
+    assert list(PortableMethod("bapo").needs) == ["minibatch"]
+    assert "entropy" in PortableMethod("adaptive_entropy").needs  # whose memory follows it
+    for spec in baselines.METHODS:
+        for meaning in PortableMethod(spec).needs.values():
+            assert ": " in meaning
+
+
+def test_the_memory_of_a_control_travels() -> None:
+    c, method = a_case(), PortableMethod("clip_servo(target=0.1)")
+    before = method.state()
+    signal = signal_of(method, c, torch.arange(48), None)
+    method.observe(method.metrics(signal))
+    assert method.state() != before
+    other = PortableMethod("clip_servo(target=0.1)")
+    other.load_state(method.state())
+    assert other.state() == method.state()
+    with pytest.raises(entrobench.UserError, match=r"state of the controls \['clip_servo'\] does not fit method grpo"):
+        PortableMethod("grpo").load_state(method.state())
+
+
+def test_metrics_are_those_of_the_trainer() -> None:
+    c, method = a_case(), PortableMethod("clip_b(share=0.1)")
+    record = method.metrics(signal_of(method, c, torch.arange(48), None))
+    assert record["entropy/mean"] == pytest.approx(c.old.entropy.mean().item())  # type: ignore[union-attr]
+    assert 0 < record["weights/clip_b/dropped"] < 0.2
+
+
+def test_numbers_of_other_frameworks_will_do() -> None:
+    c, method = a_case(), PortableMethod("clip_b")
+    expected = signal_of(method, c, torch.arange(48), None)
+    numbers: dict[str, Any] = {"entropy": padded(c, c.old.entropy).numpy(), "mask": mask_of(c).int().numpy()}  # type: ignore[arg-type]
+    signal = method.signal(
+        padded(c, c.old.logp).numpy(),
+        c.batch.rewards_B.numpy(),
+        c.batch.groups_B.numpy(),
+        budget=c.batch.budget,
+        **numbers,
+    )
+    assert signal.weights.equal(expected.weights)
+    assert not signal.advantages[~mask_of(c)].any()
+
+
+LOGP = -torch.rand(4, 3)
+GOOD: dict[str, Any] = {"rewards": [1.0, 0, 0, 1], "groups": [0, 0, 1, 1], "mask": torch.ones(4, 3)}
+
+
+@pytest.mark.parametrize(
+    ("spec", "changes", "sentence"),
+    [
+        ("ppo", {}, "method ppo needs a critic's values; give values"),
+        ("clip_v", {}, "method clip_v needs the sums over squared probabilities; give sum_p2 and sum_p2_logp"),
+        (
+            "clip_b",
+            {},
+            "ClipB reads entropy of the policy before the update, and the batch lacks it; give entropy",
+        ),
+        ("grpo", {"rewards": [1, 0, float("nan"), 1]}, "the reward of response 2 is nan; allowed: finite numbers"),
+        ("grpo", {"rewards": [1, 0]}, "rewards has the shape [2]; it must be [4]"),
+        (
+            "rloo",
+            {"groups": [0, 1, 2, 3]},
+            "group 0 has 1 response(s); method rloo learns from groups of 2 and more",
+        ),
+        (
+            "grpo",
+            {"groups": [0, 0, 0, 1]},
+            "groups have 1 to 3 responses; all groups of a batch must be of one size",
+        ),
+        ("grpo", {"groups": [0, 0]}, "groups has 2 values; there are 4 responses"),
+        ("grpo", {"mask": torch.ones(4, 2)}, "logp has the shape [4, 3] and mask [4, 2]; both must be [B, T]"),
+        ("grpo", {"mask": None}, "give either mask, for padded tensors [B, T], or lengths, for flat ones [T]"),
+        (
+            "grpo",
+            {"mask": None, "lengths": [3, 3]},
+            "logp has the shape [4, 3]; with lengths that add up to 6 it must be [6]",
+        ),
+        (
+            "grpo",
+            {"entropy": torch.full((4, 3), float("nan"))},
+            "entropy holds NaN or infinity at a response token; allowed: finite numbers",
+        ),
+        ("grpo", {"entropy": torch.ones(4)}, "entropy has the shape [4]; it must be [4, 3]"),
+        ("grpo", {"minibatches": [[0, 1], [2]]}, "row 3 is in 0 of the minibatches; each must be in one"),
+    ],
+)
+def test_a_batch_that_does_not_fit_gets_one_sentence(spec: str, changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(entrobench.UserError) as error:
+        entrobench.Method(spec).signal(LOGP, **{**GOOD, **changes})
+    assert str(error.value) == sentence
+
+
+def test_other_mistakes_get_one_sentence() -> None:
+    with pytest.raises(entrobench.UserError, match=r"unknown method 'clip_a'; .*did you mean 'clip_v'"):
+        entrobench.Method("grpo+clip_a")
+    method = entrobench.Method("bapo")
+    signal = method.signal(LOGP, **GOOD)
+    with pytest.raises(entrobench.UserError, match=r"looks at each whole mini-batch .* call for_step first"):
+        method.loss(signal, LOGP)
+    bonus = entrobench.Method("entropy_bonus")
+    with pytest.raises(entrobench.UserError, match="needs the present entropy with gradient; give entropy"):
+        bonus.loss(bonus.signal(LOGP, **GOOD), LOGP)
+    plain = entrobench.Method("grpo")
+    signal = plain.signal(LOGP, **GOOD)
+    with pytest.raises(entrobench.UserError, match="mask has other numbers of response tokens"):
+        plain.loss(signal, LOGP, mask=torch.eye(4, 3))
+    with pytest.raises(entrobench.UserError, match="give entropy to signal"):
+        plain.metrics(signal)
+    with pytest.raises(entrobench.UserError, match="method grpo has no critic"):
+        plain.value_loss(signal, LOGP)
+
+
+def test_no_rank_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    assert ranks.several()
+    c, method = a_case(), PortableMethod("clip_b+top_entropy")
+    method.loss(signal_of(method, c, torch.arange(48), None), padded(c, c.current().logp))
+    assert ranks.several()
+
+
+@pytest.mark.processes
+def test_the_page_runs(tmp_path: Any) -> None:
+    import re
+
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    assert len(blocks[0].splitlines()) <= 12
+    done = subprocess.run(
+        [sys.executable, "-"],
+        input="\n".join(blocks),
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=HANG,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout

@@ -1,0 +1,223 @@
+"""The start of an attempt at a cell."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import multiprocessing
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from endings import end
+
+import baselines
+from benchmarks.patience import HANG
+from harness import config, matrix
+from harness.base import files
+from harness.cells import attempts, lease, source_digest, state
+from harness.cells.provenance import Made
+from harness.cells.source_digest import SourceDigests
+from harness.cells.state import State
+from harness.cells.status_writer import StatusWriter
+from harness.commands import status
+from harness.commands.common import console
+from harness.launch import cell
+from harness.rollout import models
+
+
+@pytest.fixture
+def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> matrix.Cell:
+    """Return a cell as a launcher leaves it, for a process whose log is not redirected."""
+    monkeypatch.setattr(cell, "write_log", lambda place: None)
+    monkeypatch.setattr(cell, "run_cell", lambda place, *_: end(place, durable_step=7))
+    found = matrix.cells(config.load_config("smoke", [f"results={tmp_path}"]))[1]
+    found.spec.write(found.folder)
+    return found
+
+
+def begun(cell: matrix.Cell) -> Made:
+    found = Made.read(cell.folder)
+    assert found is not None
+    return found
+
+
+def edit(cell: matrix.Cell) -> None:
+    """Make a record of the present source look like one of another source."""
+    present = begun(cell)
+    dataclasses.replace(present, sources=present.sources | {"clip_b": "another"}).write(cell.folder)
+
+
+def test_the_runner_and_the_cell_know_the_same_sources(planned: matrix.Cell) -> None:
+    cell.main(str(planned.folder))
+    assert begun(planned).sources == planned.sources
+    assert planned.sources.keys() == {"grpo", "clip_b", "countdown"}
+    assert begun(planned).device == "cpu"
+    assert planned.progress().state == "done"
+
+
+def test_what_is_done_or_half_done_goes_on_as_the_same_attempt(planned: matrix.Cell) -> None:
+    cell.main(str(planned.folder))
+    first = begun(planned)
+    (planned.folder / "metrics.jsonl").write_text("")
+    for before in ("done", "failed", "running"):
+        state.change(planned.folder, state=before, seconds=5.0)
+        cell.main(str(planned.folder))
+        assert begun(planned) == first
+        assert State.read(planned.folder).seconds == 5.0
+    assert attempts.earlier_attempts(planned.folder) == []
+
+
+@pytest.mark.parametrize("before", ["done", "failed", "running"])
+def test_what_another_source_made_is_not_continued(
+    before: str, planned: matrix.Cell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cell.main(str(planned.folder))
+    edit(planned)
+    (planned.folder / "metrics.jsonl").write_text("the old numbers")
+    old, left = begun(planned), state.change(planned.folder, state=before, seconds=5.0)
+    assert planned.progress().state == "outdated"
+    cell.main(str(planned.folder))
+    [aside] = attempts.earlier_attempts(planned.folder)
+    assert (Made.read(aside), State.read(aside)) == (old, left)
+    assert (aside / "metrics.jsonl").read_text() == "the old numbers"
+    assert (planned.folder / "metrics.jsonl").read_text() == ""
+    assert begun(planned).attempt != old.attempt
+    assert State.read(planned.folder) == State("done", durable_step=7), "with the seconds of its own"
+    assert (
+        "training starts at step 0: the earlier attempt was made by another version of clip_b"
+        in capsys.readouterr().out
+    )
+
+
+def test_it_says_what_it_began_from(planned: matrix.Cell) -> None:
+    cell.main(str(planned.folder))
+    model = models.resolve("countdown-tiny")
+    assert begun(planned).base_model == model.digest(model.folder())
+    assert begun(planned).harness == source_digest.harness_digest()
+    assert begun(planned).tags().items() >= {
+        ("model.digest", begun(planned).base_model),
+        ("code.harness", begun(planned).harness),
+    }
+
+
+@pytest.mark.parametrize("before", ["done", "failed", "running"])
+def test_only_what_is_done_may_be_of_another_base_model(
+    before: str, planned: matrix.Cell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Results moved to a machine with another base model: done cells count, half-done cells restart."""
+    cell.main(str(planned.folder))
+    old = dataclasses.replace(begun(planned), base_model="another")
+    old.write(planned.folder)
+    state.change(planned.folder, state=before)
+    assert planned.progress().state in (before, "stale"), "its key is that of the recipe"
+    cell.main(str(planned.folder))
+    asides = attempts.earlier_attempts(planned.folder)
+    assert [Made.read(aside) for aside in asides] == ([] if before == "done" else [old])
+    assert (begun(planned) == old) == (before == "done")
+    said = "training starts at step 0: the earlier attempt was begun from another base model; it is kept in"
+    assert (said in capsys.readouterr().out) == (before != "done")
+
+
+def test_a_record_without_a_base_model_goes_on(planned: matrix.Cell) -> None:
+    """Records of earlier versions have neither of the two."""
+    cell.main(str(planned.folder))
+    given = files.read_json(planned.folder / "made.json")
+    old = {key: value for key, value in given.items() if key not in ("base_model", "harness")}
+    files.write_json(planned.folder / "made.json", old)
+    state.change(planned.folder, state="failed")
+    cell.main(str(planned.folder))
+    assert (begun(planned).attempt, begun(planned).base_model) == (given["attempt"], None)
+    assert attempts.earlier_attempts(planned.folder) == []
+
+
+def test_a_folder_that_changes_after_the_plan_is_not_trained_from(tmp_path: Path, planned: matrix.Cell) -> None:
+    folder = Path(shutil.copytree(models.resolve("countdown-tiny").folder(), tmp_path / "mine"))
+    [mine] = matrix.cells(config.load_config("smoke", ["methods=[grpo]", f"models=[{folder}]", f"results={tmp_path}"]))
+    mine.spec.write(mine.folder)
+    content = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(
+        SystemExit, match=r"the folder of the model .*mine was changed while the matrix ran: its digest"
+    ):
+        cell.main(str(mine.folder))
+    assert State.read(mine.folder).state == "failed"
+    assert Made.read(mine.folder) is None
+
+
+def test_what_was_imported_is_what_counts(planned: matrix.Cell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Expect the source that runs, not a later edit on disk; the next run sees the difference."""
+    imported = planned.sources
+    digest_of = SourceDigests.of
+    edited = lambda digests, cls: "edited" if cls is baselines.ClipB else digest_of(digests, cls)  # noqa: E731
+    monkeypatch.setattr(SourceDigests, "of", edited)
+    cell.main(str(planned.folder))
+    assert begun(planned).sources == imported
+    assert planned.progress().state == "outdated"
+
+
+@pytest.mark.slow
+def test_a_cell_that_collapses_is_done_and_says_at_which_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cell, "write_log", lambda place: None)
+    short = ["train.prompts=4", "train.group=4", "eval.problems=2", "methods=[grpo]", f"results={tmp_path}"]
+    settings = config.load_config("smoke", [*short, "stop.entropy_below=100"])
+    (planned,) = matrix.cells(settings)
+    planned.spec.write(planned.folder)
+    cell.main(str(planned.folder))
+    found = State.read(planned.folder)
+    assert (found.state, found.collapsed, found.durable_step) == ("done", 1, 1)
+    assert sorted(path.name for path in planned.folder.glob("evals/*")) == [f"countdown-00000{n}.json" for n in (0, 1)]
+    capsys.readouterr()
+    monkeypatch.setattr(console, "_width", 200)
+    monkeypatch.setattr(status, "config_of_arguments", lambda given: settings)
+    status.call(argparse.Namespace())
+    (row,) = (line for line in capsys.readouterr().out.splitlines() if "grpo" in line)
+    assert row.split()[:5] == ["grpo", "seed", "0", "done", "1/20"]
+    assert row.rstrip().endswith("collapsed at step 1")
+
+
+def test_a_cell_that_cannot_begin_fails_with_its_reason(planned: matrix.Cell, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = planned.spec
+    dataclasses.replace(given, settings=given.settings | {"plugins": ["no_such_plugin"]}).write(planned.folder)
+    with pytest.raises(SystemExit, match="failed: plugin no_such_plugin cannot be imported"):
+        cell.main(str(planned.folder))
+    found = State.read(planned.folder)
+    assert found.state == "failed"
+    assert str(found.reason).startswith("plugin no_such_plugin cannot be imported")
+    assert Made.read(planned.folder) is None
+    end(planned.folder, seconds=0.0)
+    with pytest.raises(SystemExit, match="failed: "):
+        cell.main(str(planned.folder))
+    assert State.read(planned.folder) == State("done"), "what was done before is not taken back"
+
+
+def stand_still(folder: Path) -> None:
+    """Make progress for three seconds and then stop, like a rank that waits for a hanging one."""
+    cell.write_log(folder)
+    with lease.hold(folder) as held:
+        assert held is not None
+        status = StatusWriter(folder)
+        with lease.fenced(held), status.heartbeat.kept(held.directory, 0):
+            (held.directory / "standing-1").write_text("rollout of step 3")
+            status.end_when_stalled(held.directory, 0.03)
+            status.heartbeat.enter("update")
+            for _ in range(30):
+                time.sleep(0.1)
+                status.heartbeat.forward()
+            time.sleep(60)
+
+
+@pytest.mark.processes
+def test_a_cell_without_progress_is_ended_and_names_the_phase(tmp_path: Path) -> None:
+    process = multiprocessing.get_context("fork").Process(target=stand_still, args=(tmp_path,))
+    began = time.monotonic()
+    process.start()
+    process.join(HANG)
+    assert process.exitcode == 1
+    assert time.monotonic() - began > 4.0, "as long as one of them comes forward, it goes on"
+    reason = "rank 1 has stood still in rollout of step 3 for 0.03 minutes (hardware.stall_minutes)"
+    assert (State.read(tmp_path).state, State.read(tmp_path).reason) == ("failed", reason)
+    assert "in stand_still" in (tmp_path / "log.txt").read_text()

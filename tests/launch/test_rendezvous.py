@@ -1,0 +1,131 @@
+"""Ranks that torchrun started meet, also on several machines; if one is lost, all end with a reason."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import pytest
+from cells import lines, write
+from companions import forkserver
+from living import wait_until
+from places import RARELY_SEARCHING
+from servers import free_port
+
+from benchmarks.patience import HANG
+from harness import ranks
+from harness.base.errors import UserError
+from harness.cells import lease
+from harness.cells.log import MetricsLog
+from harness.cells.state import Progress, State
+from harness.launch import cell
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+
+@contextmanager
+def machines(folder: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Start torchrun twice with a rank each, as on two machines."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
+    torchrun += ["--master-addr=127.0.0.1", f"--master-port={free_port()}"]
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": f"{RARELY_SEARCHING}:{Path.cwd()}"}
+    agents = [
+        subprocess.Popen([*torchrun, f"--node-rank={node}", "-m", "harness.launch.cell", str(folder)], env=environment)
+        for node in range(2)
+    ]
+    try:
+        yield agents
+    finally:
+        for agent in agents:
+            agent.terminate()
+        for agent in agents:
+            agent.wait()
+
+
+def test_two_machines_do_what_one_process_does(tmp_path: Path) -> None:
+    settings = ["train.steps=2", "eval.every=0"]
+    write(tmp_path / "alone", *settings)
+    cell.work(tmp_path / "alone")
+    write(tmp_path / "cell", *settings, "hardware.nodes=2")
+    with machines(tmp_path / "cell") as agents:
+        assert [agent.wait(HANG) for agent in agents] == [0, 0]
+    state = State.read(tmp_path / "cell")
+    assert (state.state, state.where) == ("done", [socket.gethostname()] * 2)
+    alone, found = lines(tmp_path / "alone"), lines(tmp_path / "cell")
+    assert list(found) == list(alone) == [0, 1, 2]
+    for step, record in alone.items():
+        for name, value in record.items():
+            assert found[step][name] == pytest.approx(value, rel=1e-3, abs=1e-5), (step, name)
+    assert lease.holder(tmp_path / "cell") is None
+
+
+def work_as_impatient_rank(rank: int, port: int, folder: Path) -> None:
+    """Run a rank of a cell on two machines that soon counts a silent rank as gone."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    ranks.BEAT, ranks.SILENCE = 0.5, 3.0
+    cell.main(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("sent", "reason"),
+    [
+        (signal.SIGKILL, "onnection"),  # closed by the peer; gloo has several sentences for it
+        (signal.SIGSTOP, "rank 1 of 2 gave no sign of life for 3 seconds"),
+    ],
+)
+def test_a_rank_that_is_gone_ends_all_with_a_reason(sent: signal.Signals, reason: str, tmp_path: Path) -> None:
+    folder = tmp_path / "cell"
+    write(folder, "hardware.nodes=2", "train.steps=1000", "eval.every=0")
+    port = free_port()
+    context = forkserver()
+    first, second = (context.Process(target=work_as_impatient_rank, args=(rank, port, folder)) for rank in range(2))
+    with running(first), running(second):
+        wait_until(lambda: len(MetricsLog(folder).read()) > 1)
+        assert second.pid is not None
+        os.kill(second.pid, sent)
+        first.join(HANG)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(second.pid, signal.SIGCONT)
+        second.join(HANG)
+        assert all((first.exitcode, second.exitcode)), "both have ended, with an error"
+    state = State.read(folder)
+    assert state.state == "failed"
+    assert reason in str(state.reason)
+
+
+@contextmanager
+def running(process: BaseProcess) -> Iterator[None]:
+    """Start a process, and kill it at the end."""
+    process.start()
+    try:
+        yield
+    finally:
+        process.kill()
+        process.join()
+
+
+def test_another_number_of_processes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "3")):
+        monkeypatch.setenv(name, value)
+    with (
+        pytest.raises(UserError, match=r"3 processes were started for this cell \(WORLD_SIZE\), but .* is 2"),
+        ranks.process_group(2, "cpu"),
+    ):
+        pass
+
+
+def test_one_machine_cannot_start_a_cell_of_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cell, "write_log", lambda place: None)
+    write(tmp_path / "cell", "hardware.nodes=2")
+    with pytest.raises(SystemExit, match=r"hardware.nodes is 2; allowed: 1"):
+        cell.main(str(tmp_path / "cell"))
+    assert Progress.read(tmp_path / "cell").state == "failed"

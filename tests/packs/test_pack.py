@@ -1,0 +1,374 @@
+"""A pack gives the table of the folder that it was made from; damage to it is noticed; rows of two protocols differ."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import json
+import lzma
+import shutil
+import tarfile
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from boards import Made, listed, made_up_frames, told
+
+import entrobench
+from harness import cli
+from harness.base.errors import Damaged, UserError
+from harness.cells import checksums
+from harness.cells.state import State
+from harness.commands import report
+from harness.commands.pack import pack_matrix
+from harness.packs import archive
+from harness.packs.protocol import protocol_of
+from harness.table.frames import Frames, check_all_comparable
+
+NO_STORE = "sqlite:///no-such-folder/mlflow.db"  # which packing does not open
+
+
+def packed(tmp_path: Path, name: str, *overrides: str, out: str | None = None) -> Path:
+    """Write the pack of a made-up matrix, which needs no MLflow, and return its path."""
+    made = Made(tmp_path / f"results-{name}", NO_STORE, *overrides, name=name).write_all()
+    path = tmp_path / (out or f"{name}.zip")
+    pack_matrix(made.config, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return packed(tmp_path_factory.mktemp("packs"), "made")
+
+
+def refusal(capsys: pytest.CaptureFixture[str], arguments: Sequence[str]) -> str:
+    """Return the sentence with which a command refuses its arguments."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as end:
+        cli.main(arguments)
+    assert end.value.code == 2
+    return capsys.readouterr().err
+
+
+def without_marks(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in row.items() if key != "checked"} for row in rows]
+
+
+# The round trip
+
+
+@pytest.fixture(scope="module")
+def sent(tmp_path_factory: pytest.TempPathFactory, migrated: Path) -> tuple[Made, Path]:
+    """A made-up matrix in MLflow, where one cell has failed and one has not begun, and its pack."""
+    folder = tmp_path_factory.mktemp("sent")
+    shutil.copy(migrated, folder / "mlflow.db")
+    made = Made(folder / "results", f"sqlite:///{folder / 'mlflow.db'}", "axes={train.lr: [0.1, 0.2]}")
+    for cell in made.cells[:-2]:
+        made.end(cell)
+    made.end(made.cells[-2], state="failed")
+    path = folder / "made.zip"
+    assert pack_matrix(made.config, path) == (len(made.cells) - 1, len(made.cells))
+    return made, path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [[], ["--compare"], ["--baseline", "ppo"], ["--where", "seed=0"]])
+def test_the_table_of_a_pack_is_that_of_the_folder(
+    sent: tuple[Made, Path], capsys: pytest.CaptureFixture[str], options: list[str]
+) -> None:
+    made, path = sent
+    ours = [f"results={made.config.results}", f"tracking.uri={made.config.tracking_uri}", "name=made"]
+    ours += ["methods=[grpo,clip_b,ppo]", "seeds=[0,1]", "axes={train.lr: [0.1, 0.2]}"]
+    of_folder = listed(capsys, "smoke", *ours, *options)
+    of_pack = listed(capsys, "--pack", str(path), *options)
+    assert without_marks(of_pack) == without_marks(of_folder)
+    assert len(of_pack) >= 8
+
+
+def test_python_reads_a_pack(pack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = entrobench.Packs(pack).leaderboard()
+    rows = listed(capsys, "--pack", str(pack))
+    assert table["avg_at_k.mean"].tolist() == [row["avg_at_k"]["mean"] for row in rows]
+    assert set(table["checked"].dropna()) == {"reported"}
+    page = entrobench.Packs(pack).report(tmp_path / "page.html").read_text()
+    assert "the files made.zip" in page
+
+
+def test_the_page_of_a_pack_has_its_rows(pack: Path, tmp_path: Path) -> None:
+    page = report.report_of_packs([pack], tmp_path / "page.html").read_text()
+    for method in ("grpo", "clip_b", "ppo"):
+        assert method in page
+
+
+def test_the_same_records_give_the_same_bytes(tmp_path: Path) -> None:
+    made = Made(tmp_path / "results", NO_STORE).write_all()
+    contents = []
+    for name in ("one.zip", "two.zip"):
+        pack_matrix(made.config, tmp_path / name)
+        contents.append((tmp_path / name).read_bytes())
+    assert contents[0] == contents[1]
+
+
+def test_a_pack_is_replaced_by_one_with_the_same_answers_only(tmp_path: Path) -> None:
+    """The file may come from another person, and hold the only copy of its answers."""
+    made = Made(tmp_path / "results", NO_STORE, name="made")
+    for cell in made.cells[:4]:
+        made.write(cell)
+    path = tmp_path / "made.zip"
+    pack_matrix(made.config, path)
+    for cell in made.cells[4:]:
+        made.write(cell)
+    pack_matrix(made.config, path)  # with more cells
+    whole = path.read_bytes()
+    part = dataclasses.replace(made.config, seeds=[0])
+    with pytest.raises(UserError, match=r"made\.zip holds answers that the new pack lacks, of 3 cells \(clip_b-"):
+        pack_matrix(part, path)
+    changed = made.cells[0].folder / "evals" / "countdown-000001.json"
+    changed.write_bytes(changed.read_bytes().replace(b"1", b"0"))
+    checksums.write_checksums(made.cells[0].folder)
+    with pytest.raises(UserError, match=r"of 1 cell \(grpo-.*--out names another file"):
+        pack_matrix(made.config, path)
+    assert path.read_bytes() == whole
+    notes = tmp_path / "notes.zip"
+    notes.write_text("mine")
+    with pytest.raises(UserError, match=r"notes\.zip is not a pack"):
+        pack_matrix(made.config, notes)
+    assert notes.read_text() == "mine"
+
+
+def test_a_pack_has_no_weights_and_is_a_plain_zip_of_a_plain_tar(tmp_path: Path) -> None:
+    made = Made(tmp_path / "results", NO_STORE)
+    for cell in made.cells:
+        (cell.folder / "model").mkdir(parents=True)
+        (cell.folder / "model" / "model.safetensors").write_bytes(b"weights")
+        (cell.folder / "checkpoints").mkdir()
+        (cell.folder / "log.txt").write_text("output")
+        made.write(cell)
+    pack_matrix(made.config, tmp_path / "made.zip")
+    with zipfile.ZipFile(tmp_path / "made.zip") as file:
+        assert file.namelist() == ["manifest.json", "matrix.json", "cells.tar.xz"]
+        manifest = json.loads(file.read("manifest.json"))
+        with tarfile.open(fileobj=io.BytesIO(file.read("cells.tar.xz"))) as records:
+            names = records.getnames()
+    assert {"matrix.json", *names} == manifest["files"].keys()
+    assert {Path(name).name for name in names if name.count("/") == 2} == {
+        *("config.yaml", "state.json", "made.json", "metrics.jsonl", "sums.json")
+    }
+    assert len(entrobench.Packs(tmp_path / "made.zip").leaderboard()) == 4
+
+
+def test_a_matrix_without_a_finished_cell_is_not_packed(tmp_path: Path) -> None:
+    made = Made(tmp_path / "results", NO_STORE)
+    made.write(made.cells[0], state="failed")
+    with pytest.raises(UserError, match=r"no cell of the matrix made in .* is done, so there is nothing to pack"):
+        pack_matrix(made.config, tmp_path / "made.zip")
+    assert not (tmp_path / "made.zip").exists()
+
+
+def test_a_damaged_cell_is_not_packed(tmp_path: Path) -> None:
+    made = Made(tmp_path / "results", NO_STORE).write_all()
+    metrics = made.cells[0].folder / "metrics.jsonl"
+    metrics.write_bytes(metrics.read_bytes().replace(b"2.0", b"3.0", 1))
+    with pytest.raises(Damaged, match=r"metrics\.jsonl"):
+        pack_matrix(made.config, tmp_path / "made.zip")
+
+
+# Damage
+
+
+def test_every_changed_byte_is_noticed(pack: Path, tmp_path: Path) -> None:
+    content = pack.read_bytes()
+    changed = tmp_path / "changed.zip"
+    for place in range(0, len(content), max(len(content) // 400, 1)):
+        damaged = bytearray(content)
+        damaged[place] ^= 1 << (place % 8)
+        changed.write_bytes(damaged)
+        with pytest.raises(UserError, match=r"is not a pack|it was cut off|it was edited"):
+            archive.check_whole(changed)
+
+
+@pytest.mark.parametrize("kept", [0, 3, 100, -1, -200])
+def test_a_pack_that_was_cut_off_is_refused(
+    pack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kept: int
+) -> None:
+    short = tmp_path / "short.zip"
+    short.write_bytes(pack.read_bytes()[:kept])
+    sentence = refusal(capsys, ["leaderboard", "--pack", str(short)])
+    assert "is not a pack" in sentence or "was cut off" in sentence
+    assert len(sentence.splitlines()) == 1
+
+
+def test_a_missing_pack_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "the pack gone.zip is missing" in refusal(capsys, ["leaderboard", "--pack", "gone.zip"])
+
+
+@pytest.mark.parametrize(
+    "command", [["leaderboard", "--pack", "a.zip"], ["report", "--pack", "a.zip"], ["pack", "demo"]]
+)
+def test_a_folder_is_no_file_to_write_to(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refusal(capsys, [*command, "--out", str(tmp_path)])
+    assert said == f"entrobench: --out {tmp_path} is a folder; it must name a file\n"
+
+
+def test_a_folder_is_no_pack(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "is a folder; a pack is a file" in refusal(capsys, ["leaderboard", "--pack", str(tmp_path)])
+
+
+def edited(pack: Path, path: Path, changes: dict[str, bytes], *, mend: bool) -> Path:
+    """Copy a pack with other files in it; `mend`: with the sum at its end computed again, but not its manifest."""
+    with zipfile.ZipFile(pack) as old, zipfile.ZipFile(path, "w") as new:
+        for member in old.infolist():
+            archive.add_member(new, member.filename, changes.get(member.filename, old.read(member.filename)))
+        for name in changes.keys() - {*old.namelist()}:
+            archive.add_member(new, name, changes[name])
+        new.comment = old.comment
+    if mend:
+        content = path.read_bytes()[: -archive.END]
+        path.write_bytes(content + archive.MARK + archive.digest_before_end(path).encode())
+    return path
+
+
+def test_an_edited_pack_is_refused(pack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = edited(pack, tmp_path / "edited.zip", {"matrix.json": b"{}"}, mend=False)
+    assert "was edited since" in refusal(capsys, ["leaderboard", "--pack", str(path)])
+    path = edited(pack, tmp_path / "mended.zip", {"matrix.json": b"{}"}, mend=True)
+    assert "matrix.json in it does not fit its sum" in refusal(capsys, ["leaderboard", "--pack", str(path)])
+
+
+def with_records(
+    pack: Path, path: Path, records: dict[str, bytes], files: dict[str, Any], kind: bytes = tarfile.REGTYPE
+) -> Path:
+    """Copy a pack with these records, and with other entries in its manifest."""
+    stream = io.BytesIO()
+    with lzma.open(stream, "wb") as compressed:
+        for name, content in records.items():
+            header = tarfile.TarInfo(name)
+            header.size, header.type = len(content), kind
+            compressed.write(header.tobuf() + content + bytes(-len(content) % tarfile.BLOCKSIZE))
+        compressed.write(bytes(2 * tarfile.BLOCKSIZE))  # the end of a tar
+    with zipfile.ZipFile(pack) as old:
+        manifest = json.loads(old.read("manifest.json"))
+    manifest["files"] = {"matrix.json": manifest["files"]["matrix.json"], **files}
+    changes = {archive.RECORDS_FILE: stream.getvalue(), "manifest.json": json.dumps(manifest).encode()}
+    return edited(pack, path, changes, mend=True)
+
+
+def check_refused(path: Path, sentence: str) -> None:
+    with pytest.raises(Damaged, match=sentence), archive.unpacked(path):
+        pass
+
+
+@pytest.mark.parametrize("name", ["../outside", "cells/a/../../outside", "cells/x/run.sh", "/outside"])
+def test_only_records_of_cells_are_unpacked(pack: Path, tmp_path: Path, name: str) -> None:
+    path = with_records(pack, tmp_path / "hostile.zip", {name: b"x"}, {name: [1, "0" * 64]})
+    check_refused(path, "is not a record of a cell")
+    assert not (tmp_path / "outside").exists()
+
+
+def test_records_are_exactly_those_of_the_manifest(pack: Path, tmp_path: Path) -> None:
+    name, content = "cells/x/state.json", b"{}"
+    entry = [len(content), hashlib.sha256(content).hexdigest()]
+    path, record = tmp_path / "other.zip", {name: content}
+    check_refused(with_records(pack, path, record, {}), "its manifest.json names no file cells/x/state.json")
+    check_refused(with_records(pack, path, {}, {name: entry}), "it lacks cells/x/state.json, which its manifest.json")
+    check_refused(with_records(pack, path, record, {name: [3, entry[1]]}), "state.json in it does not fit its sum")
+    check_refused(with_records(pack, path, record, {name: [2, "0" * 64]}), "state.json in it does not fit its sum")
+    check_refused(edited(pack, path, {"more.json": b"{}"}, mend=True), "its files are not manifest.json, matrix.json")
+
+
+def test_a_small_pack_that_unpacks_to_more_than_it_says_is_refused_early(pack: Path, tmp_path: Path) -> None:
+    """Zeros compress to nothing. They are in a record, or in the header of one, which tarfile reads into memory."""
+    name, path = "cells/x/state.json", tmp_path / "bomb.zip"
+    for kind in (tarfile.REGTYPE, tarfile.XHDTYPE):
+        bomb = with_records(pack, path, {name: bytes(50_000_000)}, {name: [2, "0" * 64]}, kind)
+        assert bomb.stat().st_size < 50_000
+        check_refused(bomb, "are longer than its manifest says")
+    check_refused(with_records(pack, path, {}, {name: [9 << 30, "0" * 64]}), "its records have more than 8 GiB")
+
+
+# Several packs, and protocols
+
+
+def test_the_rows_of_two_packs_form_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ours = packed(tmp_path, "ours")
+    theirs = packed(tmp_path, "theirs", "methods=[grpo,rloo,clip_b]", "method_options={clip_b: {share: 0.5}}")
+    rows = {row["method"]: row for row in listed(capsys, "--pack", str(ours), "--pack", str(theirs))}
+    assert list(rows) == ["base model", "grpo", "clip_b", "ppo", "rloo", "clip_b (theirs)"]
+    alone = {row["method"]: row for row in listed(capsys, "--pack", str(theirs))}
+    assert rows["rloo"]["avg_at_k"] == alone["rloo"]["avg_at_k"]
+    assert rows["grpo"]["seeds_done"] == 2
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("seeds=[0,2]", r"seeds ([0, 2], not [0, 1])"),
+        ("train.steps=21", "train.steps (21, not 20)"),
+        ("eval.k=4", "eval.k (4, not 8)"),
+        ("tasks=[countdown(count=4)]", "tasks"),
+    ],
+)
+def test_rows_of_another_protocol_do_not_enter_a_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], override: str, key: str
+) -> None:
+    ours, theirs = packed(tmp_path, "ours"), packed(tmp_path, "theirs", override)
+    sentence = refusal(capsys, ["leaderboard", "--pack", str(ours), "--pack", str(theirs)])
+    assert "ours.zip" in sentence
+    assert "theirs.zip" in sentence
+    assert "rows of another protocol do not enter a table" in sentence
+    assert key in sentence
+
+
+def test_methods_models_and_machines_are_not_part_of_the_protocol(tmp_path: Path) -> None:
+    paths = [
+        packed(tmp_path, "one"),
+        packed(tmp_path, "two", "methods=[grpo,rloo]", "verify.workers=1", "hardware.micro_tokens=512"),
+    ]
+    names = []
+    for path in paths:
+        with archive.unpacked(path) as opened:
+            names.append(opened.protocol.name)
+    assert names[0] == names[1]
+    assert names[0].startswith("v1 ")
+
+
+def test_a_table_mixes_no_rulesets(tmp_path: Path, mlflow_uri: str, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = listed(capsys, "--pack", str(packed(tmp_path, "made")))
+    assert {row["ruleset"] for row in rows} == {"published"}
+    text = told(capsys, "--pack", str(tmp_path / "made.zip"))
+    assert "Ruleset published: methods have their published constants" in text
+    assert "Rows of packs, as far as `entrobench verify` has checked them: reported: grpo, clip_b, ppo." in text
+
+
+def test_tuned_and_published_cells_are_refused_in_one_table() -> None:
+    ones = np.ones((2, 2), int)
+    frames = made_up_frames({"grpo": {0: ones}, "clip_b": {0: ones}})
+    mixed = frames.cells.assign(ruleset=["published", "tuned"])
+    with pytest.raises(UserError, match=r"these cells have published \(grpo\) and tuned \(clip_b\)"):
+        check_all_comparable(Frames(mixed, frames.answers), "grpo")
+    check_all_comparable(frames, "grpo")
+
+
+def test_the_protocol_of_a_tuned_matrix_has_its_rules() -> None:
+    given = {"seeds": [0], "ruleset": "tuned", "tune": {"candidates": {"a": ["a", "b"]}, "seeds": [9], "slack": 0.02}}
+    tuned = protocol_of(given, [])
+    assert tuned.definition["tune"] == {"candidates": 2, "seeds": [9], "slack": 0.02}
+    published = protocol_of({"seeds": [0]}, [])
+    assert published.definition["ruleset"] == "published"
+    assert published.differences(tuned)[0] == "ruleset ('tuned', not 'published')"
+
+
+def test_options_contradict(pack: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("leaderboard", "report"):
+        assert "needs one of three" in refusal(capsys, [command, "demo", "--pack", str(pack)])
+
+
+def test_the_state_of_a_packed_cell_is_that_of_its_folder(pack: Path) -> None:
+    with archive.unpacked(pack) as opened:
+        assert {State.read(folder).state for folder in opened.cells} == {"done"}

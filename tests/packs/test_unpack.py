@@ -1,0 +1,221 @@
+"""`unpack` puts finished cells into another matrix folder, whole or not at all, and `run` goes on from there."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from boards import Made, listed
+
+from harness import cli
+from harness.base.errors import Damaged, UserError
+from harness.cells import checksums
+from harness.cells.spec import CellSpec
+from harness.commands.clean import removable
+from harness.commands.pack import pack_matrix, protocol_of_cells
+from harness.commands.run import unfinished
+from harness.commands.unpack import Unpacked, unpack_cells
+from harness.matrix import cells, claim
+from harness.packs import archive
+from harness.tune import tuning_matrix
+
+NO_STORE = "sqlite:///no-such-folder/mlflow.db"  # which neither packing nor unpacking opens
+
+
+def sent(tmp_path: Path, *ended: int) -> Path:
+    """Return the pack of a matrix of six cells of which these are done, and the next one has failed."""
+    made = Made(tmp_path / "sender", NO_STORE)
+    for index in ended:
+        made.write(made.cells[index])
+    made.write(made.cells[len(ended)], state="failed")
+    path = tmp_path / "made.zip"
+    pack_matrix(made.config, path)
+    return path
+
+
+def received(tmp_path: Path, pack: Path, *overrides: str, name: str = "received") -> tuple[Made, Unpacked]:
+    """Unpack a pack into a matrix of another name and another folder; return that and the counts."""
+    ours = Made(tmp_path / "receiver", NO_STORE, *overrides, name=name)
+    with archive.unpacked(pack) as opened:
+        return ours, unpack_cells(opened, ours.config, ours.cells)
+
+
+def records(folder: Path) -> dict[str, bytes]:
+    """Return the records of a cell's folder that its checksums cover, and its state and provenance."""
+    paths = [path for path in folder.rglob("*") if path.is_file() and path.name != "config.yaml"]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def called(*arguments: str) -> None:
+    """Run a command that must succeed."""
+    with pytest.raises(SystemExit) as end:
+        cli.main(arguments)
+    assert end.value.code == 0
+
+
+def states(made: Made) -> list[str]:
+    return [cell.progress().state for cell in made.cells]
+
+
+def test_finished_cells_are_put_and_run_does_the_rest(tmp_path: Path) -> None:
+    ours, counts = received(tmp_path, sent(tmp_path, 0, 1, 2))
+    assert counts == Unpacked(put=3, failed=1)
+    assert states(ours) == ["done"] * 3 + ["planned"] * 3
+    assert unfinished(ours.cells, keep_stale=False) == ours.cells[3:]
+    sender = Made(tmp_path / "sender", NO_STORE)
+    for theirs, cell in zip(sender.cells[:3], ours.cells[:3], strict=True):
+        assert records(cell.folder) == records(theirs.folder)
+        spec = CellSpec.read(cell.folder)
+        assert (spec.matrix, spec.id) == ("received", theirs.id)
+        assert spec.settings["results"] == ours.config.results
+
+
+def test_more_seeds_than_were_packed(tmp_path: Path) -> None:
+    """Each pack is of other seeds, so they have different protocols, and only a matrix can hold both."""
+    ours, counts = received(tmp_path, sent(tmp_path, 0, 1, 2), "seeds=[0,1,2]")
+    assert counts == Unpacked(put=3, failed=1)
+    assert states(ours) == ["done"] * 3 + ["planned"] * 6
+
+
+def test_cells_that_have_begun_are_kept(tmp_path: Path) -> None:
+    pack = sent(tmp_path, 0, 1)
+    ours = Made(tmp_path / "receiver", NO_STORE, name="received")
+    claim(ours.config)
+    ours.write(ours.cells[0], state="failed", last=0.5)
+    before = records(ours.cells[0].folder)
+    _, counts = received(tmp_path, pack)
+    assert counts == Unpacked(put=1, begun=1, failed=1)
+    assert records(ours.cells[0].folder) == before
+    assert received(tmp_path, pack)[1] == Unpacked(kept=1, begun=1, failed=1)
+
+
+def test_cells_of_another_setting_are_left_out(tmp_path: Path) -> None:
+    pack = sent(tmp_path, 0, 1, 2)
+    _, counts = received(tmp_path, pack, "methods=[grpo,ppo]", "seeds=[0]")
+    assert counts == Unpacked(put=2, of_others=2)
+    with pytest.raises(
+        UserError,
+        match=r"made\.zip \(matrix 'made'\) is one of the matrix 'third'; the protocols differ in train.lr",
+    ):
+        received(tmp_path, pack, "train.lr=0.5", name="third")
+    assert not (tmp_path / "receiver" / "third").exists()
+
+
+def test_another_matrix_keeps_its_folder(tmp_path: Path) -> None:
+    ours = Made(tmp_path / "receiver", NO_STORE, name="received")
+    ours.config.folder.mkdir(parents=True)
+    (ours.config.folder / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match="holds files that entrobench did not make"):
+        received(tmp_path, sent(tmp_path, 0))
+    assert [path.name for path in ours.config.folder.iterdir()] == ["notes.txt"]
+
+
+def test_a_record_that_does_not_fit_the_cells_own_sums_is_refused(tmp_path: Path) -> None:
+    """The pack's own sums fit: they are written after the change."""
+    made = Made(tmp_path / "sender", NO_STORE).write_all()
+    folder = made.cells[1].folder
+    record = next(folder.glob("evals/*.json"))
+    record.write_bytes(record.read_bytes().replace(b"0", b"1", 1))
+    assert [name for _, name in checksums.changed_records(folder)] == [str(record.relative_to(folder))]
+    path = tmp_path / "made.zip"
+    folders = [cell.folder for cell in made.cells]
+    archive.write_pack(path, "made", "{}", folders, protocol_of_cells(made.config, made.cells))
+    with pytest.raises(Damaged, match=r"made\.zip: cells/clip_b-.* it is not as it was when the cell was done"):
+        received(tmp_path, path)
+    assert not (tmp_path / "receiver").exists()
+
+
+def test_a_record_of_origin_that_is_none_is_refused(tmp_path: Path) -> None:
+    made = Made(tmp_path / "sender", NO_STORE).write_all()
+    (made.cells[1].folder / "made.json").write_text("[1]")
+    pack_matrix(made.config, tmp_path / "made.zip")
+    with pytest.raises(Damaged, match=r"made\.zip: cells/.*/made\.json is damaged"):
+        received(tmp_path, tmp_path / "made.zip")
+    assert not (tmp_path / "receiver").exists()
+
+
+def test_the_identity_decides_and_not_the_stated_id(tmp_path: Path) -> None:
+    made = Made(tmp_path / "sender", NO_STORE, "seeds=[0]").write_all()
+    first, second, third = made.cells
+    dataclasses.replace(first.spec, id=second.id).write(first.folder)
+    shutil.rmtree(second.folder)
+    path = tmp_path / "made.zip"
+    folders = [first.folder, third.folder]
+    archive.write_pack(path, "made", "{}", folders, protocol_of_cells(made.config, made.cells))
+    ours, counts = received(tmp_path, path, "seeds=[0]")
+    assert counts == Unpacked(put=2)
+    assert states(ours) == ["done", "planned", "done"]
+
+
+def test_an_interruption_leaves_whole_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pack, rename = sent(tmp_path, 0, 1), os.rename
+
+    def interrupted_at(number: int) -> Callable[[Path, Path], None]:
+        renamed: list[Path] = []
+
+        def rename_or_stop(source: Path, target: Path) -> None:
+            if len(renamed) == number:
+                raise KeyboardInterrupt
+            renamed.append(target)
+            rename(source, target)
+
+        return rename_or_stop
+
+    monkeypatch.setattr(os, "rename", interrupted_at(1))
+    with pytest.raises(KeyboardInterrupt):
+        received(tmp_path, pack)
+    monkeypatch.undo()
+    ours = Made(tmp_path / "receiver", NO_STORE, name="received")
+    assert sorted(states(ours)) == ["done"] + ["planned"] * 5
+    assert not list(removable(ours.config))
+    assert received(tmp_path, pack)[1] == Unpacked(put=1, kept=1, failed=1)
+
+
+def test_what_a_killed_process_left_is_cleaned(tmp_path: Path) -> None:
+    ours, _ = received(tmp_path, sent(tmp_path, 0))
+    left = ours.config.folder / f".{ours.cells[1].folder.name}.999999999"
+    left.mkdir()
+    (left / "config.yaml").write_text("cell: 0123\n")
+    assert left in [leftover.path for leftover in removable(ours.config)]
+    assert states(ours)[0] == "done"
+
+
+@pytest.mark.parametrize("ruleset", ["published", "tuned"])
+def test_the_candidates_of_tuning(tmp_path: Path, ruleset: str) -> None:
+    """Also before there is a choice, which the ruleset `tuned` asks for elsewhere."""
+    candidates = "tune.candidates={grpo: [grpo, grpo(lr=2e-3)], clip_b: [clip_b, clip_b(share=0.05)]}"
+    methods = ("methods=[grpo,clip_b]", candidates)
+    made = [Made(tmp_path / side, NO_STORE, *methods) for side in ("sender", "receiver")]
+    for side in made:
+        side.config = tuning_matrix(side.config)
+        side.cells = cells(side.config)
+    sender, ours = made
+    sender.write_all()
+    pack = str(tmp_path / "made-tune.zip")
+    for command, side in ((["pack", "--out", pack], sender), (["unpack", pack], ours)):
+        given = ["name=made", f"results={side.config.results}", f"tracking.uri={NO_STORE}", f"ruleset={ruleset}"]
+        called(*command, "smoke", *given, *methods, "--candidates")
+    assert states(ours) == ["done"] * len(sender.cells)
+    for theirs, cell in zip(sender.cells, ours.cells, strict=True):
+        assert records(cell.folder) == records(theirs.folder)
+
+
+@pytest.mark.slow
+def test_the_table_of_the_receiver_is_that_of_the_sender(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], put_store: Callable[[Path], None]
+) -> None:
+    put_store(tmp_path / "results")
+    made = Made(tmp_path / "sender", NO_STORE).write_all()
+    pack = tmp_path / "made.zip"
+    pack_matrix(made.config, pack)
+    given = [f"results={tmp_path / 'results'}", "name=made", "methods=[grpo,clip_b,ppo]", "seeds=[0,1]"]
+    called("unpack", str(pack), "smoke", *given)
+    called("sync", "smoke", *given)
+    assert "6 cells put into the matrix" in capsys.readouterr().out
+    of_pack = listed(capsys, "--pack", str(pack))
+    of_folder = listed(capsys, "smoke", *given)
+    assert [row | {"checked": None} for row in of_pack] == [row | {"checked": None} for row in of_folder]

@@ -1,0 +1,232 @@
+"""`verify` judges the answers in a pack again: a wrong verdict, score or identity is found, whatever its sums say."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+from answered import answered_pack, changed_made
+from boards import listed
+from trainers import SHORT
+
+from harness import cli
+from harness.base import files
+from harness.cells import checksums
+from harness.cells.log import MetricsLog
+from harness.cells.provenance import Made, processor
+from harness.cells.spec import CellSpec
+from harness.cells.state import State
+from harness.commands.pack import pack_matrix
+from harness.config import load_config
+from harness.matrix import Cell, cells
+from harness.packs import archive, replay
+from harness.table.verified import marks_path
+
+pytestmark = pytest.mark.slow
+
+
+def verified(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
+    """Return the output of `entrobench verify`, on one line."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as end:
+        cli.main(["verify", *arguments])
+    out, err = capsys.readouterr()
+    assert end.value.code == code, out + err
+    return " ".join((out + err).split())
+
+
+def test_a_sound_pack_is_judged_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pack = answered_pack(tmp_path)
+    output = verified(capsys, str(pack))
+    assert "grpo 2 80 0 0 judged again" in output
+    assert "clip_b 2 80 0 0 judged again" in output
+    assert "protocol v1 " in output
+    rows = listed(capsys, "--pack", str(pack))
+    assert {row["checked"] for row in rows if row["method"] != "base model"} == {"judged again"}
+
+
+def test_marks_hold_for_these_bytes_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pack = answered_pack(tmp_path)
+    verified(capsys, str(pack))
+    pack.unlink()
+    other = answered_pack(tmp_path, "eval.every=1")
+    assert marks_path(pack) == marks_path(other)
+    assert {row["checked"] for row in listed(capsys, "--pack", str(other))[1:]} == {"reported"}
+
+
+def test_what_cannot_be_done_is_said_before_anything_is_judged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack = answered_pack(tmp_path)
+    verified(capsys, str(pack))
+    marks = marks_path(pack).read_bytes()
+
+    def judge(*_: object) -> None:
+        raise AssertionError("judged")
+
+    monkeypatch.setattr("harness.packs.audit.audit_pack", judge)
+    assert "plugin nope cannot be imported" in verified(capsys, str(pack), "--plugin", "nope", code=2)
+    assert "--replay is 'nope', which is not a cell" in verified(capsys, str(pack), "--replay", "nope", code=2)
+    with archive.unpacked(pack) as opened:
+        cell = CellSpec.read(opened.cells[0]).id
+    assert "--steps is 0; allowed: 1 to" in verified(capsys, str(pack), "--replay", cell, "--steps", "0", code=2)
+    assert marks_path(pack).read_bytes() == marks
+
+
+def wrong_verdict(samples: list[dict[str, Any]]) -> None:
+    """Claim that an answer without a box is right, and has a form of its own."""
+    samples[2]["verdicts"][2] = "right"
+    samples[2]["answers"][2] = "1+1"
+
+
+def test_a_wrong_verdict_is_found_though_all_sums_and_scores_fit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = verified(capsys, str(answered_pack(tmp_path, edit=wrong_verdict)), code=1)
+    assert "wrong: clip_b s1" in output
+    assert "countdown at step 1: answer 3 to" in output
+    assert "is unparsed, stored as right" in output
+    assert "1 cell of 4 contradict" in output
+    assert "clip_b 2 80 0 1 reported" in output
+    assert "grpo 2 80 0 0 judged again" in output
+
+
+def raised_score(cell: Cell) -> None:
+    log = MetricsLog(cell.folder)
+    lines = log.read()
+    lines[1]["metrics"]["eval/countdown/avg"] += 0.05
+    log.write(lines)
+    checksums.write_checksums(cell.folder)
+
+
+def other_identity(cell: Cell) -> None:
+    spec = CellSpec.read(cell.folder)
+    spec.identity["train"]["lr"] = 0.5
+    spec.write(cell.folder)
+
+
+def fewer_steps(cell: Cell) -> None:
+    MetricsLog(cell.folder).truncate(0)
+    checksums.write_checksums(cell.folder)
+
+
+def other_prompt(samples: list[dict[str, Any]]) -> None:
+    samples[0]["prompt"] = "1 1 2=4:"
+
+
+def other_problem(samples: list[dict[str, Any]]) -> None:
+    samples[0]["problem"] = "of my own"
+
+
+def no_verdicts(cell: Cell) -> None:
+    """Leave samples out of which a key is missing, with right sums."""
+    for path in (cell.folder / "samples").glob("evaluate-*"):
+        records = files.read_lines(path)
+        del records[0]["verdicts"]
+        files.write_lines(path, records)
+    checksums.write_checksums(cell.folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"then": raised_score}, "its answers give eval/countdown/avg = "),
+        ({"then": other_identity}, "its identity has the hash "),
+        ({"then": fewer_steps}, "metrics.jsonl does not hold the steps 0 to 1"),
+        ({"then": no_verdicts}, "its records are not those of a cell (KeyError"),
+        ({"edit": other_prompt}, "is another one"),
+        ({"edit": other_problem}, "its problems are not the first 5 of test"),
+    ],
+)
+def test_records_that_contradict_themselves_are_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], sentence: str
+) -> None:
+    output = verified(capsys, str(answered_pack(tmp_path, **changes)), code=1)
+    assert sentence in output
+    assert "reported" in output
+
+
+def test_counts_without_answers_are_as_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def without_samples(cell: Cell) -> None:
+        for path in (cell.folder / "samples").glob("*"):
+            path.unlink()
+        checksums.write_checksums(cell.folder)
+
+    output = verified(capsys, str(answered_pack(tmp_path, then=without_samples)))
+    assert "clip_b 2 40 0 0 reported" in output
+    assert "has no answers, only their counts" in output
+
+
+def test_plugins_that_a_pack_names_are_not_imported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def with_plugin(cell: Cell) -> None:
+        spec = CellSpec.read(cell.folder)
+        dataclasses.replace(spec, settings={**spec.settings, "plugins": ["hostile"]}).write(cell.folder)
+
+    (tmp_path / "hostile.py").write_text("raise RuntimeError('imported')\n")
+    monkeypatch.chdir(tmp_path)
+    pack = answered_pack(tmp_path, then=with_plugin)
+    assert "clip_b 2 80 0 0 judged again" in verified(capsys, str(pack))
+
+
+# Replay
+
+
+def last_cell(pack: Path) -> str:
+    record = files.read_json(marks_path(pack))
+    return str(list(record["cells"])[-1])
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({}, "it was trained on a processor, and this machine is "),
+        ({"device": "cuda"}, "it was trained on cuda, where sums are not repeated bit for bit"),
+        ({"processor": processor()}, "cannot be replayed here: the base model countdown-tiny is "),
+    ],
+)
+def test_a_cell_that_this_machine_cannot_repeat_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], fields: dict[str, Any], sentence: str
+) -> None:
+    changed: list[str] = []
+
+    def change(cell: Cell) -> None:
+        changed_made(cell, **fields)
+        changed.append(cell.id)
+
+    pack = answered_pack(tmp_path, then=change)
+    assert sentence in verified(capsys, str(pack), "--replay", changed[0], "--steps", "1", code=2)
+
+
+def test_an_unknown_cell_and_too_many_steps_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pack = answered_pack(tmp_path)
+    assert "--replay is 'x', which is not a cell of the pack" in verified(capsys, str(pack), "--replay", "x", code=2)
+    verified(capsys, str(pack))
+    steps = ["--replay", last_cell(pack), "--steps", "7"]
+    assert "--steps is 7; allowed: 1 to 1" in verified(capsys, str(pack), *steps, code=2)
+
+
+def test_the_steps_of_a_cell_are_replayed_bit_for_bit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = load_config("demo", [*SHORT, "methods=[grpo]", "seeds=[0]", f"results={tmp_path / 'results'}"])
+    [cell] = cells(config)
+    trained = replay.trained_lines(cell.spec, cell.folder, config.train.steps)
+    assert len(trained) == 5
+    base_model = replay.models.resolve(cell.model)
+    digest = base_model.digest(base_model.folder())
+    made = Made("a", 1.0, "0.1.0", None, None, cell.sources, {}, processor(), "cpu", digest, "h")
+    for edited, code in ((False, 0), (True, 1)):
+        made.write(cell.folder)
+        if edited:
+            log = MetricsLog(cell.folder)
+            lines = log.read()
+            lines[2]["metrics"]["entropy/mean"] += 1e-12
+            log.write(lines)
+        checksums.write_checksums(cell.folder)
+        State("done", durable_step=4, seconds=1, device="cpu").write(cell.folder)
+        pack_matrix(config, tmp_path / "demo.zip")
+        output = verified(capsys, str(tmp_path / "demo.zip"), "--replay", cell.id, "--steps", "2", code=code)
+        assert ("grpo 1 64 0 0 replayed" in output) == (code == 0)
+        assert ("replayed, step 2: entropy/mean is " in output) == (code == 1)

@@ -1,0 +1,401 @@
+"""Cells of several ranks, as real processes: the same results as one process, and no orphans."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+from cells import ONE, divided, lines, write
+from companions import on_ranks, run_ranks
+from living import at_work, wait_until
+from safetensors.torch import load_file
+from trainers import build, sampled, weights
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from harness import ranks
+from harness.base import files
+from harness.base.errors import short
+from harness.cells import attempts
+from harness.cells.checkpoint_seal import FOLDER as CHECKPOINTS
+from harness.cells.state import State
+from harness.config import Hardware, Train
+from harness.launch import cell
+from harness.methods import batch
+from harness.methods.batch import Rollout, TokenBatch, TokenStats
+from harness.rollout import models
+from harness.tokens import metrics
+from harness.tokens import statistics as tokenstats
+from harness.tokens.metrics import Stopwatch
+from harness.train.collect import Answered, Collected, shared_out
+from harness.train.policy import Policy
+from tasks import Problem, Verdict, Verifier
+from tasks.countdown import Countdown
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_a_relay_of_one_two_and_one_processes_is_one_process(tmp_path: Path) -> None:
+    """Also where activations are computed again and moments are offloaded, and with a checkpoint of each handed to the
+    other. Two processes end where the entropy is too low, and not at the step that was asked for."""
+    shared = ["train.steps=4", "eval.every=1"]
+    write(tmp_path / "whole", *shared)
+    cell.work(tmp_path / "whole")
+    whole = lines(tmp_path / "whole")
+    first, second = (whole[step]["entropy/mean"] for step in (1, 2))
+    # The rounding of some processors lets the entropy rise, and no bound on it can end the second step.
+    falls = second < 0.99 * first
+    end = f"stop.entropy_below={(first + second) / 2}" if falls else "train.steps=2"
+
+    write(tmp_path / "relay", *shared, "train.steps=1", key=ONE)
+    cell.work(tmp_path / "relay")
+    write(tmp_path / "relay", *shared, end, "hardware.ranks=2", *SAVING, key=ONE)
+    assert run_ranks(tmp_path / "relay") == 0
+    state = State.read(tmp_path / "relay")
+    assert (state.state, state.collapsed, state.durable_step) == ("done", 2 if falls else None, 2)
+    assert list(lines(tmp_path / "relay")) == [0, 1, 2]
+    of_two = load_file(tmp_path / "relay" / "model" / "model.safetensors")
+    write(tmp_path / "relay", *shared, key=ONE)
+    cell.work(tmp_path / "relay")
+    assert not attempts.earlier_attempts(tmp_path / "relay"), "each goes on from the checkpoint of the one before"
+
+    relay = lines(tmp_path / "relay")
+    assert list(relay) == list(whole) == list(range(5))
+    for step, record in whole.items():
+        assert relay[step].keys() == record.keys()
+        for name, value in record.items():
+            assert relay[step][name] == pytest.approx(value, rel=1e-3, abs=1e-5), (step, name)
+    for step in whole:
+        name = f"evals/countdown-{step:06d}.json"
+        one, other = (files.read_json(tmp_path / run / name) for run in ("whole", "relay"))
+        assert one["problems"] == other["problems"]
+        assert one["right"] == other["right"]
+    one, other = (load_file(tmp_path / run / "model" / "model.safetensors") for run in ("whole", "relay"))
+    assert one.keys() == other.keys() == of_two.keys()
+    for name, weight in one.items():
+        # Adam makes steps of the learning rate, 1e-3, out of gradients that are almost nothing but rounding.
+        torch.testing.assert_close(other[name], weight, rtol=1e-4, atol=1e-4)
+
+
+SAVING = ["hardware.recompute=true", "hardware.offload=true"]
+AHEAD = ["rollout.lag=2", "train.resample.multiplier=1.5", "train.resample.max_batches=2"]
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_one_process_trains_on_rollouts_in_flight_of_two_killed_ones(tmp_path: Path) -> None:
+    """Kill the process of the cell alone, with which its ranks end."""
+    write(tmp_path / "whole", *AHEAD)
+    cell.work(tmp_path / "whole")
+
+    write(tmp_path / "relay", *AHEAD, "hardware.ranks=2")
+    script = "import sys; from pathlib import Path; from harness.launch import cell; cell.divide(Path(sys.argv[1]), 2)"
+    parent = subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "relay")], stdin=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: State.read(tmp_path / "relay").durable_step >= 2)
+        assert len(at_work(tmp_path / "relay")) == 3
+    finally:
+        parent.kill()
+        parent.wait()
+    wait_until(lambda: not at_work(tmp_path / "relay"))
+    assert State.read(tmp_path / "relay").durable_step < 6, "otherwise nothing is left for one process"
+    write(tmp_path / "relay", *AHEAD)
+    cell.work(tmp_path / "relay")
+    assert not attempts.earlier_attempts(tmp_path / "relay"), "it goes on from their checkpoint"
+
+    whole, relay = lines(tmp_path / "whole"), lines(tmp_path / "relay")
+    assert list(relay) == list(whole) == list(range(7))
+    for step, record in whole.items():
+        assert relay[step].keys() == record.keys()
+        for name, value in record.items():
+            assert relay[step][name] == pytest.approx(value, rel=1e-3, abs=1e-5), (step, name)
+    one, other = (load_file(tmp_path / run / "model" / "model.safetensors") for run in ("whole", "relay"))
+    for name, weight in one.items():
+        # Adam makes steps of the learning rate, 1e-3, out of gradients that are almost nothing but rounding.
+        torch.testing.assert_close(other[name], weight, rtol=1e-3, atol=1e-4)
+
+
+def collecting_rank(rank: int, folder: Path) -> None:
+    """Saves what a rank trains on, what all have in flight, and that of one process as this rank has it; and which
+    problems of an evaluation it has judged."""
+    trainer = build(folder / str(rank), "grpo", "hardware.ranks=2", *AHEAD)
+    collector = trainer.collector
+    found, state = collector.collect(1, Stopwatch()), collector.state()
+    collector.load_state(torch.load(folder / "alone.pt"))
+    judged: set[str] = set()
+
+    def verdicts(task: Countdown, pairs: Sequence[tuple[Problem, str]], _: Verifier) -> list[Verdict]:
+        judged.update(problem.id for problem, _ in pairs)
+        return [task.verdict(*pair) for pair in pairs]
+
+    with mock.patch.object(Countdown, "verdicts", verdicts):
+        scores = trainer.evaluate(0)
+    torch.save((found, state, collector.in_flight, judged, scores), folder / f"{rank}.pt")
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_two_ranks_collect_what_one_process_does(tmp_path: Path) -> None:
+    trainer = build(tmp_path / "alone", "grpo", *AHEAD)
+    alone = trainer.collector
+    whole, state = alone.collect(1, Stopwatch()), alone.state()
+    torch.save(state, tmp_path / "alone.pt")
+    on_ranks(collecting_rank, tmp_path)
+    shares = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(2)]
+    evaluated = [problem.id for problem in trainer.parts.task.problems("test")[:8]]
+    assert [judged for *_, judged, _ in shares] == [set(evaluated[::2]), set(evaluated[1::2])]
+    assert [scores for *_, scores in shares] == [trainer.evaluate(0), {}]
+    for rank, (found, theirs, taken_over, *_) in enumerate(shares):
+        assert [plain(each) for each in found.answered] == [plain(each) for each in of_rank(rank, whole)]
+        assert (found.generated, found.record) == (whole.generated, whole.record)
+        assert {step: each.answered for step, each in taken_over.items()} == {
+            step: of_rank(rank, each) for step, each in alone.in_flight.items()
+        }
+        assert theirs["generated"] == state["generated"]
+        assert theirs["in_flight"].keys() == state["in_flight"].keys() == {2, 3}
+        for step, packed in state["in_flight"].items():
+            other = theirs["in_flight"][step]
+            assert torch.equal(other.pop("tokens"), packed["tokens"])
+            # The same tokens in other company are computed by other products of matrices.
+            torch.testing.assert_close(other.pop("logp"), packed["logp"], rtol=1e-5, atol=1e-5)
+            assert other == {name: value for name, value in packed.items() if name not in ("tokens", "logp")}
+
+
+def logging_rank(rank: int, folder: Path) -> None:
+    """Save the means that a rank logs of its own tokens, of which it has none in one part."""
+    parts = [[{"x": torch.tensor([1.0, 2.0])}, {"x": torch.tensor([6.0])}], [{"x": torch.tensor([])}]]
+    torch.save(metrics.of_updates(parts[rank] + [{"x": torch.tensor([9.0 + rank])}]), folder / f"{rank}.pt")
+
+
+@pytest.mark.processes
+def test_two_ranks_log_the_mean_of_all_tokens_of_an_update(tmp_path: Path) -> None:
+    on_ranks(logging_rank, tmp_path)
+    expected = (1 + 2 + 6 + 9 + 10) / 5
+    assert [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)] == [{"updates/x": expected}] * 2
+
+
+def of_rank(rank: int, whole: Collected) -> list[Answered]:
+    """Return half of each of two mini-batches, with about half of its tokens."""
+    owners = shared_out([each.tokens for each in whole.answered], 2, 2)
+    assert owners != [0, 0, 1, 1, 0, 0, 1, 1], "otherwise no group moves to another rank than the one that sampled it"
+    return [each for each, owner in zip(whole.answered, owners, strict=True) if owner == rank]
+
+
+def plain(found: Answered) -> tuple[object, ...]:
+    """Return all but the log-probabilities, which rounding may change."""
+    return found.place, found.problem, found.verdicts, [(r.prompt, r.response, r.finished) for r in found.rollouts]
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_the_rank_that_fails_says_why_and_ends_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "one_rank_fails.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from harness import ranks\n"
+        "from harness.methods.verbs import Control\n"
+        "from harness.train.policy import CellFailure\n"
+        "@dataclass(frozen=True)\n"
+        "class Failing(Control):\n"
+        "    def weights(self, old, advantages_T, batch):\n"
+        "        if ranks.own_rank() == 1:\n"
+        "            raise CellFailure('the second rank has had enough')\n"
+        "        return 1.0\n"
+        "METHODS = {'failing': Failing}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    write(tmp_path / "cell", "hardware.ranks=2", "plugins=[one_rank_fails]", method="failing")
+    assert divided(tmp_path / "cell", 2) == 1
+    state = files.read_json(tmp_path / "cell" / "state.json")
+    assert (state["state"], state["reason"]) == ("failed", "the second rank has had enough (in stats of step 1)")
+
+
+def cut_tensors(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-40])
+
+
+def change_width(folder: Path) -> None:
+    stated = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(stated | {"intermediate_size": stated["intermediate_size"] + 1}))
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("harm", "start", "end"),
+    [
+        (cut_tensors, "model {} cannot be read: model.safetensors: ", "(in loading the model)"),
+        (change_width, "the tensors in {} cannot be read: model.safetensors has ", "(in loading the model)"),
+    ],
+)
+def test_two_ranks_say_once_why_a_model_cannot_be_read(
+    harm: Callable[[Path], None], start: str, end: str, tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(models.resolve("countdown-tiny").folder(), model)
+    harm(model)
+    write(tmp_path / "cell", "hardware.ranks=2", f"models=[{model}]", model=str(model))
+    assert run_ranks(tmp_path / "cell") == 1
+    state, log = State.read(tmp_path / "cell"), (tmp_path / "cell" / "log.txt").read_text()
+    reason = str(state.reason)
+    assert state.state == "failed"
+    assert reason.startswith(start.format(short(str(model))))
+    assert reason.endswith(end)
+    assert [line for line in log.splitlines() if "cannot be read" in line] == [f"failed: {reason}"]
+    assert "Traceback" not in log
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_two_ranks_say_once_that_a_checkpoint_is_damaged(tmp_path: Path) -> None:
+    folder = tmp_path / "cell"
+    write(folder, "train.steps=1", "eval.every=0", key=ONE)
+    cell.work(folder)
+    [shard] = (folder / CHECKPOINTS / "step-000001").glob("shard-*")
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+    write(folder, "train.steps=2", "eval.every=0", "hardware.ranks=2", key=ONE)
+    assert run_ranks(folder) == 0
+    assert State.read(folder).state == "done"
+    [aside] = attempts.earlier_attempts(folder)
+    log = "".join((each / "log.txt").read_text() for each in (aside, folder))
+    assert log.count(f"warning: the checkpoint {shard.parent} is damaged ({shard.name})\n") == 1
+    assert log.count("training starts at step 0: the earlier attempt was left without a whole checkpoint") == 1
+    assert "Traceback" not in log
+
+
+SIZES = {
+    "vocab_size": 5003,  # odd, and large enough for the streaming statistics
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "tie_word_embeddings": False,
+}
+
+
+def responses(group: int) -> list[Rollout]:
+    """Longer ones in later groups."""
+    generator = torch.Generator().manual_seed(group)
+    prompt, *tails = (
+        torch.randint(1, 5000, (n,), generator=generator).tolist() for n in (3 + group, *[5 * group + 3] * 3)
+    )
+    return [Rollout(prompt, tail, [-1.0] * len(tail), True) for tail in tails]
+
+
+def trained(folder: Path, groups: Sequence[int], recompute: bool) -> dict[str, torch.Tensor]:
+    """Gradient norms, statistics and weights of three updates on these groups, in micro-batches of one or two."""
+    policy = Policy(folder, Train(lr=1e-2), 0.9, "cpu", torch.float32, Hardware(micro_tokens=90, recompute=recompute))
+    batch = TokenBatch.of([responses(group) for group in groups], [0.0] * 3 * len(groups), 100, "cpu")
+    found = {"idle": torch.tensor([len(part.index_T) == 0 for part in policy.micro_batches(batch)])}
+    for update in range(3):
+        stats = policy.stats(batch, frozenset({"sum_p2"}))
+        found[f"deviation {update}"] = batch.global_mean(stats.discriminator - stats.expected_discriminator)
+        for part in policy.micro_batches(batch):
+            current = policy.current(part, frozenset({"entropy_grad"}))
+            assert current.entropy is not None
+            policy.backward((0.1 * current.entropy - 0.5 * current.logp).sum() / 500)
+        found[f"norm {update}"] = torch.tensor(policy.step(1))
+    return found | {name: ranks.whole_weight(weight.detach()) for name, weight in policy.module.named_parameters()}
+
+
+UNEQUAL = ([0, 1, 2], [3, 4, 5, 6, 7])
+
+
+def rank_main(rank: int, folder: Path) -> None:
+    for batch.LONG in (10**6, 0):  # with padding, and without
+        for recompute in (False, True):
+            found = trained(folder / "model", UNEQUAL[rank], recompute)
+            torch.save(found, folder / f"{rank}-{recompute}-{batch.LONG}.pt")
+
+
+@pytest.mark.processes
+def test_unequal_shares_add_up_to_one_process(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    Qwen3ForCausalLM(Qwen3Config(**SIZES)).save_pretrained(tmp_path / "model")
+    on_ranks(rank_main, tmp_path)
+    alone = trained(tmp_path / "model", range(8), recompute=False)
+    for rank in range(2):
+        for recompute, least in itertools.product((False, True), (10**6, 0)):
+            together = torch.load(tmp_path / f"{rank}-{recompute}-{least}.pt")
+            assert together.pop("idle").any() == (rank == 0)
+            for name, value in together.items():
+                # Adam makes steps of the learning rate, 1e-2, out of the few gradients that are nothing but rounding.
+                close = torch.isclose(value, alone[name], rtol=2e-5, atol=2e-5).double().mean()
+                assert close > 0.999, name
+                torch.testing.assert_close(value, alone[name], rtol=2e-5, atol=2e-3, msg=name)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("backend", ["dense", "torch"])
+def test_an_idle_pass_gives_nothing_to_anyone(
+    backend: str, temperature: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenstats, "SMALL", 10**6 if backend == "dense" else 0)
+    trainer = build(tmp_path, "grpo", f"rollout.temperature={temperature}")
+    groups = sampled(trainer, 1)
+    batch = TokenBatch.of(groups, [0.0, 1.0] * 32, 20, "cpu")
+    idle = batch.idle()
+    assert len(idle) == 1
+    found = trainer.policy.current(idle, frozenset({"entropy_grad"}))
+    assert found.logp.shape == (0,)
+    assert found.entropy is not None
+    (found.logp.sum() + found.entropy.sum()).backward()
+    gradients = [weight.grad for weight in trainer.policy.module.parameters()]
+    assert all(grad is not None and not grad.any() for grad in gradients)
+    stats = [trainer.policy.stats(each, frozenset({"sum_p2"})) for each in (batch, idle)]
+    joined = TokenStats.cat(stats)
+    assert torch.equal(joined.logp, stats[0].logp)
+
+
+@pytest.mark.slow
+def test_activations_computed_again_are_the_same(tmp_path: Path) -> None:
+    found = []
+    for recompute in (False, True):
+        trainer = build(tmp_path / str(recompute), "grpo+entropy_bonus", f"hardware.recompute={recompute}")
+        body = trainer.policy.module.base_model
+        assert body.is_gradient_checkpointing == recompute
+        record = trainer.train_step(1, Stopwatch())
+        found.append((record["loss/policy"], record["gradient/norm"], weights(trainer)))
+    (loss, norm, one), (loss_again, norm_again, other) = found
+    assert loss_again == pytest.approx(loss, rel=1e-4, abs=1e-7)
+    assert norm_again == pytest.approx(norm, rel=1e-4)
+    for a, b in zip(one, other, strict=True):
+        torch.testing.assert_close(b, a, rtol=1e-3, atol=1e-4)
+
+
+# Work that rank 0 alone asks for
+
+
+def tenfold(items: list[int], *, plus: int) -> list[int]:
+    assert items, "nobody is asked for nothing"
+    return [10 * item + plus + ranks.own_rank() for item in items]
+
+
+def share_main(rank: int, folder: Path) -> None:
+    with ranks.on_all_ranks(tenfold) as work:
+        found = None if work is None else [work([1, 2, 3], plus=4), work([7], plus=0)]
+    files.write_json(folder / f"{rank}.json", {"found": found})
+
+
+@pytest.mark.processes
+def test_two_ranks_share_what_the_first_one_asks_for(tmp_path: Path) -> None:
+    on_ranks(share_main, tmp_path)
+    assert files.read_json(tmp_path / "0.json")["found"] == [[14, 25, 34], [70]]
+    assert files.read_json(tmp_path / "1.json")["found"] is None
+
+
+def test_alone_the_work_is_done_here() -> None:
+    with ranks.on_all_ranks(lambda items: [-item for item in items]) as work:
+        assert work is not None
+        assert work([1, 2]) == [-1, -2]

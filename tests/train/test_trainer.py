@@ -1,0 +1,413 @@
+"""The loop on the real model: repeatable bit for bit, independent of how tokens are split, stoppable anywhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from trainers import asked, build, records, same, sampled, weights
+
+from harness import config, matrix
+from harness.base.errors import CellFailure, UserError
+from harness.cells import evaluation_files
+from harness.launch import cell
+from harness.methods.batch import Rollout, TokenBatch
+from harness.tokens.metrics import Stopwatch
+from harness.train.collect import Collected
+from harness.train.policy import Policy, check_vocabulary
+from tasks.countdown import evaluate_expression
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "overrides"),
+    [
+        ("grpo+clip_b", []),
+        ("ppo", []),
+        ("adaptive_entropy(target=9,delta=0.01,highest=1)", []),
+        ("grpo+clip_b", ["rollout.lag=1", "train.resample.multiplier=1.5", "correction.kind=truncated"]),
+    ],
+)
+def test_same_seed_same_bits_and_a_resumed_run_is_the_uninterrupted_one(
+    method: str, overrides: list[str], tmp_path: Path
+) -> None:
+    whole = build(tmp_path / "whole", method, *overrides)
+    whole.run(lambda step: None)
+    again = build(tmp_path / "again", method, *overrides)
+
+    class Killed(Exception):
+        pass
+
+    def kill(step: int) -> None:
+        # As a SIGKILL in the middle of step 4 would leave it: step 3 logged, the checkpoint at step 2.
+        again.train_step(3, Stopwatch())
+        again.log.append(3, 0.0, {"reward/mean": 77.0})
+        raise Killed
+
+    with pytest.raises(Killed):
+        again.run(kill)
+    resumed = build(tmp_path / "again", method, *overrides)
+    sample, sampled_for = resumed.collector.sample, []
+
+    def heard(step: int, *asked: Any, **given: Any) -> Collected:
+        sampled_for.append(step)
+        return sample(step, *asked, **given)
+
+    resumed.collector.sample = heard  # type: ignore[method-assign]
+    resumed.run(lambda step: None)
+    lag = resumed.config.rollout.lag
+    assert sampled_for == [3, 4][lag:], "what was in flight at the checkpoint is not sampled again"
+    assert records(tmp_path / "again") == records(tmp_path / "whole")
+    assert [line["step"] for line in records(tmp_path / "whole")] == [0, 1, 2, 3, 4]
+    assert same(weights(resumed), weights(whole))
+    assert resumed.method.state() == whole.method.state()
+    first = records(tmp_path / "whole")[1]
+    assert first["reward/mean"] > 0, "nothing to learn from would make this test empty"
+
+
+@pytest.mark.slow
+def test_another_seed_or_method_changes_the_run_but_not_its_first_rollouts(tmp_path: Path) -> None:
+    plain, clipped = build(tmp_path / "a", "grpo"), build(tmp_path / "b", "clip_b(share=0.2)")
+    one, other = plain.train_step(1, Stopwatch()), clipped.train_step(1, Stopwatch())
+    for key in ("reward/mean", "entropy/mean", "responses/distinct", "responses/length"):
+        assert one[key] == other[key], "methods of a seed block share initial weights, prompts and sampling seeds"
+    assert not same(weights(plain), weights(clipped))
+    plain.collector.parts = dataclasses.replace(plain.parts, seed=1)
+    assert [p.id for p in asked(plain, 1)] != [p.id for p in asked(clipped, 1)]
+
+
+LOGGING = """
+from dataclasses import dataclass
+from functools import cached_property
+from harness.methods.verbs import Control
+
+@dataclass(frozen=True)
+class Logging(Control):
+    @cached_property
+    def heard(self):
+        return []
+
+    @cached_property
+    def seen(self):
+        return []
+
+    def step_marks(self, view):
+        return {"farthest": (view.ratio_T.log().abs()).max()}
+
+    def metrics(self, view):
+        return {"ratio": 77.0}
+
+    def update_metrics(self, view):
+        assert not view.current.logp.requires_grad
+        self.seen.append((len(view.ratio_T), float(view.marks["farthest"])))
+        return {"ratio": view.ratio_T, "risen": view.ratio_T > 1, "quarter": 0.25, "farthest": view.marks["farthest"]}
+
+    def observe(self, metrics):
+        self.heard.append(metrics)
+
+METHODS = {"logging": Logging}
+"""
+
+
+def test_a_method_logs_numbers_of_each_update_and_hears_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compare with the trainer's own mean ratio, and with a mean over tokens of the numbers that a method returned."""
+    (tmp_path / "logging_plugin.py").write_text(LOGGING)
+    monkeypatch.syspath_prepend(tmp_path)
+    shared = ["plugins=[logging_plugin]", "train.lr=1e-2", "hardware.micro_tokens=256"]
+    trainer = build(tmp_path / "logging", "logging", *shared)
+    record = trainer.train_step(1, Stopwatch())
+    control = trainer.method.controls["logging"]
+    seen = vars(control)["seen"]
+    assert len(seen) > 2, "otherwise no update has several parts"
+    assert len({farthest for _, farthest in seen}) == 2, "otherwise the two updates cannot be told apart"
+    assert record["updates/logging/ratio"] == pytest.approx(record["ratio/mean"], rel=1e-12)
+    assert record["updates/logging/ratio"] != 1
+    assert 0 < record["updates/logging/risen"] < 1
+    assert record["updates/logging/quarter"] == 0.25
+    total = sum(tokens for tokens, _ in seen)
+    mean = sum(tokens * farthest for tokens, farthest in seen) / total
+    assert record["updates/logging/farthest"] == pytest.approx(mean, rel=1e-6)
+    assert record["logging/ratio"] == 77.0, "a number of the same key from before the update stays"
+    (heard,) = vars(control)["heard"]
+    assert heard["ratio"] == 77.0
+    assert heard["updates/ratio"] == heard["updates/logging/ratio"] == record["updates/logging/ratio"]
+    plain = build(tmp_path / "plain", "grpo", *shared)
+    plain.train_step(1, Stopwatch())
+    assert same(weights(plain), weights(trainer)), "logging changes no gradient"
+
+
+def test_the_prompt_order_depends_on_the_step_alone(tmp_path: Path) -> None:
+    trainer = build(tmp_path, "grpo", "train.prompts=64")
+    size = len(trainer.parts.pool.problems)
+    late = [p.id for p in asked(trainer, 2 * size // 64 + 1)]
+    seen = [p.id for step in range(1, 2 * size // 64 + 2) for p in asked(trainer, step)]
+    assert seen[-64:] == late
+    first, second = seen[:size], seen[size : 2 * size]
+    assert len(set(first)) == size, "a pass shows every problem once"
+    assert set(second) == set(first)
+    assert second != first
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "method", ["grpo", "grpo(normalise=sequence)+entropy_bonus(coefficient=0.1)", "grpo(kl_coef=0.1)+clip_v"]
+)
+def test_micro_batches_give_the_gradient_of_one_big_batch(method: str, tmp_path: Path) -> None:
+    gradients = []
+    for budget in (10**6, 100):
+        trainer = build(tmp_path, method, f"hardware.micro_tokens={budget}")
+        groups = sampled(trainer, 1)
+        rewards = [float(i % 3 == 0) for i in range(64)]
+        batch = TokenBatch.of(groups, rewards, 20, "cpu")
+        old = trainer.stats_before(batch)
+        minibatches = list(batch.split(2))
+        signal = trainer.method.signal(old, batch, minibatches)
+        parts = list(trainer.policy.micro_batches(minibatches[1]))
+        assert len(parts) == 1 if budget == 10**6 else len(parts) > 3
+        for part in parts:
+            loss = trainer.method.loss(trainer.stats_during(part, old), signal.at(part.index_T), part)
+            trainer.policy.backward(loss)
+        gradients.append([p.grad for p in trainer.policy.module.parameters() if p.grad is not None])
+    for big, small in zip(*gradients, strict=True):
+        torch.testing.assert_close(small, big, rtol=1e-4, atol=1e-7)
+    assert any(big.abs().max() > 1e-4 for big in gradients[0])
+
+
+def test_the_batch_of_a_step_says_which_answers_are_equal(tmp_path: Path) -> None:
+    trainer = build(tmp_path, "outcome_exploration")
+    collected = trainer.collector.collect(1, Stopwatch())
+    numbers = trainer.batch_of(collected, 1).answers_B.tolist()
+    size, seen = len(collected.groups[0]), set()
+    texts = [judged.text for group in collected.judged for judged in group]
+    for start in range(0, len(texts), size):
+        for i in range(start, start + size):
+            for j in range(start, start + size):
+                assert (numbers[i] == numbers[j]) == (texts[i] == texts[j])
+                seen.add(texts[i] == texts[j] and i != j)
+    assert seen == {True, False}
+
+
+def test_a_step_does_not_depend_on_the_order_in_which_groups_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual, other = build(tmp_path / "usual"), build(tmp_path / "other")
+    generate = other.engine.generate
+
+    def backwards(*asked: Any, on_group: Any, **settings: Any) -> list[list[Rollout]]:
+        groups = generate(*asked, **settings)
+        for number, group in reversed(list(enumerate(groups))):
+            on_group(number, group)
+        return groups
+
+    monkeypatch.setattr(other.engine, "generate", backwards)
+    one, two = usual.train_step(1, Stopwatch()), other.train_step(1, Stopwatch())
+    assert one == two
+    assert 0 < one["reward/mean"] < 1
+    assert same(weights(usual), weights(other))
+
+
+def test_statistics_do_not_depend_on_padding_or_neighbours(tmp_path: Path) -> None:
+    trainer = build(tmp_path)
+    short = Rollout([5, 6, 7], [8, 9], [-1.0, -1.0], True)
+    long = Rollout([5, 6, 7, 8, 9, 10], list(range(5, 20)), [-1.0] * 15, False)
+    alone = trainer.policy.stats(TokenBatch.of([[short]], [0.0], 20, "cpu"), frozenset({"sum_p2"}))
+    both = trainer.policy.stats(TokenBatch.of([[long], [short]], [0.0, 0.0], 20, "cpu"), frozenset({"sum_p2"}))
+    for name in ("logp", "entropy", "sum_p2", "sum_p2_logp"):
+        torch.testing.assert_close(getattr(both, name)[15:], getattr(alone, name), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_prompts_that_are_run_once_a_group_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for weigh, long in ((False, 10**6), (True, 10**6), (True, 0)):  # padded, prompts run first, packed
+        monkeypatch.setattr(TokenBatch, "prompts_weigh", weigh)
+        monkeypatch.setattr("harness.methods.batch.LONG", long)
+        trainer = build(tmp_path, "ppo", "hardware.micro_tokens=150")  # some groups are cut in two
+        groups = sampled(trainer, 1)
+        groups[0][0] = Rollout(groups[0][0].prompt, groups[0][0].response[:1], groups[0][0].logp[:1], False)
+        batch = TokenBatch.of(groups, [float(i % 3 == 0) for i in range(64)], 20, "cpu")
+        old = trainer.stats_before(batch)
+        for part in trainer.policy.micro_batches(batch):
+            assert part.packed == (long == 0)
+            trainer.policy.backward((trainer.stats_during(part, old).logp * part.rewards_B[part.sequence_T]).sum())
+            assert trainer.critic is not None
+            trainer.critic.backward(trainer.critic.current(part).sum())
+        gradients = [p.grad for learner in trainer.learners().values() for p in learner.module.parameters()]
+        found.append([old.logp, old.entropy, old.values, *gradients])
+    for plain, *shared in zip(*found, strict=True):
+        assert plain is not None
+        for each in shared:
+            torch.testing.assert_close(each, plain, rtol=1e-4, atol=1e-4 * plain.abs().max().item() + 1e-6)
+
+
+def test_statistics_equal_the_full_forward(tmp_path: Path) -> None:
+    trainer = build(tmp_path, "grpo", "rollout.temperature=0.7")
+    rollout = Rollout([5, 6, 7], [8, 9, 10], [0.0] * 3, True)
+    stats = trainer.policy.stats(TokenBatch.of([[rollout]], [0.0], 20, "cpu"), frozenset({"sum_p2"}))
+    with torch.no_grad():
+        logits = trainer.policy.module(torch.tensor([[5, 6, 7, 8, 9, 10]])).logits[0, 2:5].double() / 0.7
+    logp_TV = logits.log_softmax(-1)
+    p_TV = logp_TV.exp()
+    expected = {
+        "logp": logp_TV[range(3), [8, 9, 10]],
+        "entropy": -(p_TV * logp_TV).sum(-1),
+        "sum_p2": (p_TV**2).sum(-1),
+        "sum_p2_logp": (p_TV**2 * logp_TV).sum(-1),
+    }
+    for name, value in expected.items():
+        torch.testing.assert_close(getattr(stats, name).double(), value, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_policy_that_moved_since_the_statistics_is_noticed(dtype: str, tmp_path: Path) -> None:
+    trainer = build(tmp_path, "grpo", f"train.dtype={dtype}")
+    before = trainer.stats_before
+
+    def moved(batch: TokenBatch, **which: bool) -> Any:
+        stats = before(batch, **which)
+        with torch.no_grad():
+            next(trainer.policy.module.parameters()).add_(0.05)
+        return stats
+
+    trainer.stats_before = moved  # type: ignore[method-assign]
+    with pytest.raises(CellFailure, match="the importance ratio of the first update is 1; "):
+        trainer.train_step(1, Stopwatch())
+
+
+def test_a_tokenizer_of_another_model_is_named(tmp_path: Path) -> None:
+    trainer = build(tmp_path)
+    model, largest = trainer.policy.module, len(trainer.parts.tokenizer)
+    check_vocabulary(trainer.parts.tokenizer, model, tmp_path)
+    trainer.parts.tokenizer.add_tokens(["<one more>"])
+    with pytest.raises(UserError, match=f"has tokens up to {largest}, but its head gives only {largest} logits"):
+        check_vocabulary(trainer.parts.tokenizer, model, tmp_path)
+
+
+def test_non_finite_losses_and_gradients_stop_with_a_reason(tmp_path: Path) -> None:
+    policy: Policy = build(tmp_path).policy
+    parameter = next(policy.module.parameters())
+    with pytest.raises(CellFailure, match="loss of the policy is nan"):
+        policy.backward(parameter.sum() * float("nan"))
+    before = parameter.detach().clone()
+    parameter.grad = torch.full_like(parameter, float("inf"))
+    with pytest.raises(CellFailure, match="gradient of the policy is not finite"):
+        policy.step(1)
+    assert torch.equal(parameter, before)
+
+
+def test_done_means_that_every_step_and_answer_is_there(tmp_path: Path) -> None:
+    trainer = build(tmp_path, "grpo", "train.steps=1")
+    trainer.run(lambda step: None)
+    cell.check_complete(trainer)
+    record = evaluation_files.read_evaluation(evaluation_files.evaluation_path(tmp_path, "countdown", 1))
+    evaluation_files.write_evaluation(tmp_path, {**record, "right": [row[1:] for row in record["right"]]})
+    with pytest.raises(CellFailure, match="lacks samples"):
+        cell.check_complete(trainer)
+    trainer.log.truncate(0)
+    with pytest.raises(CellFailure, match="1 steps where 2"):
+        cell.check_complete(trainer)
+
+
+def assert_ended_early(found: list[dict[str, float]], end: int, expected: list[dict[str, float]]) -> None:
+    """Check that a cell has the records of a whole one up to a step, and evaluated after it."""
+    evaluation = {key: value for key, value in found[end].items() if key.startswith("eval/")}
+    assert evaluation.keys() == {key for key in expected[4] if key.startswith("eval/")}
+    assert found == [*expected[:end], expected[end] | evaluation]
+
+
+@pytest.mark.slow
+def test_a_cell_whose_entropy_collapses_ends_after_that_step(tmp_path: Path) -> None:
+    whole = build(tmp_path / "whole", "grpo")
+    whole.run(lambda step: None)
+    expected = records(tmp_path / "whole")
+    entropies = [line["entropy/mean"] for line in expected[1:]]
+    # The last step but one whose entropy is lower than any before: which one that is depends on the processor.
+    end = max(step for step in (1, 2, 3) if entropies[step - 1] == min(entropies[:step]))
+    stop = f"stop.entropy_below={(entropies[end - 1] + min(entropies[: end - 1], default=9.0)) / 2}"
+    stopped = build(tmp_path / "stopped", "grpo", stop)
+    durable: list[int] = []
+    stopped.run(durable.append)
+    assert stopped.early_end == durable[-1] == end
+    found = records(tmp_path / "stopped")
+    assert_ended_early(found, end, expected)
+    cell.check_complete(stopped)
+
+    before = list(durable)
+    resumed = build(tmp_path / "stopped", "grpo", stop)
+    resumed.run(durable.append)
+    assert (resumed.early_end, durable) == (end, [*before, end]), "it stays stopped"
+    assert same(weights(resumed), weights(stopped))
+    assert records(tmp_path / "stopped") == found
+    cell.check_complete(resumed)
+
+    resumed.log.append(end + 1, 0.0, {"entropy/mean": 9.0})
+    with pytest.raises(CellFailure, match=f"{end + 2} steps where {end + 1}"):
+        cell.check_complete(resumed)
+    resumed.log.truncate(end - 1)
+    with pytest.raises(CellFailure, match=f"{end} steps where 5"):
+        cell.check_complete(resumed)
+
+
+@pytest.mark.slow
+def test_a_cell_ends_with_the_step_that_spends_its_tokens(tmp_path: Path) -> None:
+    whole = build(tmp_path / "whole", "grpo")
+    whole.run(lambda step: None)
+    expected = records(tmp_path / "whole")
+    totals = [line["tokens/generated_total"] for line in expected[1:]]
+    for tokens, end in ((totals[1], 2), (totals[1] + 1, 3), (totals[-1] + 1, 4)):  # at the bound, above it, never
+        folder = tmp_path / str(tokens)
+        stopped = build(folder, "grpo", f"stop.tokens={tokens:.0f}")
+        stopped.run(lambda step: None)
+        assert_ended_early(records(folder), end, expected)
+        cell.check_complete(stopped)
+
+
+def test_cells_of_a_matrix_have_their_own_folders(tmp_path: Path) -> None:
+    planned = matrix.cells(config.load_config("demo", [f"results={tmp_path}"]))
+    assert len({c.folder for c in planned}) == 21
+
+
+def test_a_step_counts_answers_and_ends_their_entropy_with_them(tmp_path: Path) -> None:
+    """Compare with a loop over the texts: the first box of each, and the tokens that spell the text up to its end."""
+    trainer = build(tmp_path, "grpo", "rollout.temperature=1.5")
+    collect, stats_before = trainer.collector.collect, trainer.stats_before
+    seen: list[Any] = []
+
+    def heard(value: Any) -> Any:
+        seen.append(value)
+        return value
+
+    trainer.collector.collect = lambda *given: heard(collect(*given))  # type: ignore[method-assign]
+    trainer.stats_before = lambda *given, **named: heard(stats_before(*given, **named))  # type: ignore[method-assign]
+    record = trainer.train_step(1, Stopwatch())
+    collected, stats = seen
+
+    shares, tails, kept, place = [], [], list[float](), 0
+    for group in collected.groups:
+        answers = set()
+        for rollout in group:
+            letters = [trainer.parts.tokenizer.decode([token]) for token in rollout.response]
+            text = "".join(letters[:-1] if rollout.finished else letters)
+            box = re.search(r"\\boxed\{([^{}]*)\}", text)
+            whole = box is not None and box[0] == text
+            answer = evaluate_expression(box[1]) if box is not None and whole else None
+            answers |= {answer.normal} if answer is not None else set()
+            tails.append(box is not None and box.end() < len(text))
+            end = len(letters)
+            if box is not None:
+                end = next(n for n in range(len(letters)) if len("".join(letters[:n])) >= box.end())
+            kept += stats.entropy[place : place + end].tolist()
+            place += len(letters)
+        shares.append(len(answers) / len(group))
+    assert place == len(stats.entropy)
+    assert record["responses/distinct_answers"] == pytest.approx(sum(shares) / len(shares))
+    assert record["responses/after_answer"] == pytest.approx(sum(tails) / len(tails))
+    assert record["entropy/answer"] == pytest.approx(sum(kept) / len(kept), rel=1e-5)
+    assert 0 < sum(tails) < len(tails), "otherwise nothing follows an answer"
+    assert abs(record["entropy/answer"] / record["entropy/mean"] - 1) > 1e-3
