@@ -46,9 +46,9 @@ class Matrix:
         The same is returned as one object for each setting of `axes`, with `states`, `missing`, `seconds`, `measured`
         (by finished cells of the same size), `assumed`, `lacks` and others.
         """
-        from harness.commands import plan
+        from harness.plan.show import show_plans
 
-        return plan.plan_settings(self.config)
+        return show_plans(self.config)
 
     def run(self, jobs: int | None = None, launcher: str = "local", *, rerun_edited: bool = False) -> DataFrame:
         """Run the missing cells, `jobs` of them at a time, and return the leaderboard.
@@ -60,9 +60,9 @@ class Matrix:
         task of a finished cell was edited since, the cell is trained again only with `rerun_edited`, or after you agree
         on the terminal. Raises CellsFailed if cells are not done at the end.
         """
-        from harness.commands import run
+        from harness import runs
 
-        if run.run_matrix(self.config, jobs, launcher, rerun_edited=rerun_edited):
+        if runs.run_matrix(self.config, jobs, launcher, rerun_edited=rerun_edited):
             reasons = []
             for cell in self.cells:
                 progress = cell.progress()
@@ -118,10 +118,10 @@ class Matrix:
 
         Missing values are NaN: the interval of a single seed, and every number of a method without a finished cell.
         """
-        from harness.commands import leaderboard
+        from harness import runs
         from harness.table.notebook import leaderboard_frame
 
-        return leaderboard_frame(leaderboard.matrix_rows(self.config, self.cells))
+        return leaderboard_frame(runs.matrix_rows(self.config, self.cells))
 
     def curves(self, *metrics: str) -> DataFrame:
         """Return training metrics, one row for each value: `curves("entropy/mean", "reward/mean")`.
@@ -190,9 +190,9 @@ class Matrix:
 
     def report(self) -> Path:
         """Write one self-contained HTML page with the table and the curves, and return its path."""
-        from harness.commands import report
+        from harness.page import page
 
-        return report.write_report(self.config)
+        return page.write_report(self.config)
 
 
 def cell_columns(cell: Cell) -> dict[str, str | int | float]:

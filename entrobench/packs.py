@@ -35,6 +35,6 @@ class Packs:
 
     def report(self, out: str | Path | None = None) -> Path:
         """Write one self-contained HTML page with the table and the curves, and return its path."""
-        from harness.commands import report
+        from harness.page import page
 
-        return report.report_of_packs(self.files, None if out is None else Path(out))
+        return page.report_of_packs(self.files, None if out is None else Path(out))

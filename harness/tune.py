@@ -19,13 +19,16 @@ import yaml
 import baselines
 import tasks
 from harness import config as configs
+from harness import runs
 from harness.base import files
 from harness.base.errors import UserError, shown
 from harness.config import PUBLISHED, Config, Tune
 from harness.config.checks import check_candidate_counts
+from harness.matrix import cells
 from harness.methods.composition import Method
 from harness.table.leaderboard import LeaderboardRow
 from harness.table.render import as_markdown
+from harness.terminal.layout import boxed, console, visible, width_of
 
 TABLE = "candidates.md"  # next to the file of the choice
 CHOSEN, TOO_LOW, BROKEN = "chosen", "Avg@K too low", "not done"
@@ -92,6 +95,18 @@ def part_names(spec: str, config: Config) -> list[str]:
     """Return the names of the objective of a spec, named or not, and of its controls."""
     method = Method.of(spec, baselines.table(config.plugins), config.method_options)
     return list(method.named)
+
+
+def run_tuning(config: Config, jobs: int | None = None, launcher: str = "local") -> int:
+    """Run the missing cells of the candidates, and write the choice; return the exit code."""
+    matrix = tuning_matrix(config)
+    code = runs.run_matrix(matrix, jobs, launcher)
+    # Even if cells failed: a candidate counts only if all of its seeds are done, and the others decide without it.
+    lines, choice = choose(config, runs.matrix_rows(matrix, cells(matrix)))
+    path = write_choice(config, lines, choice)
+    print(visible(boxed(f"candidates of {config.name}", lines, width_of(console), [], "--format csv")))
+    console.print(f"wrote {path}; `entrobench run` with ruleset=tuned runs these methods")
+    return code
 
 
 # The choice

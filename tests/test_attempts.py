@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from harness import cli, config
+from harness import cli, config, runs
 from harness.base import files
 from harness.base.errors import UserError
 from harness.cells.attempts import earlier_attempts
 from harness.cells.provenance import Made
-from harness.commands import leaderboard
 from harness.config import Config
 from harness.matrix import cells
 from harness.rollout import models
@@ -90,7 +89,7 @@ def settings(folder: Path, results: str = "results") -> Config:
 
 def table(folder: Path, results: str = "results") -> dict[str, LeaderboardRow]:
     ours = settings(folder, results)
-    return {row.method: row for row in leaderboard.matrix_rows(ours, cells(ours)) if row.method != BASE_MODEL}
+    return {row.method: row for row in runs.matrix_rows(ours, cells(ours)) if row.method != BASE_MODEL}
 
 
 def runs_of(folder: Path, key: str) -> list[dict[str, str]]:

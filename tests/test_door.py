@@ -134,10 +134,10 @@ def test_the_leaderboard_is_a_frame_of_what_was_measured(matrix: entrobench.Matr
     assert table.loc["clip_b", "delta_to_baseline.mean"] == pytest.approx(
         table.loc["clip_b", "avg_at_k.mean"] - table.loc["grpo", "avg_at_k.mean"]
     )
-    from harness.commands import leaderboard
+    from harness import runs
     from harness.table.render import render_rows
 
-    csv = render_rows(leaderboard.matrix_rows(matrix.config, matrix.cells), "csv")
+    csv = render_rows(runs.matrix_rows(matrix.config, matrix.cells), "csv")
     assert ",".join(matrix.leaderboard().columns) == csv.splitlines()[0]
 
 

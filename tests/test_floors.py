@@ -21,6 +21,7 @@ FLOORS = [
     "tracking",
     "matrix launch",
     "table",
+    "runs",
     "tune",
     "page plan packs conformance diagnose theory elsewhere",
     "commands cli",
@@ -61,6 +62,16 @@ def test_nothing_is_imported_from_a_higher_floor() -> None:
             if FLOOR[room(other)] > FLOOR[room(module)]:
                 upward.append(f"{module} imports {other}")
     assert not upward
+
+
+def test_commands_are_imported_by_the_command_line_alone() -> None:
+    shared = {"harness.commands.common", "harness.commands.parsing"}  # by the commands themselves
+    importers = []
+    for module, others in sorted(GRAPH.items()):
+        for other in sorted(others - shared if room(module) == "commands" else others):
+            if room(other) == "commands" and module != "harness.cli":
+                importers.append(f"{module} imports {other}")
+    assert not importers
 
 
 def test_no_circle_of_modules_or_of_rooms() -> None:

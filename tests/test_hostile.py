@@ -23,9 +23,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from baselines import METHODS
-from harness import cli
+from harness import cli, runs
 from harness.base.errors import SENTENCE, UserError
-from harness.commands import run
 from harness.config import Config, Filter, Resample, scalars
 from harness.terminal.layout import visible
 
@@ -141,7 +140,7 @@ def _place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)
         patch.setattr(sys, "path", list(sys.path))
         for begins in ("fetch_models", "claim"):  # with which `run` would write, or ask the hub
-            patch.setattr(run, begins, stop)
+            patch.setattr(runs, begins, stop)
         yield
 
 

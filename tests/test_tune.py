@@ -12,14 +12,13 @@ from boards import Made
 
 import baselines
 from harness import config as configs
+from harness import runs
 from harness.base.errors import UserError
-from harness.commands import run
-from harness.commands import tune as command
 from harness.config import Config
 from harness.matrix import cells
 from harness.methods.composition import Method
 from harness.table.publish import publish
-from harness.tune import Candidate, check_candidates, choose, chosen_candidates, tuning_matrix
+from harness.tune import Candidate, check_candidates, choose, chosen_candidates, run_tuning, tuning_matrix
 
 CANDIDATES = "tune.candidates={grpo: [grpo, grpo(clip_high=0.28)], clip_b: [clip_b(share=0.01), clip_b(share=0.05)]}"
 GIVEN = ["methods=[grpo,clip_b]", "seeds=[0,1]", CANDIDATES]
@@ -156,9 +155,9 @@ def test_an_interrupted_tune_chooses_nothing(tmp_path: Path, monkeypatch: pytest
         end_cells(matrix, broken=("clip_b(share=0.05)",))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(run, "run_matrix", interrupted)
+    monkeypatch.setattr(runs, "run_matrix", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        command.tune(loaded(tmp_path))
+        run_tuning(loaded(tmp_path))
     assert not (tmp_path / "smoke-tune" / "choice.yaml").exists()
 
 
@@ -218,9 +217,9 @@ def end_cells(matrix: Config, broken: tuple[str, ...] = ()) -> int:
 @pytest.mark.slow
 @pytest.mark.usefixtures("mlflow_uri")
 def test_tune_writes_a_choice_that_the_tuned_matrix_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "run_matrix", lambda matrix, *_: end_cells(matrix))
+    monkeypatch.setattr(runs, "run_matrix", lambda matrix, *_: end_cells(matrix))
     config = loaded(tmp_path)
-    assert command.tune(config) == 0
+    assert run_tuning(config) == 0
     choice = configs.choice_path(config)
     assert choice == tmp_path / "smoke-tune" / "choice.yaml"
     text = choice.with_name("candidates.md").read_text()
@@ -238,9 +237,9 @@ def test_tune_writes_a_choice_that_the_tuned_matrix_runs(tmp_path: Path, monkeyp
 @pytest.mark.slow
 @pytest.mark.usefixtures("mlflow_uri")
 def test_a_candidate_that_breaks_is_a_marked_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "run_matrix", lambda matrix, *_: end_cells(matrix, broken=("clip_b(share=0.05)",)))
+    monkeypatch.setattr(runs, "run_matrix", lambda matrix, *_: end_cells(matrix, broken=("clip_b(share=0.05)",)))
     config = loaded(tmp_path)
-    assert command.tune(config) == 1
+    assert run_tuning(config) == 1
     text = (tmp_path / "smoke-tune" / "candidates.md").read_text()
     assert "| clip_b(share=0.05) | clip_b |  |  | not done |" in text
     assert "| chosen |" in next(line for line in text.splitlines() if "clip_b(share=0.01)" in line)
@@ -258,9 +257,9 @@ def test_a_candidate_that_breaks_is_a_marked_row(tmp_path: Path, monkeypatch: py
 def test_without_a_candidate_nothing_is_chosen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: tuple[str, ...], sentence: str
 ) -> None:
-    monkeypatch.setattr(run, "run_matrix", lambda matrix, *_: end_cells(matrix, broken=broken))
+    monkeypatch.setattr(runs, "run_matrix", lambda matrix, *_: end_cells(matrix, broken=broken))
     with pytest.raises(UserError, match=sentence):
-        command.tune(loaded(tmp_path))
+        run_tuning(loaded(tmp_path))
     assert not (tmp_path / "smoke-tune" / "choice.yaml").exists()
 
 

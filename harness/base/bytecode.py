@@ -23,3 +23,13 @@ def uncompiled_packages() -> list[str]:
         if not Path(spec.cached).exists():
             names.append(name)
     return names
+
+
+def announce_compilation() -> None:
+    """Say that imports take long this once, if Python has yet to compile large packages."""
+    names = uncompiled_packages()
+    if not names:
+        return
+    whose = "its" if len(names) == 1 else "their"
+    text = f"first use of {', '.join(names)}: Python compiles {whose} files, once, which takes about a minute"
+    print(text, file=sys.stderr, flush=True)  # not among the output, which may be for another program

@@ -5,15 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from harness.base.addresses import visible_address
-from harness.base.deadline import finished_within
-from harness.base.errors import UserError, at_least
-from harness.commands import leaderboard
-from harness.commands.common import Commands, command, config_of_arguments, console, with_config
-from harness.commands.run import check_problems
-from harness.commands.sync import sync_matrix
-from harness.config import Config
-from harness.matrix import Cell, cells, claim
+from harness.base.errors import at_least
+from harness.commands.common import Commands, command, config_of_arguments, with_config
+from harness.matrix import cells, claim
+from harness.runs import check_problems, conclude
+from harness.terminal.layout import console
 
 TEXT = "evaluate a model from another trainer (TRL, verl, or any other) as a cell of a matrix"
 EXAMPLES = (
@@ -76,17 +72,5 @@ def call(arguments: argparse.Namespace) -> int:
         console.print(f"step {checkpoint.step}: {checkpoint.weights}")
     adopt.adopt_cell(cell, console.print)
     console.print(f"{cell.spec.key.method} seed {arguments.seed}: the records are in {cell.folder}")
-    if not finished_within(60 * config.tracking.patience_minutes, lambda: feed_and_show(config, matrix)):
-        raise UserError(
-            f"the MLflow store at {visible_address(config.tracking_uri)} took longer than tracking.patience_minutes "
-            f"({config.tracking.patience_minutes:g}); the records are kept, and `entrobench sync` feeds it"
-        )
+    conclude(config, matrix)
     return 0
-
-
-def feed_and_show(config: Config, matrix: list[Cell]) -> None:
-    """Feed MLflow with the matrix, and print its leaderboard."""
-    from harness.table.publish import publish
-
-    sync_matrix(config, matrix)
-    leaderboard.print_table(publish(config, matrix))

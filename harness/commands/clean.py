@@ -12,9 +12,10 @@ from pathlib import Path
 from harness.base import files
 from harness.cells import lease
 from harness.cells.attempts import ASIDE
-from harness.commands.common import Commands, command, config_of_arguments, confirm, console, with_config
+from harness.commands.common import Commands, command, config_of_arguments, with_config
 from harness.config import Config
 from harness.matrix import cells, check_owner, leftovers
+from harness.terminal.layout import confirm, console
 from harness.terminal.units import gib
 
 

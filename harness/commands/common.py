@@ -5,21 +5,12 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from harness import config as configs
-from harness.base.bytecode import uncompiled_packages
 from harness.base.errors import UserError
-from harness.cells.state import OUTDATED, Progress
 from harness.config import Config
-from harness.matrix import Cell
-from harness.terminal.layout import SafeConsole
-from harness.terminal.units import plural
-
-# Without markup, since reasons and specs may hold brackets. In a file or a pipe each row of a table is one line.
-WIDTH = None if sys.stdout.isatty() else 160
-console = SafeConsole(highlight=False, soft_wrap=True, markup=False, width=WIDTH)
 
 Commands = argparse._SubParsersAction  # argparse has no public name for it
 
@@ -52,42 +43,6 @@ def with_config(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     )
     with_plugins(parser)
     return parser
-
-
-def tell_outdated(cells: Iterable[tuple[Cell, Progress]], what_then: str) -> None:
-    """Print which cells are outdated, and why."""
-    for sentence in outdated_sentences(cells):
-        console.print(f"{sentence}; {what_then}", style="yellow")
-
-
-def outdated_sentences(cells: Iterable[tuple[Cell, Progress]]) -> list[str]:
-    """Return a sentence for each reason for which cells are outdated, with their labels."""
-    labels_by_reason: dict[str | None, list[str]] = {}
-    for cell, progress in cells:
-        if progress.state == OUTDATED:
-            labels_by_reason.setdefault(progress.reason, []).append(cell.label)
-    sentences = []
-    for reason, labels in labels_by_reason.items():
-        verb = "was" if len(labels) == 1 else "were"
-        sentences.append(f"{plural(len(labels), 'cell')} {verb} {reason} ({', '.join(labels)})")
-    return sentences
-
-
-def announce_compilation() -> None:
-    """Say that imports take long this once, if Python has yet to compile large packages."""
-    names = uncompiled_packages()
-    if not names:
-        return
-    whose = "its" if len(names) == 1 else "their"
-    text = f"first use of {', '.join(names)}: Python compiles {whose} files, once, which takes about a minute"
-    print(text, file=sys.stderr, flush=True)  # not among the output, which may be for another program
-
-
-def confirm(question: str, without_terminal: str) -> bool:
-    """Ask on the terminal, where only y or yes agrees; without a terminal refuse with the given sentence."""
-    if not sys.stdin.isatty():
-        raise UserError(without_terminal)
-    return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
 
 
 def one_seed_hint(override: str) -> str | None:

@@ -6,7 +6,8 @@ import argparse
 
 from rich.table import Table
 
-from harness.commands.common import Commands, command, console
+from harness.commands.common import Commands, command
+from harness.terminal.layout import console
 
 EXAMPLES = (
     "entrobench data prepare",

@@ -6,8 +6,8 @@ import argparse
 import json
 from pathlib import Path
 
-from harness.commands.common import Commands, command, console
-from harness.terminal.layout import visible, width_of
+from harness.commands.common import Commands, command
+from harness.terminal.layout import console, visible, width_of
 
 EXAMPLES = (
     "entrobench diagnose results/demo/grpo-countdown-countdown-tiny-s0-37c8f98f7aa8",

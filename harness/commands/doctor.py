@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 
-from harness.commands.common import Commands, announce_compilation, command, config_of_arguments, console
+from harness.base.bytecode import announce_compilation
+from harness.commands.common import Commands, command, config_of_arguments
+from harness.terminal.layout import console
 
 EXAMPLES = ("entrobench doctor", "entrobench doctor paper tracking.uri=http://server:5000 --thorough --format json")
 

@@ -11,9 +11,10 @@ import tasks
 from harness.base import registry
 from harness.base.addresses import visible_address
 from harness.base.errors import CellFailure, UserError
-from harness.commands.common import Commands, command, console, with_plugins
+from harness.commands.common import Commands, command, with_plugins
 from harness.config import Config
 from harness.rollout import models
+from harness.terminal.layout import console
 from harness.terminal.units import plural
 from harness.verify.pool import VerifierPool
 

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING
 
 from harness.base import files
 from harness.base.errors import UserError
-from harness.commands.common import Commands, check_out, command, config_of_arguments, console, with_plugins
+from harness.commands.common import Commands, check_out, command, config_of_arguments, with_plugins
 from harness.config import Config
-from harness.matrix import Cell, cells
-from harness.terminal.layout import visible, width_of
+from harness.matrix import cells
+from harness.terminal.layout import console, visible, width_of
 
 if TYPE_CHECKING:
     from harness.table.experiment import Experiment
-    from harness.table.leaderboard import LeaderboardRow
     from harness.table.select import Part
 
 TEXT = "the table, read from MLflow: of a configuration, or of an experiment there"
@@ -217,26 +216,3 @@ def selected_experiments(arguments: argparse.Namespace) -> Iterator[list[tuple[P
             for part in select.parts_of_experiment(experiment, selection):
                 parts.append((part, experiment))
         yield parts
-
-
-def print_table(rows: Sequence[LeaderboardRow]) -> None:
-    """Print the table of a matrix, whether or not any cell is done."""
-    from harness.table.render import render_rows
-
-    print(visible(render_rows(rows, "table", width_of(console))), end="")
-
-
-def matrix_rows(config: Config, matrix: list[Cell]) -> list[LeaderboardRow]:
-    """Return the rows of the matrix, with the cells that are not done counted as expected."""
-    from harness.table.board import Board
-    from harness.table.experiment import Experiment
-    from harness.table.frames import read_frames
-    from harness.table.leaderboard import leaderboard_rows
-    from harness.tracking.reader import reader
-
-    uri = config.tracking_uri
-    with reader(uri) as source:
-        experiment = Experiment(source, config.name, uri)
-        board = Board.of_config(config, matrix).with_adopted(experiment.runs)
-        frames = read_frames(experiment, board.expected, board.baseline)
-    return leaderboard_rows(frames, board.baseline, board.ks)

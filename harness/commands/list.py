@@ -9,13 +9,13 @@ import baselines
 import tasks
 from harness import config as configs
 from harness.base.errors import UserError
-from harness.commands.common import Commands, command, console, with_plugins
+from harness.commands.common import Commands, command, with_plugins
 from harness.methods import refusals as doors
 from harness.methods.composition import Method
 from harness.methods.verbs import Composition, Control, Objective
 from harness.rollout import models
 from harness.terminal import layout
-from harness.terminal.layout import Column
+from harness.terminal.layout import Column, console
 from harness.terminal.units import plural
 
 Rows = list[list[str]]  # a name and a text about it

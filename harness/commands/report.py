@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 
 from harness.base.errors import UserError
-from harness.commands.common import Commands, check_out, command, config_of_arguments, console, with_plugins
+from harness.commands.common import Commands, check_out, command, config_of_arguments, with_plugins
 from harness.config import Config
-from harness.matrix import cells
+from harness.terminal.layout import console
 
 EXAMPLES = (
     "entrobench report demo",
@@ -42,47 +41,21 @@ def add(commands: Commands) -> None:
 
 
 def call(arguments: argparse.Namespace) -> int:
+    from harness.page import page
+
     check_out(arguments.out)
     if sum(map(bool, (arguments.config, arguments.experiment, arguments.pack))) != 1:
         raise UserError("report needs one of three: a CONFIG, --experiment NAME of an MLflow store, or --pack FILE")
     if arguments.uri and not arguments.experiment:
         raise UserError("--uri goes with --experiment; a CONFIG names its store as tracking.uri")
     if arguments.pack:
-        path = report_of_packs(arguments.pack, arguments.out)
+        path = page.report_of_packs(arguments.pack, arguments.out)
     elif arguments.experiment:
-        path = write_experiment_report(arguments.experiment, arguments.uri or Config().tracking_uri, arguments.out)
+        path = page.write_experiment_report(arguments.experiment, arguments.uri or Config().tracking_uri, arguments.out)
     else:
         words = ["entrobench", "run", arguments.config, *arguments.overrides]
         for name in arguments.plugin:
             words += ["--plugin", name]
-        path = write_report(config_of_arguments(arguments), shlex.join(words), arguments.out)
+        path = page.write_report(config_of_arguments(arguments), shlex.join(words), arguments.out)
     console.print(f"wrote {path}, {path.stat().st_size / 2**20:.1f} MiB")
     return 0
-
-
-def write_report(config: Config, run_command: str | None = None, out: Path | None = None) -> Path:
-    """Write the page of a matrix, by default next to its cells with two pictures; `run_command` repeats the matrix."""
-    from harness.page import gather, page
-
-    content = gather.content_of_config(config, cells(config), run_command)
-    if out is not None:
-        return page.write_page(content, out)
-    folder = config.folder / "report"
-    page.write_pictures(content, folder)
-    return page.write_page(content, folder / "report.html")
-
-
-def write_experiment_report(experiment: str, uri: str, out: Path | None = None) -> Path:
-    """Write the page of an MLflow experiment, by default into the current folder, by its name."""
-    from harness.page import gather, page
-
-    content = gather.content_of_experiment(uri, experiment)
-    return page.write_page(content, out or Path(f"report-{page.file_name(experiment)}.html"))
-
-
-def report_of_packs(packs: Sequence[Path], out: Path | None = None) -> Path:
-    """Write the page of packs, by default into the current folder, by the name of the first matrix."""
-    from harness.page import gather, page
-
-    content = gather.content_of_packs(packs)
-    return page.write_page(content, out or Path(f"report-{page.file_name(content.name)}.html"))

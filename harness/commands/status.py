@@ -8,11 +8,12 @@ from pathlib import Path
 from harness.cells.adopted import adopted_folders
 from harness.cells.spec import CellSpec
 from harness.cells.state import Progress
-from harness.commands.common import Commands, command, config_of_arguments, console, tell_outdated, with_config
+from harness.commands.common import Commands, command, config_of_arguments, with_config
 from harness.launch import slurm
 from harness.matrix import cells, leftovers
+from harness.runs import tell_outdated
 from harness.terminal import layout
-from harness.terminal.layout import Column
+from harness.terminal.layout import Column, console
 
 COLUMNS = [*map(Column, ("cell", "state", "step", "entropy", "reward")), Column("reason", folds=True)]
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from harness.base.errors import UserError, nearest
 from harness.base.plugins import import_plugin
 from harness.cells.spec import CellSpec
-from harness.commands.common import Commands, command, console, with_plugins
-from harness.terminal.layout import boxed, visible
+from harness.commands.common import Commands, command, with_plugins
+from harness.terminal.layout import boxed, console, visible
 from harness.terminal.units import plural
 
 if TYPE_CHECKING:

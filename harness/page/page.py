@@ -15,10 +15,12 @@ import numpy as np
 import yaml
 from pandas import DataFrame
 
+from harness import matrix
 from harness.base import files
 from harness.base.addresses import without_secrets
 from harness.cells.spec import ELSEWHERE
-from harness.page import figures, sentences
+from harness.config import Config
+from harness.page import figures, gather, sentences
 from harness.page.content import ANSWERS, QUESTIONS, PageContent
 from harness.page.figures import Figure
 from harness.page.finding import colored_methods, finding_sentences
@@ -39,6 +41,28 @@ AXES_OF_CELLS = ("method", "task", "evaluation_tasks", "model", "seed")  # keys 
 LEADING_NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
 
 TableCell = dict[str, Any]  # text; mark: BETTER, WORSE or nothing; value: that it is sorted by, None for its text
+
+
+def write_report(config: Config, run_command: str | None = None, out: Path | None = None) -> Path:
+    """Write the page of a matrix, by default next to its cells with two pictures; `run_command` repeats the matrix."""
+    content = gather.content_of_config(config, matrix.cells(config), run_command)
+    if out is not None:
+        return write_page(content, out)
+    folder = config.folder / "report"
+    write_pictures(content, folder)
+    return write_page(content, folder / "report.html")
+
+
+def write_experiment_report(experiment: str, uri: str, out: Path | None = None) -> Path:
+    """Write the page of an MLflow experiment, by default into the current folder, by its name."""
+    content = gather.content_of_experiment(uri, experiment)
+    return write_page(content, out or Path(f"report-{file_name(experiment)}.html"))
+
+
+def report_of_packs(packs: Sequence[Path], out: Path | None = None) -> Path:
+    """Write the page of packs, by default into the current folder, by the name of the first matrix."""
+    content = gather.content_of_packs(packs)
+    return write_page(content, out or Path(f"report-{file_name(content.name)}.html"))
 
 
 def write_page(content: PageContent, path: Path) -> Path:

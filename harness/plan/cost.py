@@ -5,16 +5,14 @@ docs/paper.md explains the formulas.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
 import tasks
-from harness.base.errors import UserError
 from harness.base.shape import Shape
 from harness.config import Config
 from harness.rollout.limits import EMBEDDED_SEQUENCES, VLLM_CPU_CACHE_GIB, VLLM_GPU_SHARE, VLLM_SEQUENCES
-from tasks.data import cache, sets
+from tasks.data import cache
 
 Needs = frozenset[str]  # what a method needs that takes memory of its own: values, ref_logp
 
@@ -25,10 +23,6 @@ FLOAT = 4  # bytes of float32, the type of master weights, gradients, moments an
 LOGITS = 2**25
 LOGIT_COPIES = 6  # float32 copies of these at the peak of a backward pass through logp and entropy (measured)
 COLUMNS = 64  # bytes of ids, statistics and weights for each token of a rollout batch
-
-# Problems of DAPO-Math-17k. It is the only set whose size depends on the copy, so the size is unknown until it is
-# prepared.
-UNKNOWN_SET = 17_000
 
 
 def per_rank(number: int, config: Config) -> int:
@@ -75,35 +69,9 @@ def evaluation_responses(config: Config) -> dict[str, ResponseCount]:
         if settings.problems:
             number, known = settings.problems, True
         else:
-            number, known = problem_count(task, settings.split)
+            number, known = cache.problem_count(task, settings.split)
         counts[name] = ResponseCount(number, settings.samples, known)
     return counts
-
-
-def check_problem_counts(variants: Sequence[Config]) -> None:
-    """Refuse evaluations of more problems than their split has, if its size is known."""
-    sizes: dict[tuple[str, str], tuple[int, bool]] = {}  # by task and split: Countdown takes 0.1 s to list its problems
-    evaluations = []
-    for config in variants:
-        for spec in config.eval.tasks or config.tasks:
-            evaluations.append((config, spec))
-    for config, spec in evaluations:
-        task = tasks.build_task(spec, config.plugins)
-        name = tasks.evaluation_name(task)
-        settings = config.eval.of(name)
-        if settings.problems is None:
-            continue
-        place = name, settings.split
-        if place not in sizes:
-            sizes[place] = problem_count(task, settings.split)
-        number, known = sizes[place]
-        if known and settings.problems > number:
-            for_this_task = config.eval.by_task.get(name, {}).get("problems") is not None
-            key = f"eval.by_task.{name}.problems" if for_this_task else "eval.problems"
-            raise UserError(
-                f"{key} is {settings.problems}, but {name} has {number} problems in its {settings.split} split "
-                f"(allowed: up to {number}, or null for all)"
-            )
 
 
 def evaluation_count(config: Config) -> int:
@@ -121,23 +89,9 @@ def filter_responses(config: Config) -> dict[str, ResponseCount]:
     counts = {}
     for spec in config.tasks:
         task = tasks.build_task(spec, config.plugins)
-        number, known = problem_count(task, "train")
+        number, known = cache.problem_count(task, "train")
         counts[task.name] = ResponseCount(number, settings.n, known)
     return counts
-
-
-def problem_count(task: tasks.Task, split: str) -> tuple[int, bool]:
-    """Return the highest number of problems in a split, and whether that is known or assumed."""
-    if task.name not in sets.SETS:
-        return len(task.problems(split)), True
-    card = cache.find_card(task.name)
-    if split == "validation" and card is not None and cache.is_intact(card):  # a part whose size no card states
-        return len(task.problems(split)), True
-    part = "test" if split == "test" else "train"  # validation problems are part of train
-    stated = card["problems"].get(part) if card else sets.SETS[task.name].splits[part].problems
-    if not stated:
-        return UNKNOWN_SET, False
-    return stated, True
 
 
 # Engines

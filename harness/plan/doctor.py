@@ -27,7 +27,7 @@ from harness.base.errors import UserError
 from harness.base.garbage import search_rarely
 from harness.base.processes import python_command
 from harness.config import Config
-from harness.plan.machine import Device, Machine, this_machine
+from harness.launch.machine import Device, Machine, this_machine
 from harness.rollout import choice
 from harness.terminal import layout
 from harness.terminal.layout import Column

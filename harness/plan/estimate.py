@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from harness.base.shape import Shape
 from harness.config import Config
+from harness.launch.machine import Machine
 from harness.matrix import Cell, Progress
 from harness.plan import cost
 from harness.plan.cost import SPEEDS, EngineLimits, Footprint, Needs
 from harness.plan.lacks import Obstacles
-from harness.plan.machine import Machine
 from harness.plan.measured import MeasuredTime, measured_time
 
 STATES = ("done", "running", "stale", "failed", "outdated", "planned")

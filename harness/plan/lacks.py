@@ -12,11 +12,11 @@ from typing import Any
 import tasks
 from harness.base.shape import ARCHITECTURES
 from harness.config import OWN, Config
+from harness.launch.machine import Machine
 from harness.matrix import Cell
 from harness.methods.refusals import backend_obstacle
 from harness.plan import cost
 from harness.plan.cost import Footprint, Needs
-from harness.plan.machine import Machine
 from harness.rollout import choice
 from harness.rollout.models import Model
 from harness.terminal.units import DAY, about_duration, gib, plural

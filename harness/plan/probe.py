@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from harness import runs
 from harness.base.errors import UserError
 from harness.cells.log import MetricsLog
 from harness.cells.state import State
+from harness.config import Config
+from harness.launch import launcher
+from harness.launch.progress import show_elapsed
 from harness.matrix import Cell, Shared
 from harness.plan import cost
 from harness.plan.cost import SPEEDS
 from harness.plan.estimate import Plan
+from harness.terminal.layout import console
 from harness.terminal.units import about_duration, plural
 
 STEPS = 3  # the first one takes longer than the others and does not count
@@ -90,3 +96,15 @@ def probe_lines(probe: StepProbe, plan: Plan) -> list[str]:
             f"the other, and {about_duration(ratio * plan.assumed / side)} with {side} at once"
         )
     return lines
+
+
+def probe_plan(config: Config, plan: Plan) -> list[str]:
+    """Run a few steps of the largest cell of a plan, and return the result as text."""
+    cell = largest_cell(plan)
+    with tempfile.TemporaryDirectory() as folder:
+        runs.check_engines([cell])
+        runs.fetch_models(config)
+        short = short_cell(cell, Path(folder))
+        with show_elapsed(console, f"measuring {cell.label}"):
+            launcher.run_cells([short], runs.local_launcher(short.settled, 1), launcher.NullWatcher())
+        return probe_lines(read_probe(cell, short, plan), plan)

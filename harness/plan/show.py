@@ -8,16 +8,38 @@ from math import ceil
 
 from rich.console import Console
 
-from harness.config import TRL, Config
+from harness import runs
+from harness.config import TRL, Config, setting_label
+from harness.launch.machine import this_machine
+from harness.matrix import Cell, cells
 from harness.plan import cost
 from harness.plan.cost import SPEEDS, Footprint, ResponseCount
-from harness.plan.estimate import Plan
+from harness.plan.estimate import Plan, plan_for
 from harness.terminal import layout
-from harness.terminal.layout import Column
+from harness.terminal.layout import Column, console
 from harness.terminal.units import GIB, about_duration, gib, plural, short_count
 
 AGES = 10**9  # seconds from now, about 30 years, after which no date is printed
 DETAILED = GIB  # bytes from which on the parts of the memory are printed
+
+
+def show_plans(config: Config, jobs: int | None = None) -> list[Plan]:
+    """Print the plan of each setting of the configuration's axes, and return them."""
+    settings: dict[str, list[Cell]] = {}
+    for cell in cells(config):
+        settings.setdefault(setting_label(cell.config.setting), []).append(cell)
+    config_of = {setting: cells_of_setting[0].config for setting, cells_of_setting in settings.items()}
+    runs.check_problem_counts(list(config_of.values()))
+    machine, plans, progress = this_machine(config), [], []
+    for setting, cells_of_setting in settings.items():
+        if setting:
+            console.rule(setting, align="left")
+        plan = plan_for(config_of[setting], cells_of_setting, machine, jobs)
+        show_plan(console, plan)
+        plans.append(plan)
+        progress += plan.progress
+    runs.tell_outdated(progress, "`entrobench run` trains them again")
+    return plans
 
 
 def show_plan(console: Console, plan: Plan) -> None:

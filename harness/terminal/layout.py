@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import re
+import sys
 import textwrap
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from rich.padding import Padding
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
+
+from harness.base.errors import UserError
 
 FOLDED = 24  # characters of a line in a column of long texts, at least
 FULL = 100_000  # characters of a line without a terminal
@@ -51,6 +54,10 @@ class SafeConsole(Console):
                 yield Segment(visible(segment.text), segment.style)
 
 
+# Without markup, since reasons and specs may hold brackets. In a file or a pipe each row of a table is one line.
+console = SafeConsole(highlight=False, soft_wrap=True, markup=False, width=None if sys.stdout.isatty() else 160)
+
+
 @dataclass(frozen=True)
 class Column:
     """The heading and the layout of a column."""
@@ -58,6 +65,13 @@ class Column:
     name: str
     right: bool = False  # right-justified, for numbers
     folds: bool = False  # a long text, which may take several lines
+
+
+def confirm(question: str, without_terminal: str) -> bool:
+    """Ask on the terminal, where only y or yes agrees; without a terminal refuse with the given sentence."""
+    if not sys.stdin.isatty():
+        raise UserError(without_terminal)
+    return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
 
 
 def width_of(console: Console) -> int | None:

@@ -15,6 +15,7 @@ from typing import Any
 from harness.base import files
 from harness.base.errors import UserError, nearest
 from harness.base.locks import lock
+from harness.base.task import Task
 from tasks.data import clean, sources
 from tasks.data.sets import SETS, Problems, problem_set
 
@@ -123,3 +124,22 @@ def write_problem_set(
             for old in folder().glob(pattern):
                 if old.name != about["file"]:
                     old.unlink()
+
+
+# Problems of DAPO-Math-17k. It is the only set whose size depends on the copy, so the size is unknown until it is
+# prepared.
+UNKNOWN_SET = 17_000
+
+
+def problem_count(task: Task, split: str) -> tuple[int, bool]:
+    """Return the highest number of problems in a split, and whether that is known or assumed."""
+    if task.name not in SETS:
+        return len(task.problems(split)), True
+    card = find_card(task.name)
+    if split == "validation" and card is not None and is_intact(card):  # a part whose size no card states
+        return len(task.problems(split)), True
+    part = "test" if split == "test" else "train"  # validation problems are part of train
+    stated = card["problems"].get(part) if card else SETS[task.name].splits[part].problems
+    if not stated:
+        return UNKNOWN_SET, False
+    return stated, True

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from harness.base import bytecode
-from harness.commands import common
 
 
 @pytest.fixture
@@ -27,13 +26,13 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_package_without_bytecode_is_announced_once(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert bytecode.uncompiled_packages() == ["large_package"]
-    common.announce_compilation()
+    bytecode.announce_compilation()
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert err.startswith("first use of large_package: Python compiles its files, once")
     py_compile.compile(str(package))
     assert bytecode.uncompiled_packages() == []
-    common.announce_compilation()
+    bytecode.announce_compilation()
     assert capsys.readouterr() == ("", "")
 
 

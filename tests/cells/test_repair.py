@@ -11,14 +11,13 @@ from pathlib import Path
 import pytest
 from trainers import records
 
-from harness import config, matrix
+from harness import config, matrix, runs
 from harness.base import files, seal
 from harness.base.errors import Damaged
 from harness.cells import attempts, checkpoint_seal, checksums, evaluation_files, repair, state
 from harness.cells.log import MetricsLog
 from harness.cells.provenance import Made
 from harness.cells.state import State
-from harness.commands import leaderboard, sync
 from harness.launch import cell as process
 from harness.launch.launcher import prepare_cell
 from harness.matrix import Cell
@@ -235,22 +234,22 @@ def test_a_cell_that_is_damaged_is_a_hole_that_the_table_counts(cell: Cell, mlfl
     cell.config.tracking.uri = mlflow_uri
 
     def seeds() -> list[tuple[int, int]]:
-        rows = leaderboard.matrix_rows(cell.config, [cell])
+        rows = runs.matrix_rows(cell.config, [cell])
         return [(row.seeds_done, row.seeds_expected) for row in rows if row.method != BASE_MODEL]
 
     whole = (cell.folder / "evals" / "countdown-000005.json").read_bytes()
     tamper(cell.folder / "evals" / "countdown-000005.json")
-    assert sync.sync_matrix(cell.config, [cell])[1] == 1
+    assert runs.sync_matrix(cell.config, [cell])[1] == 1
     assert seeds() == [(0, 1)]
     (cell.folder / "evals" / "countdown-000005.json").write_bytes(whole)
-    assert sync.sync_matrix(cell.config, [cell])[1] == 0
+    assert runs.sync_matrix(cell.config, [cell])[1] == 0
     assert seeds() == [(1, 1)]
     [outcome] = cell.config.folder.parent.parent.glob("mlartifacts/*/*/artifacts/outcome.json")
     told = json.loads(outcome.read_text())
     for harm in (cut, lambda path: path.write_text(json.dumps(told | {"tokens": 1.0}))):
         harm(outcome)
         assert seeds() == [(0, 1)]
-        assert sync.sync_matrix(cell.config, [cell])[1] == 0
+        assert runs.sync_matrix(cell.config, [cell])[1] == 0
         assert seeds() == [(1, 1)]
 
 
@@ -359,13 +358,13 @@ def test_a_configuration_that_was_changed_costs_its_cell_alone(
     cell.config.tracking.uri = mlflow_uri
     hours = State.read(cell.folder).seconds / 3600  # of one thread
     key(cell.folder / "config.yaml")
-    assert sync.sync_matrix(cell.config, [cell])[1] == 1
+    assert runs.sync_matrix(cell.config, [cell])[1] == 1
     assert f"{cell.folder / 'config.yaml'} is damaged: it does not fit its sum" in " ".join(
         capsys.readouterr().out.split()
     )
     assert any(checksums.changed_records(cell.folder)), "by which `run` takes it up"
     prepare_cell(cell)
-    assert sync.sync_matrix(cell.config, [cell])[1] == 0
+    assert runs.sync_matrix(cell.config, [cell])[1] == 0
     [outcome] = cell.config.folder.parent.parent.glob("mlartifacts/*/*/artifacts/outcome.json")
     assert json.loads(outcome.read_text())["hours"] == hours
 
@@ -375,7 +374,7 @@ def test_no_line_that_was_changed_is_sent(harm: Callable[[Path], None], cell: Ce
     cell.config.tracking.uri = mlflow_uri
     interrupted(cell)
     harm(cell.folder / "metrics.jsonl")
-    assert sync.sync_matrix(cell.config, [cell])[1] == 1
+    assert runs.sync_matrix(cell.config, [cell])[1] == 1
 
 
 def test_scores_that_do_not_follow_from_the_answers_are_not_sent(cell: Cell, mlflow_uri: str) -> None:
@@ -383,7 +382,7 @@ def test_scores_that_do_not_follow_from_the_answers_are_not_sent(cell: Cell, mlf
     cell.config.tracking.uri = mlflow_uri
     answer(cell.folder / "evals" / "countdown-000005.json")
     checksums.write_checksums(cell.folder)
-    assert sync.sync_matrix(cell.config, [cell]) == (0, 1)
+    assert runs.sync_matrix(cell.config, [cell]) == (0, 1)
 
 
 def test_responses_and_weights_that_were_changed_are_not_sent(cell: Cell, mlflow_uri: str) -> None:
@@ -391,9 +390,9 @@ def test_responses_and_weights_that_were_changed_are_not_sent(cell: Cell, mlflow
     for name in ("samples/evaluate-countdown-000005.jsonl", MODEL):
         whole = (cell.folder / name).read_bytes()
         flip(cell.folder / name)
-        assert sync.sync_matrix(cell.config, [cell]) == (0, 1), name
+        assert runs.sync_matrix(cell.config, [cell]) == (0, 1), name
         (cell.folder / name).write_bytes(whole)
-    assert sync.sync_matrix(cell.config, [cell]) == (1, 0)
+    assert runs.sync_matrix(cell.config, [cell]) == (1, 0)
 
 
 def test_scores_that_do_not_follow_from_the_answers_are_named(cell: Cell) -> None:

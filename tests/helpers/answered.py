@@ -14,9 +14,9 @@ from harness.cells import checksums, evaluation_files
 from harness.cells.log import MetricsLog
 from harness.cells.provenance import Made
 from harness.cells.state import State
-from harness.commands.pack import pack_matrix
 from harness.config import load_config
 from harness.matrix import Cell, cells
+from harness.packs.exchange import pack_matrix
 from harness.statistics import pass_at_k
 from tasks import Problem
 from tasks.countdown import Countdown

@@ -22,9 +22,9 @@ from harness.cells.source_digest import SourceDigests
 from harness.cells.state import State
 from harness.cells.status_writer import StatusWriter
 from harness.commands import status
-from harness.commands.common import console
 from harness.launch import cell
 from harness.rollout import models
+from harness.terminal.layout import console
 
 
 @pytest.fixture

@@ -25,10 +25,10 @@ from harness import config, matrix
 from harness.base.errors import UserError
 from harness.cells.state import State
 from harness.commands import status
-from harness.commands.common import console
 from harness.launch import cell, launcher, slurm
 from harness.launch.slurm import Job, SlurmArray, private_folder
 from harness.matrix import Cell
+from harness.terminal.layout import console
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 

@@ -23,10 +23,10 @@ from harness import cli
 from harness.base.errors import Damaged, UserError
 from harness.cells import checksums
 from harness.cells.state import State
-from harness.commands import report
-from harness.commands.pack import pack_matrix
 from harness.packs import archive
+from harness.packs.exchange import pack_matrix
 from harness.packs.protocol import protocol_of
+from harness.page import page
 from harness.table.frames import Frames, check_all_comparable
 
 NO_STORE = "sqlite:///no-such-folder/mlflow.db"  # which packing does not open
@@ -99,9 +99,9 @@ def test_python_reads_a_pack(pack: Path, tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_the_page_of_a_pack_has_its_rows(pack: Path, tmp_path: Path) -> None:
-    page = report.report_of_packs([pack], tmp_path / "page.html").read_text()
+    html = page.report_of_packs([pack], tmp_path / "page.html").read_text()
     for method in ("grpo", "clip_b", "ppo"):
-        assert method in page
+        assert method in html
 
 
 def test_the_same_records_give_the_same_bytes(tmp_path: Path) -> None:

@@ -16,11 +16,10 @@ from harness.base.errors import Damaged, UserError
 from harness.cells import checksums
 from harness.cells.spec import CellSpec
 from harness.commands.clean import removable
-from harness.commands.pack import pack_matrix, protocol_of_cells
-from harness.commands.run import unfinished
-from harness.commands.unpack import Unpacked, unpack_cells
 from harness.matrix import cells, claim
 from harness.packs import archive
+from harness.packs.exchange import Unpacked, pack_matrix, protocol_of_cells, unpack_cells
+from harness.runs import unfinished
 from harness.tune import tuning_matrix
 
 NO_STORE = "sqlite:///no-such-folder/mlflow.db"  # which neither packing nor unpacking opens

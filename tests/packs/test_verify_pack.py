@@ -18,10 +18,10 @@ from harness.cells.log import MetricsLog
 from harness.cells.provenance import Made, processor
 from harness.cells.spec import CellSpec
 from harness.cells.state import State
-from harness.commands.pack import pack_matrix
 from harness.config import load_config
 from harness.matrix import Cell, cells
 from harness.packs import archive, replay
+from harness.packs.exchange import pack_matrix
 from harness.table.verified import marks_path
 
 pytestmark = pytest.mark.slow

@@ -756,11 +756,11 @@ def test_the_command_wants_one_of_two(given: list[str]) -> None:
 def test_an_experiment_becomes_a_file_here(tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     experiment(tmp_path / "cells", mlflow_uri, name="two words/here")
-    path = report.write_experiment_report("two words/here", mlflow_uri)
+    path = page.write_experiment_report("two words/here", mlflow_uri)
     assert path == Path("report-two_words_here.html")
     assert "<h1>two words/here</h1>" in path.read_text()
     assert (
-        report.write_experiment_report("two words/here", mlflow_uri, tmp_path / "new" / "page.html")
+        page.write_experiment_report("two words/here", mlflow_uri, tmp_path / "new" / "page.html")
         == tmp_path / "new/page.html"
     )
     assert yaml.safe_load(settings_on(path.read_text()))["methods"] == ["grpo", "clip_b"]

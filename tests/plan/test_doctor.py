@@ -12,6 +12,7 @@ from rich.console import Console
 
 from harness import cli, config
 from harness.commands import doctor as command
+from harness.launch.machine import Device, Machine
 from harness.plan import doctor
 from harness.plan.doctor import (
     BROKEN,
@@ -27,7 +28,6 @@ from harness.plan.doctor import (
     print_findings,
 )
 from harness.plan.doctor import MachineFinding as Finding
-from harness.plan.machine import Device, Machine
 from harness.rollout import choice
 
 

@@ -29,10 +29,10 @@ from harness.base.errors import UserError
 from harness.base.shape import Shape, shape_of_config
 from harness.cells.provenance import Made
 from harness.config import Config, Resample
+from harness.launch.machine import Device, Machine, cuda_devices, this_machine
 from harness.plan import cost, lacks, show
 from harness.plan.cost import EMBEDDED, EngineLimits, Memory, ResponseCount
 from harness.plan.estimate import plan_for
-from harness.plan.machine import Device, Machine, cuda_devices, this_machine
 from harness.plan.measured import MeasuredTime
 from harness.rollout import choice, embedded, models
 from harness.terminal.units import GIB, gib
@@ -449,7 +449,7 @@ def test_responses_by_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         "aime25": ResponseCount(30, 32),
         "dapo500": ResponseCount(500, 8),
     }
-    assert cost.filter_responses(settings) == {"dapo_math": ResponseCount(cost.UNKNOWN_SET, 16, known=False)}
+    assert cost.filter_responses(settings) == {"dapo_math": ResponseCount(cache.UNKNOWN_SET, 16, known=False)}
     assert cost.step_responses(settings) == ResponseCount(64, 16)
     files.write_json(cache.folder() / "dapo_math.json", {"problems": {"train": 12_345}})
     assert cost.filter_responses(settings) == {"dapo_math": ResponseCount(12_345, 16)}

@@ -12,9 +12,9 @@ from harness import config, matrix
 from harness.base.errors import UserError
 from harness.cells.log import MetricsLog
 from harness.cells.state import State
+from harness.launch.machine import this_machine
 from harness.plan import cost, probe
 from harness.plan.estimate import plan_for
-from harness.plan.machine import this_machine
 
 SMALL = ["methods=[grpo,ppo]", "seeds=[0]", "train.steps=50"]
 

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from boards import MOST_DISTINCT, Made, listed, told, trained
 
+from harness import runs
 from harness.base.errors import UserError
 from harness.cells.outcome import right_distinct
 from harness.cells.state import change
-from harness.commands import leaderboard
 from harness.config import Config
 from harness.statistics import crossed_interval
 from harness.table import board
@@ -477,7 +477,7 @@ def test_the_leaderboard_in_python_prints_itself_as_the_table(
     sent_matrix: Made, capsys: pytest.CaptureFixture[str]
 ) -> None:
     at = ["--uri", sent_matrix.config.tracking_uri]
-    frame = leaderboard_frame(leaderboard.matrix_rows(sent_matrix.config, sent_matrix.cells))
+    frame = leaderboard_frame(runs.matrix_rows(sent_matrix.config, sent_matrix.cells))
     assert repr(frame) == told(capsys, "--experiment", "made", *at)
     [header, *_] = told(capsys, "--experiment", "made", *at, "--format", "csv").splitlines()
     assert list(frame.columns) == header.split(",")

@@ -25,13 +25,13 @@ from servers import PASSWORD, between
 from benchmarks.patience import HANG, patient
 from harness import cli
 from harness import config as configs
+from harness import runs as library
 from harness.base import files
 from harness.base.errors import UserError
 from harness.cells.log import MetricsLog
 from harness.cells.outcome import FILE as OUTCOME
 from harness.cells.provenance import Made
 from harness.cells.spec import FILE as SPEC
-from harness.commands import sync as command
 from harness.launch import progress
 from harness.matrix import cells
 from harness.tracking import evaluation, runs, store, sync
@@ -94,7 +94,7 @@ class Caller:
 
 @pytest.fixture
 def call(tmp_path: Path, guarded: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Caller:
-    monkeypatch.setattr(command, "console", Console(width=4000))
+    monkeypatch.setattr(library, "console", Console(width=4000))
     monkeypatch.chdir(tmp_path)
     return Caller(tmp_path / "results", guarded, capsys)
 
@@ -199,7 +199,7 @@ def test_cells_are_sent_side_by_side_and_counted(
     made = boards.Made(tmp_path, mlflow_uri, name="together").end_all()
     monkeypatch.setattr(progress, "QUIET_COUNT_SECONDS", 0.0)
     made.config.tracking.uri = server
-    assert command.sync_matrix(made.config, made.cells) == (6, 0)
+    assert library.sync_matrix(made.config, made.cells) == (6, 0)
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("feeding MLflow with cells: ")]
     assert [line.partition(",")[0].rpartition(": ")[2] for line in lines] == [f"{done} of 6" for done in range(1, 7)]
     names = {line.rpartition(", last ")[2] for line in lines}
@@ -211,7 +211,7 @@ def test_cells_are_sent_side_by_side_and_counted(
         for run in sent:
             assert [point.step for point in client.get_metric_history(run.info.run_id, "entropy/mean")] == [0, 1]
             assert len(run.inputs.dataset_inputs) == 1
-    assert command.sync_matrix(made.config, made.cells) == (6, 0)
+    assert library.sync_matrix(made.config, made.cells) == (6, 0)
     with store.store(server, write=False) as client:
         assert len(client.search_runs([experiment])) == 6
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from harness import config
+from harness import config, runs
 from harness.base.errors import UserError
 from harness.cells import attempts, checksums, provenance
 from harness.cells.state import State
-from harness.commands import run
+from harness.commands.run import mlflow_hint
+from harness.launch.machine import Device, Machine
 from harness.matrix import Cell, cells
-from harness.plan.machine import Device, Machine
 from harness.rollout import models
 
 GPU = Device("any", 80 * 2**30)
@@ -38,9 +38,9 @@ def test_cells_share_the_cores(
     cores: int | None, overrides: list[str], jobs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = config.load_config("demo", overrides)
-    monkeypatch.setattr(run, "this_machine", lambda config: Machine(1, cores or 1, 1))
-    assert run.local_launcher(settings, None).jobs == jobs
-    assert run.local_launcher(settings, 3).jobs == 3
+    monkeypatch.setattr(runs, "this_machine", lambda config: Machine(1, cores or 1, 1))
+    assert runs.local_launcher(settings, None).jobs == jobs
+    assert runs.local_launcher(settings, 3).jobs == 3
 
 
 @pytest.mark.parametrize(
@@ -48,25 +48,25 @@ def test_cells_share_the_cores(
     [([], 4), (["hardware.ranks=3", "train.prompts=9"], 1), (["hardware.share=0.3"], 12), (["hardware.device=cpu"], 8)],
 )
 def test_cells_share_the_gpus(overrides: list[str], jobs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "this_machine", lambda config: Machine(1, 8, 1, (GPU,) * 4))
-    monkeypatch.setattr(run.devices, "gpus", lambda: ["a", "b", "c", "d"])
-    found = run.local_launcher(config.load_config("demo", ["hardware.device=cuda", *overrides]), None)
+    monkeypatch.setattr(runs, "this_machine", lambda config: Machine(1, 8, 1, (GPU,) * 4))
+    monkeypatch.setattr(runs.devices, "gpus", lambda: ["a", "b", "c", "d"])
+    found = runs.local_launcher(config.load_config("demo", ["hardware.device=cuda", *overrides]), None)
     assert (found.jobs, found.pool is None) == (jobs, "hardware.device=cpu" in overrides)
 
 
 def test_the_base_models_are_named_by_their_digests() -> None:
     settings = config.load_config("smoke", [])
     model = models.resolve("countdown-tiny")
-    assert run.fetch_models(settings) == {"countdown-tiny": model.digest(model.folder())}
+    assert runs.fetch_models(settings) == {"countdown-tiny": model.digest(model.folder())}
 
 
 def test_more_ranks_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "this_machine", lambda config: Machine(1, 8, 1, (GPU,) * 4))
-    monkeypatch.setattr(run.devices, "gpus", lambda: ["a", "b"])
+    monkeypatch.setattr(runs, "this_machine", lambda config: Machine(1, 8, 1, (GPU,) * 4))
+    monkeypatch.setattr(runs.devices, "gpus", lambda: ["a", "b"])
     with pytest.raises(
         UserError, match=r"hardware.ranks is 4, and each rank needs its own GPU, but this machine has 2 GPUs"
     ):
-        run.local_launcher(config.load_config("demo", ["hardware.device=cuda", "hardware.ranks=4"]), None)
+        runs.local_launcher(config.load_config("demo", ["hardware.device=cuda", "hardware.ranks=4"]), None)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_more_ranks_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> No
     ],
 )
 def test_the_hint_names_a_command_that_works_or_the_server(uri: str, hint: str) -> None:
-    assert run.mlflow_hint(uri) == hint
+    assert mlflow_hint(uri) == hint
 
 
 # Cells that are done and were edited since
@@ -108,14 +108,14 @@ def test_without_a_terminal_edited_cells_are_not_trained_again(
     done: list[Cell], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stdin, "isatty", lambda: False, raising=False)
-    todo = run.unfinished(done, keep_stale=False)
+    todo = runs.unfinished(done, keep_stale=False)
     assert [cell.method for cell in todo] == ["clip_b"]
     with pytest.raises(UserError, match=rf"{WHY}; .* use --rerun-edited .*, to keep the numbers use --keep-stale"):
-        run.may_train_again(todo, rerun_edited=False)
-    assert run.may_train_again(todo, rerun_edited=True)
-    assert run.unfinished(done, keep_stale=True) == []
+        runs.may_train_again(todo, rerun_edited=False)
+    assert runs.may_train_again(todo, rerun_edited=True)
+    assert runs.unfinished(done, keep_stale=True) == []
     State("failed").write(todo[0].folder)
-    assert run.may_train_again(todo, rerun_edited=False), "only numbers that count are worth a question"
+    assert runs.may_train_again(todo, rerun_edited=False), "only numbers that count are worth a question"
 
 
 @pytest.mark.parametrize(("answer", "agreed"), [("y", True), ("Yes", True), ("n", False), ("", False)])
@@ -130,7 +130,7 @@ def test_on_a_terminal_it_asks(
 
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     monkeypatch.setattr("builtins.input", answering)
-    assert run.may_train_again(done[1:], rerun_edited=False) == agreed
+    assert runs.may_train_again(done[1:], rerun_edited=False) == agreed
     assert questions == ["Train 1 cell that is done again from step 0? [y/N] "]
     assert re.search(WHY, capsys.readouterr().out)
 
@@ -144,8 +144,8 @@ def test_an_edit_that_is_undone_needs_no_question(done: list[Cell], monkeypatch:
     attempts.set_aside(folder, dataclasses.replace(made, sources=done[1].sources))
     provenance.begin_attempt(folder, done[1].sources | {"clip_b": "another"}, "cpu", None)
     State("done").write(folder)
-    todo = run.unfinished(done, keep_stale=False)
+    todo = runs.unfinished(done, keep_stale=False)
     assert todo == done[1:]
-    assert run.may_train_again(todo, rerun_edited=False)
-    assert run.take_back_undone_edits(todo)
-    assert run.unfinished(done, keep_stale=False) == []
+    assert runs.may_train_again(todo, rerun_edited=False)
+    assert runs.take_back_undone_edits(todo)
+    assert runs.unfinished(done, keep_stale=False) == []

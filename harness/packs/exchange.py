@@ -1,0 +1,118 @@
+"""A matrix as a pack, and the cells of a pack in a matrix."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.base import files, identities
+from harness.base.errors import UserError
+from harness.cells import checksums
+from harness.cells.provenance import Made
+from harness.cells.spec import CellSpec, id_in
+from harness.cells.state import State
+from harness.config import Config
+from harness.matrix import Cell, cells, claim
+from harness.packs.archive import Pack, write_pack
+from harness.packs.protocol import DIFFERENCES_LISTED, Protocol, protocol_of
+from harness.table.board import Board
+from harness.terminal.units import plural
+
+
+def pack_matrix(config: Config, out: Path) -> tuple[int, int]:
+    """Write the cells of a matrix that have ended; return their number, and that of all cells."""
+    matrix = cells(config)
+    folders = [cell.folder for cell in matrix if has_ended(cell)]
+    done = [folder for folder in folders if State.read(folder).state == "done"]
+    if not done:
+        raise UserError(f"no cell of the matrix {config.name} in {config.folder} is done, so there is nothing to pack")
+    # Only of these, since a cell gets its checksums when it is done.
+    for folder in done:
+        for damage, _ in checksums.changed_records(folder):
+            raise damage
+    write_pack(out, config.name, Board.of_config(config, matrix).as_json(), folders, protocol_of_cells(config, matrix))
+    return len(folders), len(matrix)
+
+
+def has_ended(cell: Cell) -> bool:
+    """Return whether a cell's folder holds its records, done or failed."""
+    return State.read(cell.folder).ended and id_in(cell.folder) == cell.id
+
+
+def protocol_of_cells(config: Config, matrix: Sequence[Cell]) -> Protocol:
+    """Return the protocol of a matrix from its configuration."""
+    specs = [cell.spec for cell in matrix]
+    return protocol_of(specs[0].settings, specs)
+
+
+@dataclass
+class Unpacked:
+    """The number of a pack's cells, by what became of them."""
+
+    put: int = 0
+    kept: int = 0  # that have a folder in the matrix, and are done there
+    begun: int = 0  # that have a folder in the matrix, and are not done
+    failed: int = 0  # where they were packed
+    of_others: int = 0  # that the matrix does not have
+
+    def __str__(self) -> str:
+        parts = [f"{plural(self.put, 'cell')} put into the matrix"]
+        if self.kept:
+            parts.append(f"{self.kept} left out because they are done there")
+        if self.begun:
+            parts.append(
+                f"{self.begun} left out because they have a folder there, though they are not done (to get them from "
+                "the pack, remove these folders and unpack again)"
+            )
+        if self.failed:
+            parts.append(f"{self.failed} left out because they failed")
+        if self.of_others:
+            parts.append(f"{self.of_others} left out because they are of another matrix or setting")
+        return ", ".join(parts)
+
+
+def unpack_cells(pack: Pack, config: Config, matrix: Sequence[Cell]) -> Unpacked:
+    """Put each finished cell of a pack that the matrix has, and that has not begun there, into the matrix's folder."""
+    ours = {cell.id: cell for cell in matrix}
+    # By the hash of each identity: the stated id may be wrong.
+    packed = {identities.key(CellSpec.read(folder).identity): folder for folder in pack.cells}
+    shared = sorted(packed.keys() & ours.keys())
+    if not shared:
+        differences = protocol_of_cells(config, matrix).differences(pack.protocol)
+        why = "cells are the same if method, task, model, seed, settings and the kind of device are"
+        if differences:
+            why = f"the protocols differ in {', '.join(differences[:DIFFERENCES_LISTED])}"
+        raise UserError(f"no cell of {pack.path} (matrix {pack.matrix!r}) is one of the matrix {config.name!r}; {why}")
+    done = [name for name in shared if State.read(packed[name]).state == "done"]
+    for name in done:
+        Made.read(packed[name])  # which no sum covers
+        for damage, _ in checksums.changed_records(packed[name]):
+            raise damage
+    claim(config)
+    counts = Unpacked(failed=len(shared) - len(done), of_others=len(packed) - len(shared))
+    for name in done:
+        if put(packed[name], ours[name]):
+            counts.put += 1
+        elif ours[name].progress().state == "done":
+            counts.kept += 1
+        else:
+            counts.begun += 1
+    return counts
+
+
+def put(packed: Path, cell: Cell) -> bool:
+    """Copy the records of a packed cell to its place; return False if that place is taken."""
+    with files.temporary_path(cell.folder) as copy:
+        shutil.copytree(packed, copy)
+        cell.spec.write(copy)  # its matrix and its paths may be others than where it was packed
+        try:
+            os.rename(copy, cell.folder)  # whole or not at all, and never over the records of a cell
+        except OSError:
+            if not cell.folder.exists():
+                raise
+            files.remove_path(copy)
+            return False
+    return True
