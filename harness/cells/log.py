@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from harness.base import files, seal
 from harness.base.errors import Damaged
+from harness.base.schema import LARGEST
 from harness.config import Config
 from harness.config.sections import Stop
 
@@ -29,7 +30,7 @@ class MetricsLog:
 
     def read(self) -> list[dict[str, Any]]:
         """Return the complete lines; the last one may be half written, by a killed process or at this moment."""
-        if not self.path.exists():
+        if not self.path.is_file():
             return []
         *lines, _ = self.path.read_bytes().split(b"\n")
         return [parsed(line, self.path) for line in lines]
@@ -91,6 +92,11 @@ def sealed_line(record: Mapping[str, Any]) -> str:
     return seal.close_json(json.dumps(record)) + "\n"
 
 
+def is_step(value: Any) -> TypeGuard[int]:
+    """Return whether a value is the number of a step that every store can hold."""
+    return type(value) is int and 0 <= value <= LARGEST
+
+
 def parsed(line: bytes, path: Path) -> dict[str, Any]:
     """Return the record of a step that a line holds; refuse a line that was changed since it was written."""
     content = seal.open_json(line, path, "one of its lines")
@@ -101,7 +107,7 @@ def parsed(line: bytes, path: Path) -> dict[str, Any]:
     if not isinstance(record, dict) or record.keys() != {"step", "time", "metrics"}:
         raise Damaged(path, "one of its lines is not the record of a step")
     step, time, metrics = record["step"], record["time"], record["metrics"]
-    is_record = type(step) is int and isinstance(metrics, dict)
+    is_record = is_step(step) and isinstance(metrics, dict)
     if not is_record or not NUMBERS.issuperset(map(type, (time, *metrics.values()))):
         raise Damaged(path, "one of its lines is not the record of a step: a number is missing")
     return record

@@ -1,10 +1,14 @@
-"""The curves of one run from a cell of ours, a log of TRL or a log of verl."""
+"""The curves of one run from a cell of ours, a log of TRL or a log of verl.
+
+A log may be of any size and content: it is read line by line, and only the numbers that the rules read are kept.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +18,7 @@ from harness.cells.spec import FILE as CONFIG
 from harness.cells.spec import CellSpec
 from harness.cells.state import STALE, Progress
 from harness.diagnose.curves import MetricCurve, curve_of
-from harness.diagnose.signals import BONUS, CLIPPED, OURS, SIGNALS, TRL, VERL, LoggedRun
+from harness.diagnose.signals import BONUS, CLIPPED, KEYS, OURS, SIGNALS, TRL, VERL, LoggedRun
 from harness.terminal.units import plural
 
 TRL_STATE = "trainer_state.json"
@@ -25,9 +29,13 @@ READABLE = (
 
 # A line of verl's console logger, `step:3 - actor/entropy:0.31 - ...`. Ray writes the name of a process and colors in
 # front of it, and a progress bar may share its line. With NumPy 2 a number is written as `np.float64(0.31)`.
-VERL_LINE = re.compile(r"(?:^|[\s\r])step:(\d+) - (\S.*)")
+VERL_LINE = re.compile(r"(?:^|[\s\r])step:([0-9]{1,18}) - (\S.*)")
 VERL_NUMBER = re.compile(r"(?:np\.\w+\()?([-+\w.]+?)\)?")
 COLORS = re.compile(r"\x1b\[[0-9;]*m")
+
+LONGEST_LINE = 2**20  # bytes
+LARGEST_DOCUMENT = 2**26  # bytes of JSON that is not divided into lines; 10,000 steps of TRL take a quarter of that
+MOST_STEPS = 100_000
 
 Points = dict[str, dict[int, float]]  # by key and step
 Record = tuple[int, Mapping[str, Any]]  # a step and what was logged at it
@@ -38,8 +46,6 @@ def read_run(path: Path) -> LoggedRun:
     if not path.exists():
         raise UserError(f"{path} does not exist; diagnose reads {READABLE}")
     run = read_run_folder(path) if path.is_dir() else read_run_file(path)
-    if not run.curves:
-        raise UserError(f"{path} holds no training step; nothing was logged before the run ended")
     if run.signal("entropy") is None:
         raise UserError(f"{path} has no curve of the entropy; {entropy_keys()}")
     return run
@@ -56,7 +62,7 @@ def entropy_keys() -> str:
 
 def read_run_folder(folder: Path) -> LoggedRun:
     """Return the run of a cell's folder, or of the newest checkpoint in an output folder of TRL."""
-    if (folder / CONFIG).exists():
+    if (folder / CONFIG).is_file():
         return read_cell(folder)
     states = {checkpoint_step(path): path for path in folder.glob(f"checkpoint-*/{TRL_STATE}")}
     if (folder / TRL_STATE).exists():
@@ -72,7 +78,7 @@ def read_run_folder(folder: Path) -> LoggedRun:
 def checkpoint_step(path: Path) -> int:
     """Return the step of a checkpoint of TRL; -1 if its name has none."""
     number = path.parent.name.rpartition("-")[2]
-    return int(number) if number.isdigit() else -1
+    return int(number) if number.isdecimal() else -1
 
 
 def read_cell(folder: Path) -> LoggedRun:
@@ -91,9 +97,9 @@ def read_cell(folder: Path) -> LoggedRun:
         notes.append("the cell was interrupted before its end")
     if progress.state == "failed":
         notes.append(f"the cell failed: {progress.reason}")
-    points = points_of_cell(log.MetricsLog(folder).read())
+    points = points_of_cell(folder, log.MetricsLog(folder).read())
     coefficient = bonus_coefficient(spec.identity)
-    if coefficient is not None and points:
+    if coefficient is not None and "entropy/mean" in points:
         first_step = min(points["entropy/mean"])
         points[BONUS] = {first_step: coefficient}
     return LoggedRun(folder, OURS, curves_of(points), spec.key.method, progress.record.collapsed, notes)
@@ -109,17 +115,19 @@ def bonus_coefficient(identity: Mapping[str, Any]) -> float | None:
     return 0.0
 
 
-def points_of_cell(lines: Iterable[Mapping[str, Any]]) -> Points:
-    """Return the points of metrics.jsonl, with zeros for the shares that are logged only where they are not 0."""
-    records = []
+def points_of_cell(path: Path, lines: Iterable[Mapping[str, Any]]) -> Points:
+    return points_of(path, training_steps(lines))
+
+
+def training_steps(lines: Iterable[Mapping[str, Any]]) -> Iterator[Record]:
+    """Yield the steps of metrics.jsonl, with zeros for the shares that are logged only where they are not 0."""
     for line in lines:
         metrics = dict(line["metrics"])
         if "entropy/mean" in metrics:  # a training step; step 0 is the evaluation before training
             metrics.setdefault("verdicts/unparsed", 0.0)
-            if "ratio/clipped_low" in metrics:
+            if {"ratio/clipped_low", "ratio/clipped_high"} <= metrics.keys():
                 metrics[CLIPPED] = metrics["ratio/clipped_low"] + metrics["ratio/clipped_high"]
-            records.append((line["step"], metrics))
-    return points_of(records)
+            yield line["step"], metrics
 
 
 # Files
@@ -127,73 +135,92 @@ def points_of_cell(lines: Iterable[Mapping[str, Any]]) -> Points:
 
 def read_run_file(path: Path) -> LoggedRun:
     """Return the run of a file, by the format of its first line."""
-    content = path.read_bytes()
-    if not content.strip():
+    if not path.is_file():  # a named pipe would be waited for
+        raise UserError(f"{path} is neither a file nor a folder; diagnose reads {READABLE}")
+    first_line = next((line for _, line in lines_of(path) if line.strip()), None)
+    if first_line is None:
         raise UserError(f"{path} is empty; diagnose reads {READABLE}")
-    text = content.decode(errors="replace")
-    if text.lstrip()[0] not in "{[":
-        return read_verl_console(path, text)
-    first_line = text.lstrip().partition("\n")[0]
+    if first_line.lstrip()[:1] not in (b"{", b"["):
+        return read_verl_console(path)
     try:
-        first = json.loads(first_line)
-    except ValueError:
-        return read_trl_document(path, text)  # a document of several lines, as TRL's trainer writes it
+        first = parse_json(first_line)
+    except (ValueError, RecursionError):
+        return read_trl_document(path)  # a document of several lines, as TRL's trainer writes it
     if isinstance(first, list) or "log_history" in first:
-        return read_trl_document(path, text)
+        return read_trl_document(path)
     for fits, read in LINE_FORMATS:
         if fits(first):
-            return read(path, text)
+            return read(path)
     keys = shown(sorted(first))
     raise UserError(f"{path} has lines of an unknown format, with the keys {keys}; diagnose reads {READABLE}")
 
 
-def read_own_lines(path: Path, text: str) -> LoggedRun:
-    *lines, _ = text.encode().split(b"\n")  # the text after the last line end is half a line, or empty
-    parsed_lines = [log.parsed(line, path) for line in lines]
-    return LoggedRun(path, OURS, curves_of(points_of_cell(parsed_lines)))
+def lines_of(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of a file with their numbers; a line that is too long comes in parts, each counted as one."""
+    with open(path, "rb") as file:
+        yield from enumerate(iter(partial(file.readline, LONGEST_LINE), b""), 1)
 
 
-def read_verl_lines(path: Path, text: str) -> LoggedRun:
-    records = [(int(line["step"]), line["data"]) for line in json_lines(path, text)]
-    return LoggedRun(path, VERL, curves_of(points_of(records)))
+def parse_json(content: bytes) -> Any:
+    """Parse JSON in which a whole number may be of any length."""
+    return json.loads(content, parse_int=lambda digits: int(digits) if len(digits) < 20 else float(digits))
 
 
-def read_trl_lines(path: Path, text: str) -> LoggedRun:
-    return trl_run(path, json_lines(path, text))
+def read_own_lines(path: Path) -> LoggedRun:
+    # A last line without its end is half a line.
+    parsed_lines = (log.parsed(line[:-1], path) for _, line in lines_of(path) if line.endswith(b"\n"))
+    return LoggedRun(path, OURS, curves_of(points_of_cell(path, parsed_lines)))
+
+
+def read_verl_lines(path: Path) -> LoggedRun:
+    return LoggedRun(path, VERL, curves_of(points_of(path, verl_records(path))))
+
+
+def verl_records(path: Path) -> Iterator[Record]:
+    for number, line in json_lines(path):
+        step, data = line.get("step"), line.get("data")
+        if not log.is_step(step) or not isinstance(data, dict):
+            raise UserError(f"line {number} of {path} has no step with its data, as verl writes them")
+        yield step, data
+
+
+def read_trl_lines(path: Path) -> LoggedRun:
+    return trl_run(path, (record for _, record in json_lines(path)))
 
 
 # In this order, since lines of the first two have a step too.
-LINE_FORMATS: tuple[tuple[Callable[[Mapping[str, Any]], bool], Callable[[Path, str], LoggedRun]], ...] = (
+LINE_FORMATS: tuple[tuple[Callable[[Mapping[str, Any]], bool], Callable[[Path], LoggedRun]], ...] = (
     (lambda first: {"step", "time", "metrics"} <= first.keys(), read_own_lines),
     (lambda first: {"step", "data"} <= first.keys(), read_verl_lines),
-    (lambda first: "step" in first and isinstance(first["step"], int), read_trl_lines),
+    (lambda first: log.is_step(first.get("step")), read_trl_lines),
 )
 
 
-def json_lines(path: Path, text: str) -> list[dict[str, Any]]:
-    """Return the complete lines; the last one may be half written, by a killed process."""
-    lines = text.splitlines()
-    records = []
-    for number, line in enumerate(lines, 1):
+def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the complete lines with their numbers; the last one may be half written, by a killed process."""
+    for number, line in lines_of(path):
+        if len(line) == LONGEST_LINE:
+            raise UserError(f"line {number} of {path} is longer than {LONGEST_LINE} bytes")
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
-        except ValueError as error:
-            if number == len(lines) and not text.endswith("\n"):
-                break
+            record = parse_json(line)
+        except (ValueError, RecursionError) as error:
+            if not line.endswith(b"\n"):
+                return
             raise UserError(f"line {number} of {path} is not JSON ({error})") from error
         if not isinstance(record, dict):
             raise UserError(f"line {number} of {path} is not a JSON object")
-        records.append(record)
-    return records
+        yield number, record
 
 
-def read_trl_document(path: Path, text: str) -> LoggedRun:
+def read_trl_document(path: Path) -> LoggedRun:
     """Return the run of a trainer_state.json, or of a log history that is a single list."""
+    if path.stat().st_size > LARGEST_DOCUMENT:
+        raise UserError(f"{path} is a JSON document of more than {LARGEST_DOCUMENT} bytes; give it one line per step")
     try:
-        document = json.loads(text)
-    except ValueError as error:
+        document = parse_json(path.read_bytes())
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is neither JSON nor a log ({error}); diagnose reads {READABLE}") from error
     history = document.get("log_history") if isinstance(document, dict) else document
     if not isinstance(history, list) or not all(isinstance(entry, dict) for entry in history):
@@ -202,18 +229,24 @@ def read_trl_document(path: Path, text: str) -> LoggedRun:
 
 
 def trl_run(path: Path, history: Iterable[Mapping[str, Any]]) -> LoggedRun:
-    records = [(entry["step"], entry) for entry in history if isinstance(entry.get("step"), int)]
-    return LoggedRun(path, TRL, curves_of(points_of(records)))
+    records = ((entry["step"], entry) for entry in history if log.is_step(entry.get("step")))
+    return LoggedRun(path, TRL, curves_of(points_of(path, records)))
 
 
-def read_verl_console(path: Path, text: str) -> LoggedRun:
-    records: list[Record] = []
-    for line in text.splitlines():
-        if match := VERL_LINE.search(COLORS.sub("", line)):
-            records.append((int(match[1]), verl_numbers(match[2])))
-    if not records:
+def read_verl_console(path: Path) -> LoggedRun:
+    return LoggedRun(path, VERL, curves_of(points_of(path, console_records(path))))
+
+
+def console_records(path: Path) -> Iterator[Record]:
+    """Yield the steps in the console log of verl; refuse a file without any."""
+    empty = True
+    for _, content in lines_of(path):
+        for line in content.decode(errors="replace").splitlines():  # also at the \r of a progress bar
+            if match := VERL_LINE.search(COLORS.sub("", line)):
+                empty = False
+                yield int(match[1]), verl_numbers(match[2])
+    if empty:
         raise UserError(f"{path} has no line of a known format; diagnose reads {READABLE}")
-    return LoggedRun(path, VERL, curves_of(points_of(records)))
 
 
 def verl_numbers(text: str) -> dict[str, float]:
@@ -234,11 +267,16 @@ def verl_numbers(text: str) -> dict[str, float]:
 # Points
 
 
-def points_of(records: Iterable[Record]) -> Points:
-    """Return the numbers by key and step; for a step that was logged twice, as after resuming, the later ones."""
+def points_of(path: Path, records: Iterable[Record]) -> Points:
+    """Return the numbers of the signals by key and step; of a step that was logged twice, after resuming, the later."""
     points: Points = {}
+    steps = set()
     for step, metrics in records:
-        for key, value in metrics.items():
+        steps.add(step)
+        if len(steps) > MOST_STEPS:
+            raise UserError(f"{path} has more than {MOST_STEPS} steps; diagnose reads no longer run")
+        for key in KEYS & metrics.keys():
+            value = metrics[key]
             if value is None:  # a NaN, as verl writes it to JSON
                 points.setdefault(key, {})[step] = float("nan")
             elif isinstance(value, int | float) and not isinstance(value, bool):

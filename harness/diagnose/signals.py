@@ -47,6 +47,8 @@ SIGNALS: Mapping[str, tuple[Keys, Keys, Keys]] = {
     "push_unlikely_wrong": (("dynamics/negative_below/push",), (), ()),
 }
 
+KEYS = {key for by_trainer in SIGNALS.values() for keys in by_trainer for key in keys}
+
 
 @dataclass(frozen=True)
 class LoggedRun:

@@ -10,6 +10,7 @@ from typing import Any
 from harness.base import files
 from harness.base.errors import UserError, shown
 from harness.base.schema import LARGEST
+from harness.cells.log import is_step
 from harness.rollout import digests, models
 
 # The names that transformers' Trainer, and so TRL, and verl give to the folders of checkpoints.
@@ -116,10 +117,6 @@ def is_trainer_state(state: Any) -> bool:
         return False
     steps = [record.get("step") if isinstance(record, dict) else None for record in history]
     return all(map(is_step, [state.get("global_step"), *steps]))
-
-
-def is_step(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= LARGEST  # not isinstance, by which True is a number too
 
 
 def check_weights(place: Path, weights: Path) -> None:

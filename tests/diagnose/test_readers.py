@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import shutil
 import sys
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from harness.base.errors import Damaged, UserError
 from harness.cells import lease, state
 from harness.cells.log import MetricsLog
 from harness.cells.state import State
+from harness.diagnose import readers
 from harness.diagnose.readers import read_run
 from harness.diagnose.rules import diagnose_run
 from harness.diagnose.signals import BONUS, CLIPPED, DOOR, OURS, SIGNALS, TRL, VERL
@@ -287,8 +290,20 @@ def test_our_method_in_verl_and_trl_logs_masses(tmp_path: Path) -> None:
         ('{\n "a": 1\n}', "has no list named log_history"),
         ('{\n "a": 1\n', "is neither JSON nor a log"),
         ('{"log_history": 3}', "has no list named log_history"),
-        ('{"log_history": []}', "holds no training step; nothing was logged before the run ended"),
-        ('{"step": 1, "data": {}}\n', "holds no training step"),
+        ('{"log_history": []}', "has no curve of the entropy"),
+        ('{"step": 1, "data": {}}\n', "has no curve of the entropy"),
+        *(
+            (f'{{"step": 1, "data": {data}}}\n', "line 1 of .* has no step with its data")
+            for data in ("5", "null", "[]")
+        ),
+        *((f'{{"step": {step}, "data": {{}}}}\n', "has no step with its data") for step in ('"x"', "null", "Infinity")),
+        ('{"step": 1, "data": {}}\n{"a": 1}\n', "line 2 of .* has no step with its data"),
+        (f'{{"step": {"9" * 400}, "entropy": 1}}\n', "has lines of an unknown format"),
+        (f'{{"step": 1, "entropy": {"9" * 400}}}\n', "has no curve of the entropy; .* with a finite value"),
+        ("[" * 100_000, "is neither JSON nor a log"),
+        ('{"step": 1, "loss": 1}\n' + "[" * 100_000 + "\n", "line 2 of .* is not JSON"),
+        ('{"step": 1, "loss": 1}\n"' + "x" * 2**20 + '"\n', "line 2 of .* is longer than 1048576 bytes"),
+        (f"step:{'9' * 5_000} - actor/entropy:1\n", "has no line of a known format"),
         ('{"step": 1, "loss": 0.1}\n[]\n', r"line 2 of .* is not a JSON object"),
         ('{"step": 1, "loss": 0.1}\n{"step"\n', r"line 2 of .* is not JSON"),
         (
@@ -311,6 +326,40 @@ def test_a_missing_path_and_a_folder_of_something_else_are_refused(tmp_path: Pat
         read_run(tmp_path / "nothing")
     with pytest.raises(UserError, match="is not the folder of a run; diagnose reads a cell's folder"):
         read_run(tmp_path)
+
+
+def test_read_run_of_a_named_pipe_does_not_wait(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "log")
+    with pytest.raises(UserError, match="is neither a file nor a folder; diagnose reads"):
+        read_run(tmp_path / "log")
+
+
+def test_read_run_ignores_a_checkpoint_without_a_number(tmp_path: Path) -> None:
+    for name in ("checkpoint-5", "checkpoint-\N{SUPERSCRIPT TWO}"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "trainer_state.json").write_text(json.dumps({"log_history": history_of([1.0])}))
+    assert read_run(tmp_path).path.parent.name == "checkpoint-5"
+
+
+def test_read_run_keeps_only_the_numbers_of_signals_in_memory(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    others = {f"other/{i}": 0.5 for i in range(200)}
+    with open(path, "w") as file:
+        for step in range(2_000):
+            file.write(json.dumps({"step": step, "entropy": 0.5, **others}) + "\n")
+    tracemalloc.start()
+    read_run(path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < path.stat().st_size / 4
+
+
+def test_read_run_refuses_more_steps_than_it_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "MOST_STEPS", 3)
+    path = tmp_path / "log.jsonl"
+    path.write_text("".join(f'{{"step": {step}, "entropy": 0.5}}\n' for step in (1, 2, 3, 3, 4)))
+    with pytest.raises(UserError, match="has more than 3 steps"):
+        read_run(path)
 
 
 def test_a_binary_file_is_refused(tmp_path: Path) -> None:
