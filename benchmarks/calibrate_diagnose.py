@@ -96,7 +96,7 @@ class CalibrationRow:
 
 def run_broken(results: Path) -> None:
     for name, overrides in BROKEN.items():
-        command = [sys.executable, "-m", "harness.cli", "run", "demo", f"name={name}", f"results={results}"]
+        command = [sys.executable, "-m", "entrobench", "run", "demo", f"name={name}", f"results={results}"]
         subprocess.run([*command, *COMMON, *overrides], check=True)
 
 

@@ -70,7 +70,7 @@ def measure(overrides: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         settings = [f"results={folder}", *overrides]
         start = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "harness.cli", "run", "demo", *settings], check=True)
+        subprocess.run([sys.executable, "-m", "entrobench", "run", "demo", *settings], check=True)
         wall = time.perf_counter() - start
         cells = matrix.cells(config.load_config("demo", settings))
         phases: dict[str, list[float]] = defaultdict(list)
@@ -117,7 +117,7 @@ def train_cell(tree: Path, cell: Cell, folder: Path, overrides: Sequence[str]) -
     # The packages of the tree take precedence over installed ones.
     environment = {**os.environ, "PYTHONPATH": str(tree)}
     load, start, before = os.getloadavg()[0], time.perf_counter(), cpu_of_children()
-    command = [sys.executable, "-m", "harness.cli", "run", "demo", *settings]
+    command = [sys.executable, "-m", "entrobench", "run", "demo", *settings]
     done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
     wall = time.perf_counter() - start
     wait_for_orphans()

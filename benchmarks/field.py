@@ -52,7 +52,7 @@ def take_tables(results: str, matrices: Iterable[str], *overrides: str, suffix: 
 def take_table(results: str, matrix: str, folder: Path, *overrides: str) -> None:
     """Write the leaderboard and the comparison of a matrix to a folder."""
     folder.mkdir(exist_ok=True)
-    command = [sys.executable, "-m", "harness.cli", "leaderboard", matrix, f"results={results}", *overrides]
+    command = [sys.executable, "-m", "entrobench", "leaderboard", matrix, f"results={results}", *overrides]
     subprocess.run([*command, "--format", "md", "--out", str(folder / "leaderboard.md")], check=True)
     compare = [*command, "--compare", "--format", "json", "--out", str(folder / "compare.json")]
     subprocess.run(compare, check=True)

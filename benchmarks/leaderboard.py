@@ -72,7 +72,7 @@ def measure(seeds: int) -> Iterator[list[str]]:
 def timed(*arguments: str) -> list[str]:
     """Return the wall time and the CPU time of `entrobench leaderboard` in a process of its own."""
     start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    command = [sys.executable, "-m", "harness.cli", "leaderboard", *arguments, "--format", "json"]
+    command = [sys.executable, "-m", "entrobench", "leaderboard", *arguments, "--format", "json"]
     output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     wall, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
     assert all(row["seeds_done"] == row["seeds_expected"] for row in json.loads(output))

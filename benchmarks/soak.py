@@ -86,7 +86,7 @@ class Run:
     def __init__(self, folder: Path, settings: list[str]) -> None:
         self.folder, self.cache = folder / "results" / "soak", folder / "cache"
         (folder / "tiny.yaml").write_text(json.dumps({"recipe": MODEL}))
-        command = [sys.executable, "-m", "harness.cli", "run", "demo", *settings, f"results={folder / 'results'}"]
+        command = [sys.executable, "-m", "entrobench", "run", "demo", *settings, f"results={folder / 'results'}"]
         with open(folder / OUTPUT, "ab") as log:
             self.process = subprocess.Popen(
                 command,

@@ -45,7 +45,7 @@ def timed(tree: Path, *arguments: str, environment: dict[str, str] | None = None
     load = os.getloadavg()[0]
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     subprocess.run(
-        [sys.executable, "-m", "harness.cli", *arguments],
+        [sys.executable, "-m", "entrobench", *arguments],
         cwd=tree,
         env=os.environ | {"PYTHONPATH": str(tree)} | (environment or {}),
         stdout=subprocess.DEVNULL,

@@ -135,9 +135,3 @@ def main(argv: Sequence[str] | None = None) -> None:
     # Otherwise Python would search all objects for garbage once more when it ends.
     keep_all()
     sys.exit(code)
-
-
-if __name__ == "__main__":
-    if not sys.flags.safe_path:
-        del sys.path[0]  # the current folder, which `python -m` puts first
-    main()

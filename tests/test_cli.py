@@ -44,7 +44,7 @@ SECRETS = {"HF_TOKEN": "hf_0123456789", "MLFLOW_TRACKING_USERNAME": "me", "MLFLO
 
 def entrobench(*arguments: str, cwd: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
     result = subprocess.run(
-        [sys.executable, "-m", "harness.cli", *arguments],
+        [sys.executable, "-m", "entrobench", *arguments],
         cwd=cwd,
         capture_output=True,
         text=True,
@@ -269,7 +269,7 @@ def test_one_failing_cell_is_one_row(
 @pytest.mark.skipif(choice.installed_vllm() is not None, reason="vLLM is installed here")
 def test_a_matrix_whose_engine_is_missing_does_not_begin(tmp_path: Path, here: Here) -> None:
     _, error = here.ended("run", "demo", "rollout.engine=vllm", cwd=tmp_path, code=2)
-    assert "vLLM is not installed here; install entrobench[" in error
+    assert "vLLM is not installed here; pip install -e '.[" in error
     assert not list(tmp_path.iterdir())
 
 
@@ -345,7 +345,7 @@ def test_interrupted_it_says_so_once_and_stops_its_cells(
     """By Ctrl-C or the end of the terminal, which every process of the run hears of, also while the first ones import
     torch; and by SIGTERM, of which the runner alone hears."""
     with subprocess.Popen(
-        [sys.executable, "-m", "harness.cli", "run", "smoke", f"results={tmp_path / 'results'}"],
+        [sys.executable, "-m", "entrobench", "run", "smoke", f"results={tmp_path / 'results'}"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
         stdout=subprocess.PIPE,

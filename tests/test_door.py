@@ -318,7 +318,7 @@ def test_the_tour_holds_no_outputs() -> None:
 @pytest.mark.processes
 def test_the_tour_runs_in_a_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("nbclient", "ipykernel"):
-        pytest.importorskip(name, reason=f"{name} is not installed; pip install 'entrobench[notebook]'")
+        pytest.importorskip(name, reason=f"{name} is not installed; pip install -e '.[notebook]'")
     import nbformat
     from nbclient import NotebookClient
 

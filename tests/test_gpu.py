@@ -113,7 +113,7 @@ def test_logits_are_not_rounded_to_bfloat16(backend: str) -> None:
 def test_a_matrix_on_vllm_rests_wakes_and_samples_from_what_is_trained(dtype: str, tmp_path: Path) -> None:
     """Cells prove their weights after each load, and stop where log-probabilities differ."""
     settings = ["rollout.engine=vllm", "hardware.device=cuda", "hardware.cache_gib=1", f"train.dtype={dtype}"]
-    command = [sys.executable, "-m", "harness.cli", "run", "smoke", *settings, f"results={tmp_path}"]
+    command = [sys.executable, "-m", "entrobench", "run", "smoke", *settings, f"results={tmp_path}"]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
     logs = list(tmp_path.glob("smoke/*/metrics.jsonl"))

@@ -86,7 +86,7 @@ def test_started_as_a_module(crowded: Path) -> None:
     """`python -m` itself searches the current folder for modules imported before our first line."""
     for name in ("harness", "socket", "types"):
         (crowded / f"{name}.py").unlink()
-    assert "planned  2" in call("-m", "harness.cli", "plan", "mine.yaml", cwd=crowded).stdout
+    assert "planned  2" in call("-m", "entrobench", "plan", "mine.yaml", cwd=crowded).stdout
 
 
 @pytest.mark.slow

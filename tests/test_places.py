@@ -42,7 +42,7 @@ def odd(tmp_path_factory: pytest.TempPathFactory, put_store: Callable[[Path], No
     put_store(results)
     plain = {name: value for name, value in os.environ.items() if name != "HOME" and not name.startswith("LC_")}
     cache = str(models.default_cache())  # made before, wherever that is
-    command = [sys.executable, "-m", "harness.cli", "run", "smoke", *SHORT, f"results={results}"]
+    command = [sys.executable, "-m", "entrobench", "run", "smoke", *SHORT, f"results={results}"]
     ran = subprocess.run(
         command,
         cwd=REPOSITORY,

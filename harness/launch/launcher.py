@@ -228,7 +228,7 @@ def prepare_cell(cell: Cell) -> None:
 def check_extra(name: str, package: str) -> None:
     """Refuse a launcher whose package is not installed."""
     if find_spec(package) is None:
-        raise UserError(f"--launcher {name} needs the extra {name}: pip install 'entrobench[{name}]'")
+        raise UserError(f"--launcher {name} needs the extra {name}: pip install -e '.[{name}]'")
 
 
 def environment(threads: int) -> dict[str, str]:

@@ -91,7 +91,7 @@ def backend_obstacle(config: Config) -> str | None:
         try:
             metadata.version(package)
         except metadata.PackageNotFoundError:
-            return f"train.backend is {TRL!r}, but {package} is not installed here; pip install 'entrobench[trl]'"
+            return f"train.backend is {TRL!r}, but {package} is not installed here; pip install -e '.[trl]'"
     if sharding_settings(config).get("distributed_type") == DEEPSPEED and find_spec("deepspeed") is None:
         return f"{KEY} asks for DeepSpeed, but deepspeed is not installed here; pip install deepspeed"
     return None

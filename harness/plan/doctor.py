@@ -213,7 +213,7 @@ def find_trl() -> MachineFinding:
     try:
         version = metadata.version("trl")
     except metadata.PackageNotFoundError:
-        remedy = "pip install 'entrobench[trl]'; only train.backend=trl needs it"
+        remedy = "pip install -e '.[trl]'; only train.backend=trl needs it"
         return MachineFinding("trainer trl", MISSING, "trl is not installed", remedy)
     return MachineFinding("trainer trl", OK, f"trl {version} is installed")
 

@@ -42,7 +42,7 @@ def vllm_obstacle(device: str, shape: Shape | None) -> str | None:
     architecture.
     """
     installed = installed_vllm()
-    remedy = f"install entrobench[{EXTRAS[device]}] or set rollout.engine=embedded"
+    remedy = f"pip install -e '.[{EXTRAS[device]}]', or set rollout.engine=embedded"
     if installed is None:
         return f"rollout.engine is 'vllm', but vLLM is not installed here; {remedy}"
     name, version = installed

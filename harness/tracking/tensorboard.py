@@ -15,7 +15,7 @@ def write_tensorboard(folder: Path, logs: Path) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
     except ModuleNotFoundError as error:
-        raise UserError("TensorBoard is not installed; run `pip install 'entrobench[tensorboard]'`") from error
+        raise UserError("TensorBoard is not installed; run `pip install -e '.[tensorboard]'`") from error
 
     for old in logs.glob("events.out.tfevents.*"):
         old.unlink()

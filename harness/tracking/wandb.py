@@ -15,7 +15,7 @@ def write_wandb_run(folder: Path, logs: Path) -> None:
     try:
         import wandb
     except ModuleNotFoundError as error:
-        raise UserError("W&B is not installed; run `pip install 'entrobench[wandb]'`") from error
+        raise UserError("W&B is not installed; run `pip install -e '.[wandb]'`") from error
 
     spec = CellSpec.read(folder)
     for old in (logs / "wandb").glob(f"offline-run-*-{spec.id}"):

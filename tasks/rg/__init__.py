@@ -120,8 +120,8 @@ def questions(env: str, seed: int, size: int) -> list[tuple[int, str]]:
     A process of its own makes them: some environments depend on Python's hash seed, which is fixed there.
     """
     if find_spec("reasoning_gym") is None:
-        raise UserError('the task rg needs the package reasoning-gym: pip install "entrobench[reasoning]"')
-    command = python_command(f"from {JUDGE} import write_questions; write_questions()", env, str(seed), str(size))
+        raise UserError("the task rg needs the package reasoning-gym: pip install -e '.[reasoning]'")
+    command = python_command(f"from {JUDGE} import write_questions", "write_questions()", env, str(seed), str(size))
     fixed_hashes = {**os.environ, "PYTHONHASHSEED": "0"}
     made = subprocess.run(command, env=fixed_hashes, capture_output=True, text=True, check=False)
     if made.returncode:

@@ -348,7 +348,7 @@ def test_killed_and_run_again_it_gives_the_same(
 ) -> None:
     asked = ["eval", "--model", "countdown-tiny", "--tasks", "countdown", "--samples", "128", "--problems", "24"]
     asked += ["--temperature", "1", "--out"]
-    command = [sys.executable, "-m", "harness.cli", *asked]
+    command = [sys.executable, "-m", "entrobench", *asked]
     monkeypatch.setitem(assess.BATCH, "embedded", assess.MOST_TOGETHER)  # as in the process that is killed
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
 

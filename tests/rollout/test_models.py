@@ -330,7 +330,7 @@ def hub() -> Iterator[tuple[str, list[str]]]:
 
 def python(code: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     given = {**os.environ, "PYTHONPATH": str(REPOSITORY), "COLUMNS": "300", **environment}
-    command = [sys.executable, *(["-c", code] if code else ["-m", "harness.cli"]), *arguments]
+    command = [sys.executable, *(["-c", code] if code else ["-m", "entrobench"]), *arguments]
     return subprocess.run(command, capture_output=True, text=True, env=given, check=False, timeout=HANG)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +20,7 @@ from harness.verify.pool import VerifierPool
 from tasks.rg import LONGEST, REFUSED, Rg, questions, tagged_answer
 
 INSTALLED = find_spec("reasoning_gym") is not None
-needs_package = pytest.mark.skipif(not INSTALLED, reason='needs reasoning-gym: pip install "entrobench[reasoning]"')
+needs_package = pytest.mark.skipif(not INSTALLED, reason="needs reasoning-gym: pip install -e '.[reasoning]'")
 
 # An environment that accepts one of these for most problems would reward a model that always says it.
 TRIVIAL = ["0", "1", "-1", "{}", "[]", "()", "None", "True", "False", "yes", "no", "a", '{"0": 1}']
@@ -33,11 +34,12 @@ def test_an_environment_is_refused_with_its_reason(env: str) -> None:
     assert str(error.value) == f"rg.env={env} is refused: {REFUSED[env]}"
 
 
-@pytest.mark.skipif(INSTALLED, reason="reasoning-gym is installed")
-def test_without_the_package_a_sentence_says_what_to_install() -> None:
+def test_without_the_package_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
+    questions.cache_clear()
     with pytest.raises(UserError) as error:
         Rg().problems("test")
-    assert str(error.value) == 'the task rg needs the package reasoning-gym: pip install "entrobench[reasoning]"'
+    assert str(error.value) == "the task rg needs the package reasoning-gym: pip install -e '.[reasoning]'"
 
 
 @pytest.mark.parametrize(
@@ -126,12 +128,14 @@ def patience() -> Iterator[None]:
     signal.signal(signal.SIGALRM, before)
 
 
-def environments() -> list[str]:
+def environments() -> list[Any]:
+    """The allowed environments: every twelfth in each run, the others in `make soak`."""
     if not INSTALLED:
         return ["all"]
     from reasoning_gym.factory import DATASETS
 
-    return sorted(DATASETS.keys() - REFUSED.keys())
+    names = sorted(DATASETS.keys() - REFUSED.keys())
+    return [pytest.param(name, marks=[pytest.mark.long] if place % 12 else []) for place, name in enumerate(names)]
 
 
 def full_scores(made: Any, entries: list[Any], answers: list[str | None]) -> int:

@@ -510,7 +510,7 @@ def test_lm_evals_documented_command_runs_a_model(
     written: str, prepared: Path, commands: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As written, with a model of ours in the place of FOLDER; it is only cut short."""
-    pytest.importorskip("accelerate", reason="accelerate is not installed; pip install 'entrobench[lm-eval]'")
+    pytest.importorskip("accelerate", reason="accelerate is not installed; pip install -e '.[lm-eval]'")
     model = shutil.copytree(models.resolve("countdown-tiny").folder(), tmp_path / "model")
     if "--apply_chat_template" in written:
         (model / "chat_template.jinja").write_text(TEMPLATE)
@@ -541,7 +541,7 @@ ADD_A_TASK = (REPOSITORY / "docs" / "add-a-task.md").read_text()
 def entrobench(*arguments: str, cwd: Path) -> str:
     """Return the output of the command, which finds packages of the current folder first."""
     environment = {**os.environ, "PYTHONPATH": f"{cwd}:{REPOSITORY}", "COLUMNS": "200"}
-    command = [sys.executable, "-m", "harness.cli", *arguments]
+    command = [sys.executable, "-m", "entrobench", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=cwd, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout

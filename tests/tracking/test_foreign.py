@@ -232,7 +232,7 @@ def test_rows_of_a_run_that_is_not_there_are_damage(whole: Path, tmp_path: Path)
 
 @pytest.mark.processes
 def test_a_stdout_of_ascii_shows_other_characters_by_their_numbers(whole: Path) -> None:
-    command = [sys.executable, "-m", "harness.cli", "leaderboard", "--experiment", "made"]
+    command = [sys.executable, "-m", "entrobench", "leaderboard", "--experiment", "made"]
     shown = subprocess.run(
         [*command, "--uri", f"sqlite:///{whole / 'mlflow.db'}"],
         cwd=REPOSITORY,

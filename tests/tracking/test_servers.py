@@ -273,7 +273,7 @@ def test_a_server_that_gets_slow_after_its_first_answers_holds_no_command(server
         for command, slow in SLOW_ANSWERS:
             uri, proxy = stack.enter_context(between(server))
             proxy.seconds_per_byte = partial(seconds_if, slow, 0.5)
-            arguments = [sys.executable, "-m", "harness.cli", command, "--experiment", "slow", "--uri", uri]
+            arguments = [sys.executable, "-m", "entrobench", command, "--experiment", "slow", "--uri", uri]
             process = subprocess.Popen(
                 arguments, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
             )

@@ -30,7 +30,7 @@ try:
     from trl.models.utils import disable_gradient_checkpointing
     from trl.trainer import utils as trl_utils
 except ImportError as error:
-    raise ImportError(f"EntrobenchTrainer needs trl ({error}); pip install 'entrobench[trl]'") from error
+    raise ImportError(f"EntrobenchTrainer needs trl ({error}); pip install -e '.[trl]'") from error
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from harness import ranks

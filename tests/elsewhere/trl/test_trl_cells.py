@@ -138,7 +138,7 @@ def test_a_missing_trl_is_named(
         return version(name)
 
     monkeypatch.setattr(metadata, "version", absent)
-    sentence = "train.backend is 'trl', but trl is not installed here; pip install 'entrobench[trl]'"
+    sentence = "train.backend is 'trl', but trl is not installed here; pip install -e '.[trl]'"
     for command, code in (("plan", 0), ("run", 2)):
         with pytest.raises(SystemExit) as end:
             cli.main([command, "smoke", "train.backend=trl", f"results={tmp_path}/results"])
@@ -148,7 +148,7 @@ def test_a_missing_trl_is_named(
     found = doctor.find_trl()
     assert (found.state, found.remedy) == (
         doctor.MISSING,
-        "pip install 'entrobench[trl]'; only train.backend=trl needs it",
+        "pip install -e '.[trl]'; only train.backend=trl needs it",
     )
 
 

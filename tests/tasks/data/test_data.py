@@ -686,7 +686,7 @@ configs:
 @pytest.mark.processes
 def test_the_hubs_own_client_offline(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
-    command = [sys.executable, "-m", "harness.cli", "data", "prepare", "aime24"]
+    command = [sys.executable, "-m", "entrobench", "data", "prepare", "aime24"]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANG, check=False)
     assert result.returncode == 2
     assert "HuggingFaceH4/aime_2024 from the Hugging Face Hub" in result.stderr
