@@ -49,4 +49,5 @@ class LpReg(Control):
     def term(self, view: View) -> Tensor:
         difference_T = view.marks["target"] - view.current.logp
         below_T = view.marks["held"] & (difference_T.detach() > 0)
-        return self.coefficient * (difference_T.exp() - difference_T - 1).masked_fill(~below_T, 0)
+        difference_T = difference_T.masked_fill(~below_T, 0)  # before exp, which may overflow; the term is then 0
+        return self.coefficient * (difference_T.exp() - difference_T - 1)

@@ -44,7 +44,7 @@ class Quadrant(Control):
 
     def weights(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> Tensor:
         signal_T = old.discriminator if self.by == "s_star" else old.discriminator - old.expected_discriminator
-        kept_T = advantages_T != advantages_T  # no token
+        kept_T = advantages_T.new_zeros(advantages_T.shape).bool()
         for name in self.keep:
             sign, side = name.split("_")
             of_sign_T = advantages_T > 0 if sign == "positive" else advantages_T < 0

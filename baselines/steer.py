@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from harness.base.errors import UserError
 from harness.base.schema import choice, number
-from harness.methods.verbs import Control, View
+from harness.methods.verbs import LARGEST_LOG_RATIO, Control, View
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,4 +61,9 @@ def omega(current: TokenStats, old: TokenStats, advantages_T: Tensor) -> Tensor:
     """Return the change of entropy predicted for one step on each token, up to its sign."""
     assert current.entropy is not None
     logp_T = current.logp.detach()
-    return advantages_T * (logp_T - old.logp).exp() * (1 - logp_T.exp()) * (logp_T + current.entropy)
+    return (
+        advantages_T
+        * (logp_T - old.logp).clamp(max=LARGEST_LOG_RATIO).exp()
+        * (1 - logp_T.exp())
+        * (logp_T + current.entropy)
+    )

@@ -47,5 +47,5 @@ class Topr(Verdicts):
     def clips(self, view: View) -> tuple[Tensor, Tensor]:
         right_T = view.batch.right_B[view.batch.sequence_T]
         above_T = self.log_ratio(view) > 0
-        # No token is below a bound: the clamp holds ratios from above alone.
-        return right_T & ~right_T, above_T & ~right_T
+        none_T = right_T.new_zeros(right_T.shape)  # below a bound: the clamp holds ratios from above alone
+        return none_T, above_T & ~right_T

@@ -206,11 +206,11 @@ def edges(subject: Subject) -> str:
         values = {
             "an advantage": outcome.signal.advantages_T,
             "a weight": outcome.signal.weights_T,
-            "the loss": torch.tensor(outcome.loss),
+            "the loss": torch.tensor(outcome.loss, dtype=torch.float64),
             "the gradient": outcome.gradient_TV,
         }
         for key, number in logged.items():
-            values[f"the metric {key}"] = torch.tensor(number)
+            values[f"the metric {key}"] = torch.tensor(number, dtype=torch.float64)
         for value_name, value in values.items():
             if not torch.isfinite(value).all():
                 raise Failed(f"{value_name} is not finite where {name}")

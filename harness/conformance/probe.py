@@ -21,7 +21,7 @@ from harness.tokens.dense import filtered_logp
 
 VOCABULARY = 7
 LONGEST = 9  # tokens of a response
-FARTHEST = 30.0  # the largest log ratio that a real run may still meet
+FARTHEST = 100.0  # a log ratio whose exponential overflows in float32
 
 Split = Callable[[TokenBatch], list[TokenBatch]]
 
@@ -203,7 +203,7 @@ def far(probe: Probe) -> Probe:
     rising_T, falling_T = first_T & even_T, first_T & ~even_T
     rows = torch.arange(len(probe.targets_T))
     rare_TV, sure_TV = torch.zeros_like(probe.logits_TV), torch.zeros_like(probe.logits_TV)
-    rare_TV[rows, probe.targets_T] = 1.8 - FARTHEST  # log p = -30: the other 6 logits add log 6 = 1.8
+    rare_TV[rows, probe.targets_T] = 1.8 - FARTHEST  # log p = -FARTHEST: the other 6 logits add log 6 = 1.8
     sure_TV[rows, probe.targets_T] = FARTHEST
 
     def replaced(logits_TV: Tensor, on_rising: Tensor, on_falling: Tensor) -> Tensor:

@@ -13,7 +13,16 @@ from torch import Tensor
 
 from harness.base.errors import UserError
 from harness.base.task import Answer, Judged, Verdict
-from harness.conformance.probe import Outcome, Probe, compute_outcome, far, mixed, random_probe, with_step_marks
+from harness.conformance.probe import (
+    FARTHEST,
+    Outcome,
+    Probe,
+    compute_outcome,
+    far,
+    mixed,
+    random_probe,
+    with_step_marks,
+)
 from harness.methods.batch import TokenBatch
 from harness.methods.composition import Method, Signal, Table, overrides
 from harness.tokens import metrics
@@ -101,7 +110,7 @@ class Subject:
             "the policy has not moved": self.probe(5, drift=0.0),
             "all tokens are equally likely": equally_likely,
             "the policy is sure of every token": self.probe(7, sharp=400.0),
-            "log ratios of +-30": far(self.probe(8)),
+            f"log ratios of +-{FARTHEST:.0f}": far(self.probe(8)),
             "the first step": self.probe(9, progress=0.0),
             "the last step": self.probe(9, progress=0.999),
         }

@@ -39,6 +39,9 @@ NEEDS = {
 }
 
 
+LARGEST_LOG_RATIO = 80.0  # its exponential is finite in float32 and bfloat16, and the square of that in float64
+
+
 @dataclass(frozen=True)
 class View:
     """The tokens of whole responses of a mini-batch, as one component sees them in an optimizer step."""
@@ -52,8 +55,10 @@ class View:
 
     @property
     def ratio_T(self) -> Tensor:
-        """The importance ratio of each token, with gradient."""
-        return (self.current.logp - self.old.logp).exp()
+        """The importance ratio of each token, with gradient; from exp(-80) to exp(80), and without one at these."""
+        # An infinite ratio would give NaN gradients to tokens that a clip drops: the chain rule multiplies it by 0.
+        log_ratio_T = self.current.logp - self.old.logp
+        return log_ratio_T.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO).exp()
 
 
 @dataclass(frozen=True)
@@ -183,7 +188,7 @@ class Objective(Component):
 
         A token is clipped where its gradient is removed or bounded because of its ratio.
         """
-        nothing_T = view.advantages_T != view.advantages_T
+        nothing_T = view.advantages_T.new_zeros(view.advantages_T.shape).bool()
         return nothing_T, nothing_T
 
     def term(self, view: View) -> Tensor | float:
@@ -214,6 +219,7 @@ class Objective(Component):
         difference_T = current.ref_logp - current.logp
         if self.kl_estimator == "k2":
             return 0.5 * difference_T**2
+        difference_T = difference_T.clamp(max=LARGEST_LOG_RATIO)
         return difference_T.exp() - difference_T - 1
 
 

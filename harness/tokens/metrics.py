@@ -16,9 +16,8 @@ from harness.cells.heartbeat import Heartbeat
 from harness.config import Correction
 from harness.methods.batch import TokenBatch
 from harness.methods.composition import Signal
+from harness.methods.verbs import LARGEST_LOG_RATIO
 from harness.tokens.correction import beyond, log_ratios
-
-LARGEST_LOG_RATIO = 80.0  # its exponential and the square of that are still finite in float64
 
 
 class Stopwatch:
@@ -86,7 +85,9 @@ def of_answers(
 
 
 def p99(values: Tensor) -> float:
-    """Return the smallest value that 99 % of the values do not exceed."""
+    """Return the smallest value that 99 % of the values do not exceed, and NaN if one of them is not finite."""
+    if not torch.isfinite(values).all():
+        return math.nan  # a sort has NaN and infinity last, where they would pass as the one percent
     return values.kthvalue(math.ceil(0.99 * len(values))).values.item()
 
 

@@ -193,6 +193,22 @@ def test_covariance_methods_choose_the_fraction_that_was_written(fraction: float
     assert int(dropped_T.sum()) == chosen  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("name", ["kl_cov", "kl_cov_release"])
+def test_kl_cov_gradient_of_rounding(name: str) -> None:
+    """Expect the objective's gradient where log p differs from the old one by rounding, as in other micro-batches."""
+    old, batch, _ = tokens(100)
+    composed = method("grpo+kl_cov(fraction=0.5)" if name == "kl_cov" else name)
+    rounding_T = torch.linspace(-3e-6, 3e-6, len(old.logp), dtype=torch.float64)
+    slopes = []
+    for each in (composed, Method(composed.name, (composed.base, composed.objective), {})):
+        logp_T = (old.logp + rounding_T).requires_grad_()
+        signal = each.signal(old, batch, [batch])
+        (slope_T,) = torch.autograd.grad(each.loss(TokenStats(logp_T), signal, batch), logp_T)
+        slopes.append(slope_T)
+    assert torch.equal(*slopes)
+    assert slopes[0].any()
+
+
 @pytest.mark.parametrize("name", ["clip_b", "clip_v"])
 def test_a_clip_drops_the_share_that_was_written(name: str) -> None:
     old, batch, advantages_T = tokens(100)

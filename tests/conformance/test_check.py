@@ -412,7 +412,7 @@ WRONG: dict[str, tuple[type[Component], str, str]] = {
     "every_second": (EverySecond, "order", "in another order"),
     "top_share": (TopShare, "order", "in another order of groups, with ties"),
     "deaf": (Deaf, "rewards", "the advantages do not follow shaped rewards"),
-    "explodes": (Explodes, "edges", r"the loss is not finite where log ratios of \+-30"),
+    "explodes": (Explodes, "edges", r"the loss is not finite where log ratios of \+-100"),
     "forgetful": (Forgetful, "memory", "state leaves something out"),
     "half_forgetful": (HalfForgetful, "memory", "a loaded memory is not the one"),
     "gossip": (Gossip, "memory", "the memory is shared"),

@@ -44,6 +44,13 @@ def test_a_rare_token_may_be_off_in_bfloat16_alone() -> None:
         invariants.check_first_ratio(off, torch.float32)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("value", [NAN, math.inf, -math.inf])
+def test_check_first_ratio_one_number_that_is_not_finite(value: float, dtype: torch.dtype) -> None:
+    with pytest.raises(CellFailure, match="ratio of the first update is 1"):
+        invariants.check_first_ratio([torch.zeros(999), torch.tensor([value])], dtype)
+
+
 def test_an_update_that_changes_nothing_is_named_unless_there_was_no_gradient() -> None:
     weights = {"a": torch.zeros(20, 20), "bias": torch.zeros(3)}
     before = invariants.sampled_numbers(weights)
