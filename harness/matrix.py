@@ -13,7 +13,7 @@ from typing import Any
 
 import baselines
 import tasks
-from harness.base import files, identities, registry
+from harness.base import devices, files, identities, registry
 from harness.base.addresses import visible_address
 from harness.base.errors import Damaged, UserError, nearest
 from harness.base.shape import Shape
@@ -30,7 +30,6 @@ from harness.methods import composition
 from harness.methods.composition import Method
 from harness.methods.refusals import check_backend
 from harness.methods.verbs import Composition
-from harness.ranks import devices
 from harness.rollout import choice, models
 from tasks import check_split, evaluation_name
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import tasks
+from harness.base import devices
 from harness.base.addresses import visible_address
 from harness.base.bytecode import announce_compilation
 from harness.base.deadline import finished_within, results_as_ready
@@ -26,7 +27,6 @@ from harness.launch.machine import this_machine
 from harness.launch.pool import GpuPool
 from harness.matrix import Cell, cells, claim
 from harness.methods.refusals import backend_obstacle
-from harness.ranks import devices
 from harness.rollout import choice, digests, models
 from harness.terminal.layout import confirm, console, visible, width_of
 from harness.terminal.units import plural

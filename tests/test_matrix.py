@@ -11,11 +11,10 @@ import pytest
 
 import baselines
 from harness import cli, config, matrix
-from harness.base import registry
+from harness.base import devices, registry
 from harness.base.errors import UserError
 from harness.matrix import Cell, cells
 from harness.methods.verbs import Control
-from harness.ranks import devices
 from harness.table.board import Board
 
 CORRECTED = ("correction.kind=masked", "correction.level=sequence")

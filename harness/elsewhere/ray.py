@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any
 
 from harness.base.deadline import finished_within
+from harness.base.devices import usable_cores
 from harness.base.errors import UserError
 from harness.base.processes import wait_for_all
 from harness.cells import lease, state
@@ -278,8 +279,8 @@ def connect(bundle: dict[str, float]) -> None:
 
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "fatal"}
     if not address:
-        # A cell may have more threads than there are cores; with too few, Ray would never find room for it.
-        cores = max(os.cpu_count() or 1, int(bundle["CPU"]))
+        # A cell may have more threads than the cores that it may use; with too few, Ray would never find room for it.
+        cores = max(usable_cores(), int(bundle["CPU"]))
         ray.init("local", num_cpus=cores, object_store_memory=STORE, include_dashboard=False, **quiet)
         return
     remedy = "RAY_ADDRESS must be HOST:PORT of a running cluster that this machine belongs to; `ray status` shows it"

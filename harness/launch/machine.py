@@ -6,15 +6,15 @@ import os
 import shutil
 from dataclasses import dataclass
 
+from harness.base.devices import Device, cuda_devices, usable_cores
 from harness.config import Config, Hardware
 from harness.launch.pool import cells_on
-from harness.ranks.devices import Device, cuda_devices
 
 
 @dataclass(frozen=True)
 class Machine:
     ram: int  # bytes
-    cores: int
+    cores: int  # that this process may use
     free: int  # bytes on the disk of the results
     devices: tuple[Device, ...] = ()
 
@@ -38,4 +38,4 @@ def this_machine(config: Config) -> Machine:
     folder = config.folder.absolute()
     there = next(path for path in [folder, *folder.parents] if path.exists())
     ram = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return Machine(ram, os.cpu_count() or 1, shutil.disk_usage(there).free, cuda_devices())
+    return Machine(ram, usable_cores(), shutil.disk_usage(there).free, cuda_devices())

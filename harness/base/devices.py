@@ -1,4 +1,4 @@
-"""The GPUs of this machine, and the device of a cell; imports no torch."""
+"""The cores and the GPUs that this process may use, and the device of a cell; imports no torch."""
 
 from __future__ import annotations
 
@@ -6,15 +6,48 @@ import functools
 import os
 import re
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+
+CGROUPS, OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 @dataclass(frozen=True)
 class Device:
     name: str
     memory: int | None  # bytes; None if unknown
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may use, by its affinity, the quotas of its cgroups and SLURM."""
+    limits = [len(os.sched_getaffinity(0)), *cpu_quotas(CGROUPS, OWN_CGROUP)]
+    for name in ("SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE"):
+        value = os.environ.get(name, "")
+        if value.isdigit():
+            limits.append(int(value))
+    return max(int(min(limits)), 1)
+
+
+def cpu_quotas(mount: Path, own: Path) -> Iterator[float]:
+    """Yield the quotas, in cores, of the cgroups of a process and of all around them; `own` is its /proc/PID/cgroup."""
+    memberships = own.read_text().splitlines() if own.exists() else []
+    for line in memberships:
+        _, controllers, name = line.split(":", 2)
+        inner = PurePosixPath(name.strip("/"))
+        for place in (inner, *inner.parents):  # the last one is the mount, which in a container is its own cgroup
+            if not controllers:  # version 2
+                path = mount / place / "cpu.max"
+                quota, _, period = path.read_text().partition(" ") if path.exists() else ("max", "", "")
+            elif "cpu" in controllers.split(","):
+                path = mount / "cpu" / place / "cpu.cfs_quota_us"
+                quota = path.read_text() if path.exists() else "-1"
+                period = path.with_name("cpu.cfs_period_us").read_text() if path.exists() else ""
+            else:
+                continue
+            if quota.strip() not in ("max", "-1"):
+                yield int(quota) / int(period)
 
 
 def cuda_devices(driver: Path = Path("/proc/driver/nvidia/gpus")) -> tuple[Device, ...]:

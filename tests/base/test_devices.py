@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -9,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.ranks import devices
-from harness.ranks.devices import Device
+from harness.base import devices
+from harness.base.devices import Device
 
 
 @pytest.fixture(autouse=True)
@@ -89,3 +90,42 @@ GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-1f7a1a05-bf75-e5b2-7b8f-0e2f1c1e9d6f)
         "MIG-8f1e2a3c-0000-5555-8888-1234567890ac",
         "GPU-1f7a1a05-bf75-e5b2-7b8f-0e2f1c1e9d6f",
     ]
+
+
+@pytest.mark.parametrize(
+    ("membership", "files", "cores"),
+    [
+        ("0::/\n", {}, 8),
+        ("0::/\n", {"cpu.max": "max 100000\n"}, 8),
+        ("0::/\n", {"cpu.max": "250000 100000\n"}, 2),
+        ("0::/\n", {"cpu.max": "50000 100000\n"}, 1),
+        ("0::/pod/box\n", {"pod/cpu.max": "300000 100000\n", "pod/box/cpu.max": "max 100000\n"}, 3),
+        ("3:cpuset:/\n1:cpu,cpuacct:/pod\n", {"cpu/pod/cpu.cfs_quota_us": "-1\n"}, 8),
+        ("3:cpuset:/\n1:cpu,cpuacct:/pod\n", {"cpu/pod/cpu.cfs_quota_us": "400000\n"}, 4),
+        ("1:cpu:/docker/1f\n0::/\n", {"cpu/cpu.cfs_quota_us": "200000\n"}, 2),
+    ],
+)
+def test_usable_cores_with_a_quota(
+    membership: str, files: dict[str, str], cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in files.items():
+        path = tmp_path / "mount" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        path.with_name("cpu.cfs_period_us").write_text("100000\n")
+    (tmp_path / "own").write_text(membership)
+    monkeypatch.setattr(devices, "CGROUPS", tmp_path / "mount")
+    monkeypatch.setattr(devices, "OWN_CGROUP", tmp_path / "own")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
+    assert devices.usable_cores() == cores
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "1")
+    assert devices.usable_cores() == 1
+
+
+def test_usable_cores_of_a_pinned_process() -> None:
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, [min(before)])
+    try:
+        assert devices.usable_cores() == 1
+    finally:
+        os.sched_setaffinity(0, before)
