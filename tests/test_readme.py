@@ -37,7 +37,7 @@ NOT_RUN = {  # with the reason
     "entrobench run demo rollout.engine=vllm": "needs the environment of vLLM",
     "entrobench data prepare": "needs a network",
     "entrobench data check": "needs the real sets",
-    "entrobench tune demo": "trains every candidate; test_tune.py does it in miniature",
+    "entrobench tune demo-tuned": "trains every candidate; test_tune.py does it in miniature",
     "entrobench dynamics demo": "takes minutes",
     "entrobench adopt FOLDER demo --method grpo --seed 0": "needs what TRL saved; tests/elsewhere has some",
     "entrobench diagnose results/demo/CELL": "needs the folder of a cell; tests/diagnose has some",

@@ -185,7 +185,7 @@ def test_no_control_beats_tuned_grpo_in_avg_at_k() -> None:
 @pytest.mark.parametrize(
     ("folder", "matrix", "number"),
     [
-        ("demo-tuned", "demo", 42),
+        ("demo-tuned", "demo-tuned", 42),
         ("field-shortlist-tuned", "field-shortlist-tuned", 48),
         ("field-tuned", "field-tuned", 256),
     ],
@@ -625,7 +625,7 @@ def test_the_ranking_changes_with_the_warm_start_and_no_gain_does() -> None:
 
 def test_the_strengths_of_the_demo_follow_from_the_tuning() -> None:
     """By the rule of `entrobench tune`, from the candidates in the table of the round that chose them."""
-    demo = config.load_config("demo")
+    demo, present = config.load_config("demo"), config.load_config("demo-tuned")
     scores = {row[0]: row for row in reference.reference_table("demo-tune").to_numpy().tolist()}
     candidates = []
     for spec in scores.keys() - {"base model"}:
@@ -641,7 +641,7 @@ def test_the_strengths_of_the_demo_follow_from_the_tuning() -> None:
         assert demo.method_options[method][key] == float(value), candidate.spec
         # The space of the present round has the two strengths with the highest Pass@16 of that one.
         best = sorted((each for each in candidates if each.method == method), key=lambda each: -(each.pass_at_k or 0))
-        kept = [spec for spec in demo.tune.candidates[method] if spec in scores]
+        kept = [spec for spec in present.tune.candidates[method] if spec in scores]
         assert {*kept} == {each.spec for each in best[:2]}
 
 

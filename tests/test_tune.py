@@ -162,13 +162,14 @@ def test_an_interrupted_tune_chooses_nothing(tmp_path: Path, monkeypatch: pytest
 
 
 def test_the_matrix_of_the_candidates_of_the_demo(tmp_path: Path) -> None:
-    matrix = tuning_matrix(configs.load_config("demo", [f"results={tmp_path}", "tune.seeds=[102,103]"]))
-    assert matrix.name == "demo-tune"
+    matrix = tuning_matrix(configs.load_config("demo-tuned", [f"results={tmp_path}", "tune.seeds=[102,103]"]))
+    assert matrix.name == "demo-tuned-tune"
     assert matrix.eval.split == "validation"
     by_hand = configs.load_config(
-        "demo",
+        "demo-tuned",
         [
-            *("name=demo-tune", "seeds=[102,103]", "eval.split=validation", "eval.every=0", f"results={tmp_path}"),
+            *("name=demo-tuned-tune", "seeds=[102,103]", f"results={tmp_path}"),
+            *("eval.split=validation", "eval.every=0"),
             f"methods={[f'{spec}' for spec in matrix.methods]}".replace("'", '"'),
         ],
     )
@@ -179,7 +180,7 @@ def test_the_matrix_of_the_candidates_of_the_demo(tmp_path: Path) -> None:
 
 
 def test_some_of_the_methods_are_tuned_with_their_candidates_alone() -> None:
-    config = configs.load_config("demo", ["methods=[grpo,clip_b]"])
+    config = configs.load_config("demo-tuned", ["methods=[grpo,clip_b]"])
     candidates = config.tune.candidates
     assert set(candidates) > {"grpo", "clip_b"}
     assert tuning_matrix(config).methods == list(dict.fromkeys(["grpo", *candidates["grpo"], *candidates["clip_b"]]))
@@ -187,7 +188,7 @@ def test_some_of_the_methods_are_tuned_with_their_candidates_alone() -> None:
 
 def test_the_demo_searches_the_same_grid_of_each_method() -> None:
     """Three learning rates times two strengths, with seeds of which no result was seen."""
-    demo = configs.load_config("demo")
+    demo = configs.load_config("demo-tuned")
     matrix = tuning_matrix(demo)
     assert not {*demo.tune.seeds} & {*demo.seeds, 100, 101, 102, 103}
     assert demo.baseline in demo.tune.candidates[demo.baseline]

@@ -98,7 +98,7 @@ def test_it_lists_and_plans_in_an_empty_folder(environment: Path, empty: Path) -
     places = call(environment / "python", "-c", code, cwd=empty).split()
     assert all(Path(place).is_relative_to(environment.parent) for place in places), places
     assert "paper" in call(environment / "entrobench", "list", "configs", cwd=empty)
-    assert "matrix demo: 21 cells" in call(environment / "entrobench", "plan", "demo", cwd=empty)
+    assert "matrix demo: 35 cells" in call(environment / "entrobench", "plan", "demo", cwd=empty)
     assert not list(empty.iterdir())
 
 
@@ -129,6 +129,6 @@ def test_files_of_the_current_folder_hide_nothing_of_an_editable_installation(
     for name in PACKAGES:
         (empty / f"{name}.py").write_text(f"raise SystemExit('{name}.py of the folder was imported')\n")
     assert "countdown" in call(programs / "entrobench", "list", "tasks", cwd=empty)
-    assert "matrix demo: 21 cells" in call(programs / "entrobench", "plan", "demo", cwd=empty)
+    assert "matrix demo: 35 cells" in call(programs / "entrobench", "plan", "demo", cwd=empty)
     place = call(programs / "python", "-P", "-c", "import harness; print(harness.__file__)", cwd=empty).strip()
     assert Path(place).is_relative_to(source)

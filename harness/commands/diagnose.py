@@ -10,7 +10,7 @@ from harness.commands.common import Commands, command
 from harness.terminal.layout import console, visible, width_of
 
 EXAMPLES = (
-    "entrobench diagnose results/demo/grpo-countdown-countdown-tiny-s0-37c8f98f7aa8",
+    "entrobench diagnose results/demo/grpo-countdown-countdown-tiny-s10-6dc514fceb92",
     "entrobench diagnose my_trl_run/checkpoint-500/trainer_state.json --format json",
     "entrobench diagnose verl_console.log",
 )

@@ -15,7 +15,7 @@ from harness.terminal.units import plural
 EXAMPLES = (
     "entrobench pack demo",
     "entrobench pack my.yaml train.steps=20 --plugin my_methods --out my.zip",
-    "entrobench pack demo --candidates",
+    "entrobench pack demo-tuned --candidates",
 )
 
 

@@ -8,7 +8,7 @@ from harness.commands.common import Commands, command, config_of_arguments, with
 from harness.runs import LAUNCHERS
 
 EXAMPLES = (
-    "entrobench tune demo",
+    "entrobench tune demo-tuned",
     "entrobench tune my.yaml tune.slack=0.01 --plugin my_methods --jobs 2 --launcher local",
 )
 

@@ -15,7 +15,7 @@ from harness.terminal.layout import console
 EXAMPLES = (
     "entrobench unpack demo.zip demo",
     "entrobench unpack theirs.zip my.yaml train.steps=20 --plugin my_methods",
-    "entrobench unpack demo-tune.zip demo --candidates",
+    "entrobench unpack demo-tune.zip demo-tuned --candidates",
 )
 
 

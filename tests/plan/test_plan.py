@@ -806,10 +806,8 @@ def shown(name: str, machine: Machine, *overrides: str) -> str:
 @pytest.mark.usefixtures("empty")
 def test_the_plan_of_the_demo_is_short() -> None:
     text = shown("demo", CPU)
-    assert "matrix demo: 21 cells in results/demo" in text
-    assert (
-        "100 steps x 48 prompts x 16 responses of at most 20 tokens, 1.54 million tokens at most; 300 updates" in text
-    )
+    assert "matrix demo: 35 cells in results/demo" in text
+    assert "60 steps x 48 prompts x 16 responses of at most 20 tokens, 921,600 tokens at most; 180 updates" in text
     assert "3 x (countdown 256 problems x 32), 491,520 tokens at most" in text
     assert "assumed, not measured" in text
     assert "countdown-tiny (206,976 parameters)" in text
