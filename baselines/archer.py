@@ -56,7 +56,7 @@ def above_quantile(x_T: Tensor, quantile: float, batch: TokenBatch) -> Tensor:
     x_BR = x_T.new_full((len(batch), int(batch.lengths_B.max())), inf)
     x_BR[batch.sequence_T, batch.within_T] = x_T
     # A value is above the interpolated quantile exactly if it is above the sorted value at the place rounded down.
-    places = [floor(share_of(quantile, length - 1)) for length in batch.lengths_B.tolist()]
+    places = [floor(share_of(quantile, max(length - 1, 0))) for length in batch.lengths_B.tolist()]
     bound_B = x_BR.sort(1).values.gather(1, batch.lengths_B.new_tensor(places)[:, None])[:, 0]
     return x_T > bound_B[batch.sequence_T]
 

@@ -39,7 +39,8 @@ class Otb(ClippedObjective, Grouped):
         assert old.sum_p2 is not None
         summed_T = (1 - 2 * old.logp.exp() + old.sum_p2).double().cumsum(0)
         # The sum up to the token before the response; roll brings the last token to the front, where 0 is due.
-        before_T = (summed_T.roll(1)[batch.starts_B] * (batch.starts_B > 0))[batch.sequence_T]
+        start_T = batch.starts_B[batch.sequence_T]
+        before_T = summed_T.roll(1)[start_T] * (start_T > 0)
         weights_T = summed_T - before_T
         rewards_T = batch.rewards_B[batch.sequence_T].double()
         longest = int(batch.lengths_B.max())

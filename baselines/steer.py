@@ -61,9 +61,5 @@ def omega(current: TokenStats, old: TokenStats, advantages_T: Tensor) -> Tensor:
     """Return the change of entropy predicted for one step on each token, up to its sign."""
     assert current.entropy is not None
     logp_T = current.logp.detach()
-    return (
-        advantages_T
-        * (logp_T - old.logp).clamp(max=LARGEST_LOG_RATIO).exp()
-        * (1 - logp_T.exp())
-        * (logp_T + current.entropy)
-    )
+    ratio_T = (logp_T - old.logp).clamp(max=LARGEST_LOG_RATIO).exp()
+    return advantages_T * ratio_T * (1 - logp_T.exp()) * (logp_T + current.entropy)

@@ -36,8 +36,8 @@ class Ucpo(Control):
     tau: float = number(0.2, least=0, most=1)
 
     def reshape(self, advantages_T: Tensor, old: TokenStats, batch: TokenBatch) -> Tensor:
-        right_PG = batch.grouped(batch.right_B)
-        likely_PG = batch.grouped(batch.per_sequence(old.logp) / batch.lengths_B)
+        right_PG = batch.grouped(batch.right_B & (batch.lengths_B > 0))
+        likely_PG = batch.grouped(batch.per_sequence(old.logp) / batch.lengths_B.clamp(min=1))
         q_PG = likely_PG.masked_fill(~right_PG, -inf).softmax(1).clamp(min=1e-6)
         rare_PG = (1 / q_PG).where(right_PG, 0)
         rare_PG = rare_PG / rare_PG.sum(1, keepdim=True)

@@ -218,7 +218,12 @@ def edges(subject: Subject) -> str:
 
 
 def own_metrics(method: Method, probe: Probe, outcome: Outcome) -> dict[str, float]:
-    """Return the metrics of the method's own, and require that its clip masks are masks of the tokens."""
+    """Return the metrics of the method's own, and require that its clip masks are masks of the tokens.
+
+    A batch without tokens has no metrics.
+    """
+    if not len(probe.batch.index_T):
+        return {}
     columns = update_columns(method, probe, outcome.signal)
     logged = {**method.metrics(outcome.signal, probe.batch), **of_updates([columns])}
     fixed = with_step_marks(method, probe, outcome.signal, probe.batch)

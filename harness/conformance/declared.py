@@ -178,7 +178,7 @@ def by_response(subject: Subject) -> str:
         return "not declared, so that single tokens may be weighed"
     for edge, prepared, probe in subject.moments():
         for name, factor_T in factors(prepared, probe).items():
-            first_T = factor_T[probe.batch.starts_B][probe.batch.sequence_T]
+            first_T = factor_T[probe.batch.starts_B[probe.batch.sequence_T]]
             if name in declared and not torch.equal(factor_T, first_T):
                 raise Failed(f"{name} weighs the tokens of a response differently where {edge}")
     return f"{', '.join(declared)}: one weight for all tokens of a response"

@@ -7,7 +7,7 @@ float64 unless asked otherwise, so that any difference larger than rounding is r
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -215,6 +215,27 @@ def far(probe: Probe) -> Probe:
         old_logits_TV=replaced(probe.old_logits_TV, rare_TV, sure_TV),
         logits_TV=replaced(probe.logits_TV, sure_TV, rare_TV),
     )
+
+
+def emptied(probe: Probe, rows: Collection[int]) -> Probe:
+    """Return the probe with no tokens in the responses of these rows, as where a trainer masks a response."""
+    empty_B = torch.zeros(len(probe.batch), dtype=torch.bool)
+    empty_B[list(rows)] = True
+    kept_T = ~empty_B[probe.batch.sequence_T]
+    columns: dict[str, Any] = {name: x[kept_T] for name, x in tensors_in(probe).items()}
+    sequences = []
+    for sequence, prompt, empty in zip(
+        probe.batch.sequences, probe.batch.prompt_lengths_B.tolist(), empty_B.tolist(), strict=True
+    ):
+        sequences.append(sequence[:prompt] if empty else sequence)
+    batch = dataclasses.replace(
+        probe.batch,
+        sequences=sequences,
+        lengths_B=probe.batch.lengths_B.masked_fill(empty_B, 0),
+        behaviour_logp_T=probe.batch.behaviour_logp_T[kept_T],
+        index_T=torch.arange(int(kept_T.sum())),
+    )
+    return Probe(batch, **columns)
 
 
 def tied(probe: Probe) -> Probe:

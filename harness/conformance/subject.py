@@ -18,6 +18,7 @@ from harness.conformance.probe import (
     Outcome,
     Probe,
     compute_outcome,
+    emptied,
     far,
     mixed,
     random_probe,
@@ -98,7 +99,7 @@ class Subject:
     def edges(self) -> dict[str, Probe]:
         """Batches of the rare kinds that can stop a run late."""
         smallest = self.make().min_group
-        even = self.probe(6)
+        even, empty = self.probe(6), self.probe(10)
         equally_likely = replace(even, old_logits_TV=0 * even.old_logits_TV, logits_TV=0 * even.logits_TV)
         return {
             "no response is right": self.probe(1, rewards=lambda group, size: [0.0] * size),
@@ -111,6 +112,9 @@ class Subject:
             "all tokens are equally likely": equally_likely,
             "the policy is sure of every token": self.probe(7, sharp=400.0),
             f"log ratios of +-{FARTHEST:.0f}": far(self.probe(8)),
+            # Right and wrong ones, the first and the last among them.
+            "some responses are empty": emptied(empty, [*range(0, len(empty.batch), 3), len(empty.batch) - 1]),
+            "all responses are empty": emptied(empty, range(len(empty.batch))),
             "the first step": self.probe(9, progress=0.0),
             "the last step": self.probe(9, progress=0.999),
         }

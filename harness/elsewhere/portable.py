@@ -368,7 +368,12 @@ class PortableMethod:
         return PortableSignal(fixed, batch, layout, row_B, batch.index_T)
 
     def metrics(self, signal: PortableSignal) -> dict[str, float]:
-        """Return the metrics of a whole rollout batch before the update, which `observe` takes."""
+        """Return the metrics of a whole rollout batch before the update, which `observe` takes.
+
+        A batch without any token has none.
+        """
+        if not len(signal.batch.index_T):
+            return {}
         if signal.fixed.old.entropy is None:
             raise UserError("metrics are about the entropy too; give entropy to signal")
         with ranks.as_only_rank():
@@ -425,7 +430,8 @@ class PortableMethod:
 
     def observe(self, record: Mapping[str, float]) -> None:
         """Update the memory of the controls from the metrics of a rollout batch, as `metrics` returns them."""
-        self.composed.observe(record)
+        if record:
+            self.composed.observe(record)
 
     def state(self) -> dict[str, dict[str, float]]:
         """Return the memory of the controls, for a checkpoint."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -366,13 +367,13 @@ class TokenBatch:
     # for ever.
 
     def global_mean(self, x_T: Tensor) -> Tensor:
-        """Return the mean over the tokens of all ranks, in double; a collective."""
-        return self.global_sum(x_T) / self.global_tokens()
+        """Return the mean over the tokens of all ranks, in double, and 0 where there is none; a collective."""
+        return self.global_sum(x_T) / max(self.global_tokens(), 1.0)
 
     def global_centered(self, x_T: Tensor) -> Tensor:
         """Return the values minus their mean over the tokens of all ranks, in double; a collective."""
         # The least value goes first: equal values are then 0, and so is their mean, which would round otherwise.
-        least = min(ranks.each(x_T.min().item()))
+        least = min(ranks.each(x_T.min().item() if len(x_T) else inf))
         above_T = x_T.double() - least
         return above_T - self.global_mean(above_T)
 

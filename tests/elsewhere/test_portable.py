@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import subprocess
 import sys
@@ -130,6 +131,41 @@ def test_padded_rows_in_any_order_give_the_trainers_gradient(spec: str) -> None:
         mine = losses[0] + losses[1]
         torch.testing.assert_close(mine, expected, rtol=1e-9, atol=1e-12)
         torch.testing.assert_close(gradient(mine, c), gradient(expected, c), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_signal_empty_responses(spec: str) -> None:
+    """Expect nothing from responses without tokens, right and wrong ones, and of these alone a loss of 0."""
+    method, c = PortableMethod(spec), a_case()
+    rows = torch.arange(len(c.batch))
+    for empty in ([0, 1, 2, 7, 20, len(rows) - 1], rows.tolist()):
+        mask = mask_of(c).clone()
+        mask[empty] = False
+        columns: dict[str, Any] = {name: padded(c, x_T) for name, x_T in given(method, c).items()}
+        assert c.old.entropy is not None
+        columns["entropy"] = padded(c, c.old.entropy)
+        signal = method.signal(
+            padded(c, c.old.logp),
+            c.batch.rewards_B,
+            c.batch.groups_B,
+            mask=mask,
+            answers=answers(method, c, rows),
+            **columns,
+        )
+        logp = padded(c, c.current().logp.detach()).requires_grad_()
+        if method.marks_steps:
+            signal = method.for_step(signal, logp, entropy=columns["entropy"])
+        loss = method.loss(signal, logp, entropy=columns["entropy"])
+        (slope,) = torch.autograd.grad(loss, logp)
+        assert torch.isfinite(slope).all()
+        assert not slope[~mask].any()
+        assert not signal.weights[~mask].any()
+        assert all(map(math.isfinite, method.metrics(signal).values()))
+        state = method.state()
+        method.observe(method.metrics(signal))
+        if not mask.any():
+            assert loss == 0
+            assert method.state() == state
 
 
 @pytest.mark.parametrize("spec", SPECS)

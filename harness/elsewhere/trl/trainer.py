@@ -411,7 +411,8 @@ class EntrobenchTrainer(GRPOTrainer):
         if mode == "train":
             self._observed = record
         logged = dict(record)
-        logged["s_star/mean"] = signal.fixed.old.discriminator.double().mean().item()
+        if record:  # the rollout batch has a token
+            logged["s_star/mean"] = signal.fixed.old.discriminator.double().mean().item()
         for name, state in self.method.state().items():
             logged |= {f"state/{name}/{key}": value for key, value in state.items()}
         for key, value in logged.items():

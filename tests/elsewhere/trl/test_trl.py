@@ -646,6 +646,26 @@ def test_a_part_without_tokens_has_a_loss_with_a_graph() -> None:
 # Checkpoints, evaluation, adapters
 
 
+@pytest.mark.parametrize("spec", ["siren", "otb", "archer(kl_coef=0)", "ucpo", "adaptive_entropy"])
+def test_train_masked_truncated_completions(spec: str, tmp_path: Path) -> None:
+    """Expect steps where some responses are masked, and no learning where all are."""
+    for suppressed in (None, [0, 1]):  # the tokens that end a response
+        trainer = trainer_of(
+            spec,
+            tmp_path,
+            mask_truncated_completions=True,
+            max_completion_length=5,
+            generation_kwargs={"suppress_tokens": suppressed},
+            max_steps=2,
+        )
+        trainer.rollout_func = None  # sample from the model
+        before = [x.clone() for x in trainer.model.parameters()]
+        trainer.train()
+        unchanged = all(map(torch.equal, before, trainer.model.parameters()))
+        assert unchanged == (suppressed is not None)
+        assert torch.tensor(losses(trainer)).isfinite().all()
+
+
 @pytest.mark.slow
 def test_a_resumed_run_goes_on_with_the_memory_of_its_controls(tmp_path: Path) -> None:
     spec = "clip_servo(target=0.1)"
