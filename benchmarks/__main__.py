@@ -1,4 +1,4 @@
-"""All benchmarks that need no GPU, as Markdown in docs/evidence/bench.md: `make bench`.
+"""All benchmarks that need no GPU, as Markdown in results/reference/speed/bench.md: `make bench`.
 
 It does not compare versions of the demo, as `python -m benchmarks.demo --against COMMIT` does.
 """
@@ -30,7 +30,7 @@ from benchmarks import (
 )
 from benchmarks.common import processor
 
-PAGE = Path(__file__).parents[1] / "docs/evidence/bench.md"
+PAGE = Path(__file__).parents[1] / "results/reference/speed/bench.md"
 BENCHMARKS = (rollout, phases, padding, methods, tokenstats, data, verify, launchers, startup, cells, demo, peers)
 PACKAGES = ("torch", "transformers", "trl", "mlflow", "math-verify")
 
@@ -56,7 +56,7 @@ def heading(load: float, minutes: float) -> str:
         "# All benchmarks\n\n"
         f"`make bench` wrote this page on {date.today()}, in {minutes:.0f} minutes, from a load of {load:.1f} on.\n"
         f"{machine}; {versions}.\n\n"
-        "[speed.md](../speed.md) explains the figures, some of which are from other machines.\n"
+        "[speed.md](../../../docs/speed.md) explains the figures, some of which are from other machines.\n"
     )
 
 
