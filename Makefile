@@ -30,6 +30,7 @@ test-fast: $(SET_UP_DEV)
 lint: $(SET_UP_DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python tests/style.py
 
 types: $(SET_UP_DEV)
 	$(BIN)/mypy
