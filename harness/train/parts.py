@@ -92,6 +92,9 @@ def build_parts(
     alone = contextlib.nullcontext() if config.train.backend == OWN else ranks.as_only_rank()
     with alone:
         policy = Policy(base, *common)
+    if policy.dropout and ranks.own_rank() == 0:
+        former = ", ".join(f"{name} {value:g}" for name, value in policy.dropout.items())
+        say(f"dropout of the model is set to 0, since every pass must be of one policy: {former}")
     critic = None
     if "values" in method.needs:
         critic_lr = vars(method.objective)["critic_lr"]  # an option of every objective that needs values

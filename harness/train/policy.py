@@ -49,6 +49,7 @@ class Learner:
         self.train, self.lr, self.device, self.dtype = train, lr, device, dtype
         self.micro, self.recompute = hardware.micro_tokens, hardware.recompute
         model = next(part for part in network.modules() if isinstance(part, PreTrainedModel))
+        self.dropout = weights.without_dropout(model)
         self.packing = packing.prepare_for_packing(model)
         if self.recompute:
             model.gradient_checkpointing_enable({"use_reentrant": False})

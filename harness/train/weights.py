@@ -15,7 +15,14 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 from torch.distributed.checkpoint.api import CheckpointException
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 from harness import ranks
 from harness.base.errors import UserError, short
@@ -107,6 +114,36 @@ def with_linear_head(model: PreTrainedModel, folder: Path | str) -> PreTrainedMo
     if not isinstance(model.get_output_embeddings(), nn.Linear):
         raise UserError(f"model {folder} has no linear head, which the token statistics need")
     return model
+
+
+def without_dropout(model: PreTrainedModel) -> dict[str, float]:
+    """Set every kind of dropout to 0, and return the former values by name.
+
+    With dropout each pass is of another policy, and the ratio of the first update would not be 1.
+    """
+    of_configs: dict[str, float] = {}
+    of_modules: dict[str, float] = {}
+    for path, module in model.named_modules():
+        if isinstance(module, nn.Dropout) and module.p:
+            of_modules[path] = module.p
+            module.p = 0.0
+        # Functions get it from an attribute of the module or of its configuration.
+        of_modules |= cleared(module)
+        config = getattr(module, "config", None)
+        if isinstance(config, PreTrainedConfig):
+            of_configs |= cleared(config)
+    return of_configs or of_modules  # nearly all modules have it from the configuration
+
+
+def cleared(owner: nn.Module | PreTrainedConfig) -> dict[str, float]:
+    """Set the attributes that are rates of dropout to 0, and return the former values by name."""
+    former = {}
+    for name, value in vars(owner).items():
+        if "drop" in name and isinstance(value, float) and value:
+            former[name] = value
+    for name in former:
+        setattr(owner, name, 0.0)
+    return former
 
 
 def outline(folder: Path, kind: Any) -> PreTrainedModel:

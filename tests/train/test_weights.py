@@ -228,3 +228,29 @@ def test_two_ranks_say_once_that_each_reads_all_of_a_model(tmp_path: Path) -> No
     first, second = ((tmp_path / f"{rank}.txt").read_text() for rank in range(2))
     assert first == f"each of 2 ranks reads all of {folder}: its safetensors files lack weights\n"
     assert second == ""
+
+
+WIDE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+DROPS: dict[str, tuple[dict[str, Any], dict[str, float]]] = {
+    # Modules, attention by attribute, a skipped layer, and a field that the forward pass reads.
+    "gpt2": ({"n_embd": 16, "n_layer": 2, "n_head": 2}, {"resid_pdrop": 0.2, "embd_pdrop": 0.2, "attn_pdrop": 0.2}),
+    "llama": ({**WIDE, "intermediate_size": 16}, {"attention_dropout": 0.3}),
+    "opt": ({**WIDE, "ffn_dim": 16, "word_embed_proj_dim": 16}, {"dropout": 0.2, "layerdrop": 0.4}),
+    "falcon": (WIDE, {"hidden_dropout": 0.2, "attention_dropout": 0.2}),
+    "gpt_neox": ({**WIDE, "intermediate_size": 16}, {"hidden_dropout": 0.2, "attention_dropout": 0.2}),
+}
+
+
+@pytest.mark.parametrize("kind", DROPS)
+def test_learner_dropout(kind: str, tmp_path: Path) -> None:
+    """Expect two passes in training mode to agree, whichever way the model drops."""
+    sizes, rates = DROPS[kind]
+    config = AutoConfig.for_model(kind, vocab_size=31, bos_token_id=1, eos_token_id=2, **sizes, **rates)
+    model = AutoModelForCausalLM.from_config(config).train()
+    tokens = torch.randint(31, (4, 9), generator=torch.Generator().manual_seed(0))
+    assert not torch.equal(model(input_ids=tokens).logits, model(input_ids=tokens).logits), "dropout is on"
+    model.save_pretrained(tmp_path)
+    policy = Policy(tmp_path, *ARGUMENTS)
+    assert policy.module.training
+    assert rates.items() <= policy.dropout.items()
+    assert torch.equal(policy.module(input_ids=tokens).logits, policy.module(input_ids=tokens).logits)
