@@ -195,8 +195,7 @@ def selected_experiments(arguments: argparse.Namespace) -> Iterator[list[tuple[P
     from harness.table.experiment import Experiment
     from harness.tracking.reader import reader
 
-    comparing = arguments.compare or arguments.format == "latex"
-    selection = select.Selection(select.conditions(arguments.where), arguments.baseline, comparing)
+    selection = select.Selection(select.conditions(arguments.where), arguments.baseline)
     if arguments.pack:
         with opened_packs(arguments.pack) as experiment:
             yield [(select.part_of_packs(experiment, selection), experiment)]

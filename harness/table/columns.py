@@ -60,7 +60,7 @@ def format_difference(estimate: Estimate | None, row: LeaderboardRow, score: str
 
 
 def sign_mark(estimate: Estimate) -> str:
-    """Return the mark of a difference whose interval excludes 0."""
+    """Return the mark of a difference whose single interval excludes 0; the verdict is another question."""
     if estimate.low is None or estimate.high is None or estimate.low <= 0 <= estimate.high:
         return ""
     return BETTER if estimate.low > 0 else WORSE
@@ -120,6 +120,7 @@ COLUMNS: dict[str, TableColumn] = {
         lambda row: row.delta_pass_at_k.get(row.k),
         is_difference=True,
     ),
+    "verdict": texts("verdict", "verdict"),
     "entropy_initial": estimates("entropy_initial", "entropy, start"),
     "entropy_final": estimates("entropy_final", "entropy, end"),
     "entropy_kept": means("entropy_kept", "entropy kept", ".1%"),
@@ -149,6 +150,7 @@ DEFAULT = (
     "pass_at_k",
     "delta_to_baseline",
     "delta_pass_at_k",
+    "verdict",
     "right_distinct",
     "entropy_initial",
     "entropy_final",

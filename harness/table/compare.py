@@ -15,7 +15,6 @@ from harness.statistics import (
     crossed_p_value,
     detectable,
     difference_interval,
-    holm,
     iqm_interval,
     ranks,
     seeds_needed,
@@ -34,7 +33,15 @@ from harness.table.frames import (
     with_base_models,
 )
 from harness.table.leaderboard import mixed_rows, place_text, scores_near_bound
-from harness.table.render import doubt_near_bound, render_document, ruleset_notes, trainer_notes, two_seeds
+from harness.table.render import (
+    doubt_near_bound,
+    render_document,
+    ruleset_notes,
+    trainer_notes,
+    two_seeds,
+    verdict_note,
+)
+from harness.table.verdict import adjusted, p_values, significance, verdict
 from harness.table.verified import mark_of_row
 
 if TYPE_CHECKING:
@@ -66,6 +73,7 @@ class Comparison:
     rank_best: int | None  # the best rank that the paired intervals allow, and the worst
     rank_worst: int | None
     best: bool  # the highest mean, or not significantly below it
+    verdict: str = ""  # wins, trades, loses or none, by both scores
     near_bound: bool = False  # both methods are so near 0 or 1 that the difference's interval may be too short
     seeds_needed: int | None = None  # with two seeds: the number at which such a difference is significant, if any
     setting: str = ""  # the values at the further axes of the matrix
@@ -80,6 +88,11 @@ class Comparison:
     def where(self) -> str:
         """The model and the setting, within which methods are compared."""
         return place_text(self.model, self.setting)
+
+    @property
+    def significance(self) -> int:
+        """1 for a significant gain over the baseline, -1 for a significant loss, 0 for neither."""
+        return 0 if self.difference is None else significance(self.difference.mean, self.p_holm)
 
 
 def scores_by_seed(frames: Frames, tasks: Sequence[DataFrame], ks: Sequence[int | None]) -> SeedScores:
@@ -129,12 +142,26 @@ def comparisons(frames: Frames, baseline: str, ks: Mapping[str, int]) -> list[Co
     results = []
     for label, tables in labeled_tables(frames):
         _, _, model, pairs = tables[0]
+        by_score = {}
         for score, score_ks in scores_of_tables(tables, ks):
-            for result in compare_tables(frames, tables, score_ks, baseline):
+            by_score[score] = compare_tables(frames, tables, score_ks, baseline)
+        of_average, of_headline = by_score.values()
+        verdicts = {}
+        for average, headline in zip(of_average, of_headline, strict=True):
+            verdicts[average.method] = verdict(headline.significance, average.significance)
+        for score, of_score in by_score.items():
+            for result in of_score:
                 sentences: dict[str, None] = {}  # in their order, each once
                 for axes in tables:
                     sentences |= dict.fromkeys(mixed.get((result.method, axes), []))
-                labeled = replace(result, task=label, model=model, score=score, setting=setting_text(pairs))
+                labeled = replace(
+                    result,
+                    task=label,
+                    model=model,
+                    score=score,
+                    setting=setting_text(pairs),
+                    verdict=verdicts[result.method],
+                )
                 cells = frames.tables[tables[0]][result.method]
                 first, checked = cells.iloc[0], mark_of_row(done_cells(cells)["checked"])
                 trainer, ruleset = first["trainer"] or None, first["ruleset"] or None
@@ -192,7 +219,6 @@ def compare_scores(scores: Mapping[str, SeedScores], baseline: str) -> list[Comp
     base = scores.get(baseline)
     means: dict[str, Estimate] = {}
     differences: dict[str, Floats] = {}
-    p_values: dict[str, float] = {}
     for name, ours in scores.items():
         if not ours:  # no seed is done
             continue
@@ -203,12 +229,8 @@ def compare_scores(scores: Mapping[str, SeedScores], baseline: str) -> list[Comp
         if x_SJ is None:
             continue
         differences[name] = x_SJ
-        p = crossed_p_value(x_SJ)
-        if p is not None:
-            p_values[name] = p
-    # The base model is the start of all methods: it competes with none of them, and counts as no test for Holm.
-    tested = {name: p for name, p in p_values.items() if name != BASE_MODEL}
-    adjusted = dict(zip(tested, holm(list(tested.values())), strict=True))
+    p_by_method = p_values(differences)
+    p_adjusted = adjusted(p_by_method)
     trained = [name for name in means if name != BASE_MODEL]
     beats_MM = beats_matrix([scores[name] for name in trained])
     ranks_by_method = dict(zip(trained, ranks(beats_MM), strict=True))
@@ -234,7 +256,7 @@ def compare_scores(scores: Mapping[str, SeedScores], baseline: str) -> list[Comp
         rank_best, rank_worst = ranks_by_method.get(name, (None, None))
         results.append(
             Comparison(
-                # The caller knows these three.
+                # The caller knows these three, and the verdict.
                 task="",
                 model="",
                 score="",
@@ -244,8 +266,8 @@ def compare_scores(scores: Mapping[str, SeedScores], baseline: str) -> list[Comp
                 iqm=iqm,
                 seeds=0 if pair is None else len(pair[0][0]),
                 difference=difference,
-                p=p_values.get(name),
-                p_holm=adjusted.get(name),
+                p=p_by_method.get(name),
+                p_holm=p_adjusted.get(name),
                 improvement=improvement,
                 detectable=least_detectable,
                 rank_best=rank_best,
@@ -321,7 +343,7 @@ def run_scores(of_tasks: Sequence[Floats]) -> Floats:
 
 # Showing
 
-HEADER = ["method", "IQM", "difference", "p", "p, Holm", "P(better)", "detectable", "rank", "shared seeds"]
+HEADER = ["method", "IQM", "difference", "p", "p, Holm", "verdict", "P(better)", "detectable", "rank", "shared seeds"]
 
 
 def render_comparisons(results: Sequence[Comparison], how: str, width: int | None = None) -> str:
@@ -338,7 +360,7 @@ def render_comparisons(results: Sequence[Comparison], how: str, width: int | Non
 def comparison_line(result: Comparison) -> list[str]:
     name, rank = method_text(result.method, result.mixed, result.trainer), rank_text(result)
     if result.method == result.baseline:
-        empty = [""] * 4  # the columns from p to detectable
+        empty = [""] * 5  # the columns from p to detectable
         return [name, format_estimate(result.iqm), "baseline", *empty, rank, str(result.seeds)]
     mark = NEAR_BOUND if result.near_bound else ""
     return [
@@ -347,6 +369,7 @@ def comparison_line(result: Comparison) -> list[str]:
         f"{format_estimate(result.difference, '+')} {mark}".rstrip(),
         format_p(result.p),
         format_p(result.p_holm),
+        result.verdict,
         format_estimate(result.improvement),
         "" if result.detectable is None else f"{result.detectable:.3f}",
         rank,
@@ -375,6 +398,7 @@ def comparison_notes(results: Sequence[Comparison]) -> list[str]:
         "over seeds.",
         f"difference: from {baseline}, paired by seed and problem, with the p-value of the same interval; Holm: "
         f"adjusted for all methods of the table that are compared with {baseline}.",
+        verdict_note(results[0].baseline),
         f"P(better): the probability of scoring higher than {baseline} on a problem, where equal counts as half.",
         "detectable: about the least true difference that an experiment as large and as noisy finds with 80 % power.",
         "rank: the ranks that the paired intervals of all pairs allow; methods that do not differ significantly share "

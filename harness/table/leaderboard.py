@@ -34,6 +34,7 @@ from harness.table.frames import (
     with_base_models,
 )
 from harness.table.origins import mixtures
+from harness.table.verdict import adjusted, p_values, significance, verdict
 from harness.table.verified import mark_of_row
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ class LeaderboardRow:
     exploded_share: float | None = None
     checked: str | None = None  # of a row of a pack: reported, judged again or replayed
     trainer: str | None = None  # of its cells (train.backend), if that is not our own
+    verdict: str = ""  # wins, trades, loses or none
 
     @property
     def where(self) -> str:
@@ -114,6 +116,9 @@ def leaderboard_rows(frames: Frames, baseline: str, ks: Mapping[str, int]) -> li
     """
     with_bases = with_base_models(frames)
     mixed = mixed_rows(with_bases, baseline)
+    verdicts = {}
+    for axes, methods in frames.tables.items():
+        verdicts[axes] = verdicts_of_table(frames, methods, baseline, ks[axes[1]])
     rows = []
     for (method, axes), cells in with_bases.rows.items():
         # A baseline without any cell leaves no differences.
@@ -121,8 +126,29 @@ def leaderboard_rows(frames: Frames, baseline: str, ks: Mapping[str, int]) -> li
         _, evaluated, *_ = axes
         row = row_of(with_bases, cells, baseline_cells, baseline, ks[evaluated])
         label, sentences = label_of(axes, frames.tables), mixed.get((method, axes), [])
-        rows.append(dataclasses.replace(row, task=label, mixed=sentences))
+        decided = verdicts[axes].get(method, "")
+        rows.append(dataclasses.replace(row, task=label, mixed=sentences, verdict=decided))
     return rows
+
+
+def verdicts_of_table(frames: Frames, methods: Mapping[str, DataFrame], baseline: str, k: int) -> dict[str, str]:
+    """Return the verdict on each method that shares a seed with the baseline."""
+    if baseline not in methods:
+        return {}
+    by_score = []
+    for score_k in (k, None):
+        differences = {}
+        for method, cells in methods.items():
+            pairs = paired_cells(done_cells(cells), done_cells(methods[baseline]))
+            if method != baseline and not pairs[0].empty:
+                differences[method] = difference_SJ(frames, pairs, score_k)
+        p_adjusted = adjusted(p_values(differences))
+        signs = {}
+        for method, x_SJ in differences.items():
+            signs[method] = significance(x_SJ.mean(), p_adjusted.get(method))
+        by_score.append(signs)
+    of_headline, of_average = by_score
+    return {method: verdict(of_headline[method], of_average[method]) for method in of_headline}
 
 
 def mixed_rows(frames: Frames, baseline: str) -> dict[tuple[str, Axes], list[str]]:

@@ -156,8 +156,9 @@ def row_notes(rows: Sequence[LeaderboardRow]) -> list[str]:
     texts = [
         "± or [low, high]: 95 % interval over seeds and problems. Avg@K: the mean over all samples. Entropy: the "
         "geometric mean over seeds, with its 95 % interval.",
-        f"{BETTER} {WORSE}: the interval of the difference from {rows[0].baseline}, paired by seed and problem, "
-        "excludes 0; without a mark the data do not tell the two apart.",
+        f"{BETTER} {WORSE}: the single interval of the difference from {rows[0].baseline}, paired by seed and problem, "
+        "excludes 0.",
+        verdict_note(rows[0].baseline),
         "Distinct right: how many distinct right answers to a problem its samples hold, mean over problems.",
     ]
     near_bound = has_base_model = one_seed = incomplete = nan_entropy = False
@@ -200,6 +201,14 @@ def row_notes(rows: Sequence[LeaderboardRow]) -> list[str]:
     if nan_entropy:
         texts.append("nan: at a seed of the row the entropy was no number, or was not recorded; `report` shows where.")
     return [*texts, *collapses, *sorted(flags)]
+
+
+def verdict_note(baseline: str) -> str:
+    return (
+        f"verdict: a method wins if its gain in Pass@K over {baseline} is significant at 5 % after Holm's correction "
+        "for the methods of the table, with no such loss in Avg@K; with such a loss it trades. It loses if its loss in "
+        "Pass@K is significant in this way."
+    )
 
 
 RULESETS = {

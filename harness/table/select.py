@@ -30,7 +30,7 @@ class Part:
 
     title: str
     board: Board
-    frames: Frames  # of the selected methods and the baseline, or of all methods if they are to be compared
+    frames: Frames  # of all methods, since verdicts and ranks are
     visible: set[str]  # the selected methods
     lacking: list[str]  # sentences
 
@@ -63,11 +63,10 @@ def conditions(arguments: Sequence[str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Selection:
-    """The rows that are asked for, and how they are compared."""
+    """The rows that are asked for, and what they are compared with."""
 
     where: Params = field(default_factory=dict)  # the values of --where
     baseline: str | None = None  # None: the configured one
-    comparing: bool = False  # with tests and ranks, which are over all methods, selected or not
 
 
 def part_of_config(board: Board, experiment: Experiment, selection: Selection) -> Part:
@@ -102,7 +101,7 @@ def parts_of_experiment(experiment: Experiment, selection: Selection) -> list[Pa
 
 
 def part_of_board(board: Board, experiment: Experiment, selection: Selection, title: str) -> Part:
-    """Return the selected part of a matrix; the baseline is compared with even if its own row is not selected."""
+    """Return the selected part of a matrix."""
     if selection.baseline:
         board = board.against(selection.baseline)
     check_conditions(board, selection.where)
@@ -112,14 +111,9 @@ def part_of_board(board: Board, experiment: Experiment, selection: Selection, ti
         conditions_of_kind = on_methods if is_of_method(key) else on_others
         conditions_of_kind[key] = value
     visible = {cell.method for cell in board.expected if meets(cell, on_methods)}
-    # Conditions on the method choose rows, and must leave the baseline, which the rows are compared with.
-    compared = {*visible, board.baseline}
-    expected, any_visible = [], False
-    for cell in board.expected:
-        if (selection.comparing or cell.method in compared) and meets(cell, on_others):
-            expected.append(cell)
-            any_visible |= cell.method in visible
-    if not any_visible:
+    # Conditions on the method choose rows. All methods are read: the correction of a verdict is for their number.
+    expected = [cell for cell in board.expected if meets(cell, on_others)]
+    if not any(cell.method in visible for cell in expected):
         listed = " and ".join(f"--where {key}={value}" for key, value in selection.where.items())
         raise UserError(f"no cell meets all of {listed}")
     frames = read_frames(experiment, expected, board.baseline)

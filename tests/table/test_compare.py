@@ -198,9 +198,10 @@ ROW = Comparison(
     task="countdown", model="tiny", score="Avg@K", method="clip|b", baseline="grpo", mean=Estimate(0.5, 0.4, 0.6),
     iqm=Estimate(0.5, 0.45, 0.55), seeds=3, difference=Estimate(-0.125, -0.25, 0.0), p=0.05, p_holm=0.0001,
     improvement=Estimate(0.25, 0.125, 0.375), detectable=0.2, rank_best=1, rank_worst=2, best=True, ranked=2,
+    verdict="loses",
 )  # fmt: skip
 BASE = dataclasses.replace(
-    ROW, method="grpo", difference=None, p=None, p_holm=None, improvement=None, detectable=None, best=False
+    ROW, method="grpo", verdict="", difference=None, p=None, p_holm=None, improvement=None, detectable=None, best=False
 )
 
 
@@ -209,13 +210,13 @@ def test_the_table() -> None:
     assert lines[:6] == [
         "**countdown, tiny: Avg@K**",
         "",
-        "| method | IQM | difference | p | p, Holm | P(better) | detectable | rank | shared seeds |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
-        "| grpo | 0.500 ±0.050 | baseline |  |  |  |  | 1-2 of 2 | 3 |",
-        r"| clip\|b | 0.500 ±0.050 | -0.125 ±0.125 | 0.050 | <0.001 | 0.250 ±0.125 | 0.200 | 1 of 2 | 3 |",
+        "| method | IQM | difference | p | p, Holm | verdict | P(better) | detectable | rank | shared seeds |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| grpo | 0.500 ±0.050 | baseline |  |  |  |  |  | 1-2 of 2 | 3 |",
+        r"| clip\|b | 0.500 ±0.050 | -0.125 ±0.125 | 0.050 | <0.001 | loses | 0.250 ±0.125 | 0.200 | 1 of 2 | 3 |",
     ]
     text = compare.render_comparisons([BASE, ROW], "table")
-    cells = ["clip|b", "0.500", "±0.050", "-0.125", "±0.125", "0.050", "<0.001", "0.250", "±0.125", "0.200"]
+    cells = ["clip|b", "0.500", "±0.050", "-0.125", "±0.125", "0.050", "<0.001", "loses", "0.250", "±0.125", "0.200"]
     assert [*cells, "1-2", "of", "2", "3"] in [line.split() for line in text.splitlines()]
 
 

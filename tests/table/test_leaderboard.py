@@ -311,21 +311,22 @@ def test_markdown_marks_what_the_interval_separates_and_nothing_else() -> None:
     lines = render.render_rows(BOARD, "md").splitlines()
     assert lines[:2] == ["**countdown, tiny**", ""]
     assert lines[2:10] == [
-        "| method | Avg@K | Pass@16 | Avg@K - grpo | Pass@16 - grpo | distinct right | entropy, start | entropy, end "
-        "| seeds |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
-        "| grpo | 0.500 ±0.010 | 0.750 ±0.020 | baseline | baseline |  | 2.000 ±0.125 | 0.500 | 3 of 3 |",
-        "| b\\[bold\\] | 0.625 ±0.010 | 0.875 ±0.020 | +0.125 ±0.062 ▲ | +0.125 ±0.062 ▲ |  | 2.000 ±0.125 | 0.500 "
+        "| method | Avg@K | Pass@16 | Avg@K - grpo | Pass@16 - grpo | verdict | distinct right | entropy, start "
+        "| entropy, end | seeds |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| grpo | 0.500 ±0.010 | 0.750 ±0.020 | baseline | baseline |  |  | 2.000 ±0.125 | 0.500 | 3 of 3 |",
+        "| b\\[bold\\] | 0.625 ±0.010 | 0.875 ±0.020 | +0.125 ±0.062 ▲ | +0.125 ±0.062 ▲ |  |  | 2.000 ±0.125 | 0.500 "
         "| 3 of 3 |",
-        "| clip_v | 0.250 ±0.010 | 0.500 ±0.020 | -0.250 ±0.125 ▼ | -0.250 ±0.125 ▼ |  | 2.000 ±0.125 | 0.500 "
+        "| clip_v | 0.250 ±0.010 | 0.500 ±0.020 | -0.250 ±0.125 ▼ | -0.250 ±0.125 ▼ |  |  | 2.000 ±0.125 | 0.500 "
         "| 3 of 3 |",
-        "| ppo | 0.375 ±0.010 | 0.625 ±0.020 | -0.125 ±0.125 | -0.125 ±0.125 |  | 2.000 ±0.125 | 0.500 | 3 of 3 |",
-        "| ce_gppo | 0.375 ±0.010 | 0.625 ±0.020 | +0.125 | +0.125 |  | 2.000 ±0.125 | 0.500 | 1 of 3 |",
-        "| new |  |  |  |  |  |  |  | 0 of 3 |",
+        "| ppo | 0.375 ±0.010 | 0.625 ±0.020 | -0.125 ±0.125 | -0.125 ±0.125 |  |  | 2.000 ±0.125 | 0.500 | 3 of 3 |",
+        "| ce_gppo | 0.375 ±0.010 | 0.625 ±0.020 | +0.125 | +0.125 |  |  | 2.000 ±0.125 | 0.500 | 1 of 3 |",
+        "| new |  |  |  |  |  |  |  |  | 0 of 3 |",
     ]
     assert [line[:12] for line in lines[11:]] == [
         "- ± or \\[low",
-        "- ▲ ▼: the i",
+        "- ▲ ▼: the s",
+        "- verdict: a",
         "- Distinct r",
         "- One seed c",
         "- Not every ",
@@ -333,8 +334,8 @@ def test_markdown_marks_what_the_interval_separates_and_nothing_else() -> None:
 
 
 def test_notes_speak_only_of_what_is_there() -> None:
-    assert len(render.row_notes(BOARD[:4])) == 3
-    assert len(render.row_notes([*BOARD[:4], BOARD[5]])) == 4
+    assert len(render.row_notes(BOARD[:4])) == 4
+    assert len(render.row_notes([*BOARD[:4], BOARD[5]])) == 5
 
 
 def test_the_text_table_holds_the_same_cells() -> None:

@@ -209,7 +209,7 @@ def test_a_page_shows_names_as_they_are() -> None:
     page = publish.as_html("a<b", [first, new])
     assert "<h1>a&lt;b</h1>" in page
     assert "<td>new&lt;</td>" in page
-    assert all(f"<p>{note}</p>" in page for note in render.row_notes([first, new]))
+    assert all(f"<p>{publish.in_html(note)}</p>" in page for note in render.row_notes([first, new]))
     table = json.loads(publish.as_mlflow_table([first, new]))
     by_name = dict(zip(table["columns"], table["data"][-1], strict=True))
     assert (by_name["method"], by_name["Avg@K"], by_name["seeds"]) == ("new<", None, 0)
