@@ -31,7 +31,6 @@ NEW_SEEDS = {f"{matrix}{NEW}": words for matrix, words in FIVE_SEEDS.items()}
 PICTURE = REFERENCE / "field/pareto.svg"
 BASE_MODEL, BASELINE = "base model", "grpo"
 AVG, PASS = "Avg@K", "Pass@16"
-SIGNIFICANT = 0.05
 SLACK = 0.02  # of rule 3: how far below GRPO's a method's Avg@K may be
 SHORTLIST = 10
 LOWEST_SHOWN = 0.4  # Pass@16 in the pictures: a few rows ended near 0
@@ -79,11 +78,9 @@ def by_task(matrices: Mapping[str, str] = TASKS) -> dict[str, Rows]:
 
 
 def verdict(scores: Scores) -> str:
-    """Return what rule 2 says of a method on one task."""
-    p_value = scores[PASS]["p_holm"]
-    if p_value is None or p_value >= SIGNIFICANT or scores[PASS]["difference"]["mean"] <= 0:
-        return ""
-    return "trades" if scores[AVG]["difference"]["high"] < 0 else "wins"
+    """Return the verdict of `leaderboard --compare` on a method."""
+    decided: str = scores[PASS]["verdict"]
+    return decided
 
 
 def shown_difference(row: Mapping[str, Any]) -> str:
@@ -128,7 +125,7 @@ def table(tasks: Mapping[str, Rows], missing: str = "not done") -> DataFrame:
         line = {"method": method}
         for words, rows in tasks.items():
             scores = rows.get(method)
-            columns = [f"{words}: {name}" for name in (f"{AVG} - grpo", f"{PASS} - grpo", "rule", "seeds")]
+            columns = [f"{words}: {name}" for name in (f"{AVG} - grpo", f"{PASS} - grpo", "verdict", "seeds")]
             values = ["", "", missing, "0"]
             if scores:
                 differences = [shown_difference(scores[score]) for score in (AVG, PASS)]
@@ -196,7 +193,7 @@ def tell_agreement(settings: str, first: Rows, second: Rows) -> None:
 
 def tell_verdicts(words: str, rows: Rows) -> None:
     verdicts = {method: verdict(scores) for method, scores in rows.items() if method != BASE_MODEL}
-    for word in ("wins", "trades"):
+    for word in ("wins", "trades", "loses"):
         print(f"{words}: {word}:", *sorted(method for method, found in verdicts.items() if found == word))
 
 

@@ -4,7 +4,9 @@
     python -m benchmarks.reference          # fill the pages and draw the picture from results/reference
 
 Tables lie between `<!-- table: NAME -->` and `<!-- end -->`. A figure in the text is followed by a comment with its
-place in a table, for example `0.533<!-- demo/grpo/Pass@16 -->`; it keeps its interval if it has one.
+place in a table, for example `0.533<!-- demo/grpo/Pass@16 -->`; it keeps its interval if it has one. A verdict in the
+text is followed by its table and the methods that have it: `win<!-- field-tuned-more/passk, kl_cov/verdict -->`. The
+comment `<!-- demo/none/verdict -->` says that no method of a table wins or trades.
 tests/test_reference.py fails where a page shows another number than results/reference.
 """
 
@@ -24,6 +26,7 @@ from pandas import DataFrame
 
 import entrobench
 from benchmarks import field, field_again, field_tuned, transfer
+from harness.config import CHOICE
 from harness.table import render
 
 REPOSITORY = Path(__file__).parent.parent
@@ -67,13 +70,17 @@ ENTROPY = "entropy/mean"
 # The columns of the tables in the pages.
 SHORT = ["method", "Avg@K", "Pass@16", "Pass@16 - grpo", "distinct right"]
 FULL = ["method", "Avg@K", "Pass@16", "Avg@K - grpo", "Pass@16 - grpo", "distinct right", "entropy, end"]
-TUNED_FULL = ["method", "chosen", "Avg@K", "Pass@16", "Avg@K - grpo", "Pass@16 - grpo", "rule", "distinct right"]
+TUNED_FULL = ["method", "chosen", "Avg@K", "Pass@16", "Avg@K - grpo", "Pass@16 - grpo", "verdict", "distinct right"]
 SHOWN_FIRST = ["base model", "grpo", "clip_b", "clip_v", "adaptive_entropy"]
 
 TITLE = re.compile(r"^\*\*(.*)\*\*$", re.MULTILINE)  # of a table in leaderboard.md
 TABLE = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(\n<!-- end -->)", re.DOTALL)
 TUNED_BASELINE = re.compile(r" - grpo\(.*\)$")  # at the end of a column's name
 FIGURE = re.compile(r"[+-]?\d+\.\d+(\s±\d+\.\d+)?(\**<!-- ([\w-]+)/([^/>]+)/([^>]+?) -->)")
+
+VERDICT = re.compile(r"(?:\b(win|trade|lose)s?)?<!-- ([\w-]+)/([^/>]+)/verdict -->")
+# A word that states a verdict; in italics it names the rule. "Loses" with an object is no verdict.
+CLAIM = re.compile(r"(?<![*\w-])(?:wins?|trades?|loses(?=[.,;:]| against))\b(?![*\w-]|<!-- )")
 
 # Okabe and Ito's colors, with a dash pattern each, so that lines differ in print and for the color-blind.
 STYLES = {
@@ -137,16 +144,24 @@ def tuned(folder: str) -> DataFrame:
 
 
 def tuned_field(matrix: str) -> DataFrame:
-    """Return the table of a tuned matrix with the names of methods, the verdict of rule 2, the highest gain first."""
+    """Return the table of a tuned matrix with the names of methods, the verdict, the highest gain first."""
     table = tuned(matrix)
     table["chosen"] = table["method"]
     rows, specs = field_tuned.by_name(matrix), field_tuned.chosen(matrix)
     ordered = [field.BASELINE, *field.methods_of([rows])]
     table = table.loc[[field.BASE_MODEL, *(specs[name] for name in ordered)]]
     table["method"] = [field.BASE_MODEL, *ordered]
-    table["rule"] = [field.verdict(rows[name]) for name in table["method"]]
+    table["verdict"] = [field.verdict(rows[name]) for name in table["method"]]
     table.loc[field.BASE_MODEL, "chosen"] = ""
     return table[TUNED_FULL]
+
+
+def verdicts(folder: str) -> dict[str, str]:
+    """Return the verdict on each method of a table, tuned methods by their names."""
+    matrix = folder.removesuffix(field_again.SECOND)
+    is_tuned = (REFERENCE / matrix.removesuffix(field.NEW).removesuffix(field_tuned.MORE) / CHOICE).exists()
+    rows = field_tuned.by_name(matrix, folder) if is_tuned else field.compared(folder)
+    return {method: field.verdict(scores) for method, scores in rows.items()}
 
 
 def as_markdown(table: DataFrame) -> str:
