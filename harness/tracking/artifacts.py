@@ -66,12 +66,6 @@ class Artifacts:
             return {entry.path: entry.file_size for entry in entries if not entry.is_dir}
         return LocalFiles(self.place).sizes(folder)
 
-    def fetch(self, path: str, temporary: str) -> Path:
-        """Return the local path of a file of the run; a server's file is downloaded to the temporary folder."""
-        if self.place is None:
-            return Path(self.repository.download_artifacts(path, temporary))
-        return self.place / path
-
     def send(self, source: Path, folder: str = "") -> None:
         """Copy a file to the run."""
         if self.place is None:
@@ -87,8 +81,7 @@ class Artifacts:
         # The size first: few files that differ have the same one, and only these are downloaded.
         if self.sizes("").get(name) != len(text.encode()):
             return False
-        with tempfile.TemporaryDirectory() as folder:
-            return self.fetch(name, folder).read_text(errors="replace") == text
+        return download(self.repository, name) == text.encode()
 
     def write(self, name: str, text: str) -> None:
         """Write a text as a file of the run, replacing an earlier one."""
@@ -144,6 +137,16 @@ def artifact_repository(artifacts: str, uri: str) -> ArtifactRepository:
     from mlflow.utils.uri import add_databricks_profile_info_to_artifact_uri
 
     return get_artifact_repository(add_databricks_profile_info_to_artifact_uri(artifacts, uri), tracking_uri=uri)
+
+
+def download(repository: ArtifactRepository, path: str) -> bytes:
+    """Return the content of a file of a run.
+
+    Not by `download_artifacts`, which makes files and folders with the names that the server lists.
+    """
+    with tempfile.NamedTemporaryFile() as copy:
+        repository._download_file(path, copy.name)
+        return Path(copy.name).read_bytes()
 
 
 def settled_files(artifacts: str, uri: str) -> LocalFiles | None:

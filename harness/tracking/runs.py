@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 import sqlite3
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Protocol
 
-from harness.tracking.artifacts import COMPLETE, artifact_folder, artifact_repository
-from harness.tracking.store import answer_in_time, foreign_server, is_server, store
+from harness.tracking.artifacts import COMPLETE, artifact_folder, artifact_repository, download
+from harness.tracking.store import foreign_server, store
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -145,18 +143,6 @@ class DatabaseReader:
         return {key: sorted(points) for key, points in sorted(curves.items())}
 
 
-class InThisThread(Executor):
-    """An executor without threads. When it exits, Python waits for the threads of any other, even if they hang."""
-
-    def submit(self, work: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        try:
-            future.set_result(work(*arguments, **named))
-        except Exception as error:  # raised where the result is asked for
-            future.set_exception(error)
-        return future
-
-
 class ClientReader:
     """A reader of any store through MLflow's client."""
 
@@ -203,20 +189,14 @@ class ClientReader:
             token = page.token
 
     def texts(self, runs: Sequence[Run], path: str) -> list[bytes | None]:
-        with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(TOGETHER) as threads:
-            return list(threads.map(lambda run: self.text(run, path, Path(folder)), runs))
+        with ThreadPoolExecutor(TOGETHER) as threads:
+            return list(threads.map(lambda run: self.text(run, path), runs))
 
-    def text(self, run: Run, path: str, folder: Path) -> bytes | None:
+    def text(self, run: Run, path: str) -> bytes | None:
         from mlflow.exceptions import MlflowException
 
-        uri, download_folder = self.client.tracking_uri, folder / run.id
-        download_folder.mkdir()
         try:
-            repository = artifact_repository(run.artifacts, uri)
-            repository.thread_pool = InThisThread()
-            download = partial(repository.download_artifacts, path, str(download_folder))
-            copy = answer_in_time(uri, download) if is_server(uri) else download()
-            return Path(copy).read_bytes()
+            return download(artifact_repository(run.artifacts, self.client.tracking_uri), path)
         except (MlflowException, OSError):
             # Stores report a missing file by different errors, so the list of files decides.
             if path in self.listed(run, str(PurePosixPath(path).parent)):

@@ -7,22 +7,18 @@ import json
 import logging
 import os
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING
 
 from harness.base.addresses import visible_address, without_address
-from harness.base.deadline import finished_within
 from harness.base.errors import UserError
 from harness.base.locks import lock
 from harness.tracking import migration
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-
-T = TypeVar("T")
 
 ENVIRONMENT = {  # defaults for MLflow's client; variables that the user has set take precedence
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -31,9 +27,6 @@ ENVIRONMENT = {  # defaults for MLflow's client; variables that the user has set
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",  # an unreachable server must not hold up a run
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
 }
-# The limit of a whole answer, in units of MLFLOW_HTTP_REQUEST_TIMEOUT. That variable limits each read alone: a server
-# that sends one byte at a time would never exceed it.
-PATIENCE = 4
 
 
 @contextmanager
@@ -57,10 +50,7 @@ def store(uri: str, *, write: bool) -> Iterator[MlflowClient]:
     from sqlalchemy.exc import SQLAlchemyError
 
     try:
-        if is_server(uri) and not write:
-            yield cast("MlflowClient", TimeLimitedClient(client, uri))
-        else:  # an upload may be of any size, so only the sync as a whole is limited in time
-            yield client
+        yield client
     except (MlflowException, SQLAlchemyError, OSError, UnicodeDecodeError) as error:
         raise unusable_store(uri, error) from error
 
@@ -84,23 +74,14 @@ def unusable_store(uri: str, error: Exception) -> UserError:
     """Return the user's error for an error of MLflow, its database or its server."""
     if refused := refusal(error):
         return UserError(f"the MLflow store at {visible_address(uri)} {refused}")
-    reason = without_address(reason_of(error), uri)
+    first_line = str(error).partition("\n")[0] or type(error).__name__
+    reason = without_address(first_line, uri)
     if is_damage(error):
         return UserError(
             f"the MLflow store at {visible_address(uri)} is damaged ({reason}); put the file aside, and `entrobench "
             "sync` creates a new one from the records of the cells"
         )
     return UserError(f"the MLflow store at {visible_address(uri)} cannot be used: {reason}")
-
-
-def reason_of(error: Exception) -> str:
-    """Return the line of an error's text that says what happened."""
-    lines = str(error).splitlines() or [type(error).__name__]
-    if not lines[0].endswith(":"):
-        return lines[0]
-    # For downloads, MLflow writes a heading, and below it the name of each file, as `##### File ...`, and its error.
-    errors = (line for line in lines[1:] if line and not line.startswith("#####"))
-    return next(errors, lines[0])
 
 
 def is_damage(error: Exception) -> bool:
@@ -121,34 +102,6 @@ def foreign_server(uri: str, why: object) -> UserError:
 
 def is_server(uri: str) -> bool:
     return uri.startswith(("http://", "https://"))
-
-
-def answer_limit() -> float:
-    """Return the seconds within which a server must have sent the whole of an answer."""
-    name = "MLFLOW_HTTP_REQUEST_TIMEOUT"
-    return PATIENCE * float(os.environ.get(name, ENVIRONMENT[name]))
-
-
-def answer_in_time(uri: str, ask: Callable[[], T]) -> T:
-    """Return the answer of a server; refuse an answer that is incomplete at the time limit."""
-    answers: list[T] = []
-    limit = answer_limit()
-    if not finished_within(limit, lambda: answers.append(ask())):
-        raise UserError(f"the MLflow store at {visible_address(uri)} did not answer in full within {limit:g} s")
-    return answers[0]
-
-
-class TimeLimitedClient:
-    """MLflow's client of a server, with a time limit on each call."""
-
-    def __init__(self, client: MlflowClient, uri: str) -> None:
-        self.client, self.uri = client, uri
-
-    def __getattr__(self, name: str) -> Any:
-        attribute = getattr(self.client, name)
-        if not callable(attribute):
-            return attribute
-        return lambda *arguments, **named: answer_in_time(self.uri, partial(attribute, *arguments, **named))
 
 
 def refusal(error: Exception) -> str | None:
@@ -225,8 +178,6 @@ def client_of(uri: str) -> MlflowClient:
 
     try:
         client = MlflowClient(tracking_uri=uri)
-        if uri.startswith("http://"):
-            close_connections()
         if is_server(uri):
             check_server(client, uri)
     except (MlflowException, SQLAlchemyError, ImportError, UnicodeDecodeError) as error:
@@ -234,38 +185,14 @@ def client_of(uri: str) -> MlflowClient:
     return client
 
 
-@functools.cache
-def close_connections() -> None:
-    """Let MLflow's client close the connection to a server after each request.
-
-    `mlflow server` sends an answer in two packets, the second after the first was acknowledged. On a connection that is
-    used again, Linux delays that by 40 ms, so that a small request takes 48 instead of 6 ms. A server behind https is
-    left alone: a new connection costs more there, and a proxy answers.
-    """
-    from mlflow.tracking.request_header.abstract_request_header_provider import RequestHeaderProvider
-    from mlflow.tracking.request_header.registry import _request_header_provider_registry
-
-    class Closing(RequestHeaderProvider):
-        def in_context(self) -> bool:
-            return True
-
-        def request_headers(self) -> dict[str, str]:
-            return {"Connection": "close"}
-
-    _request_header_provider_registry.register(Closing)
-
-
 def check_server(client: MlflowClient, uri: str) -> None:
-    """Refuse a server that does not answer as MLflow does, or not in full."""
+    """Refuse a server that does not answer as MLflow does."""
     from google.protobuf.json_format import ParseError
 
-    def ask() -> None:
-        try:
-            # MLflow's client accepts any JSON, and leaves the fields empty that the JSON lacks.
-            for experiment in client.search_experiments(max_results=1):
-                if not (experiment.experiment_id and experiment.name):
-                    raise foreign_server(uri, "an experiment has no id or no name")
-        except (ParseError, json.JSONDecodeError, AttributeError, TypeError, KeyError) as error:
-            raise foreign_server(uri, error) from error
-
-    answer_in_time(uri, ask)
+    try:
+        # MLflow's client accepts any JSON, and leaves the fields empty that the JSON lacks.
+        for experiment in client.search_experiments(max_results=1):
+            if not (experiment.experiment_id and experiment.name):
+                raise foreign_server(uri, "an experiment has no id or no name")
+    except (ParseError, json.JSONDecodeError, AttributeError, TypeError, KeyError) as error:
+        raise foreign_server(uri, error) from error

@@ -283,7 +283,7 @@ def run_of_cell(client: MlflowClient, records: CellRecords, uri: str) -> Run:
     for attempt_tag in (attempt, ""):
         candidates += [run for run in same_cell if run.data.tags.get("attempt") == attempt_tag]
     run = candidates[0] if candidates else new_run(client, experiment, spec, made, records.lines)
-    if made is not None and run.data.tags["attempt"] != attempt:
+    if made is not None and run.data.tags.get("attempt") != attempt:
         send_params_and_tags(client, run.info.run_id, {}, made.tags() | commit_tags(made))
         run = client.get_run(run.info.run_id)
     # After a kill before this line, the run is found by its tags.

@@ -11,22 +11,21 @@ import sqlite3
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
 from boards import Made
-from matrices import fill
+from matrices import BEGAN, fill
 from patient_server import PatientServer
 from places import REPOSITORY
 
 from harness import cli
 from harness import config as configs
 from harness.base.errors import UserError
+from harness.cells import provenance
 from harness.matrix import cells
 from harness.table import board
 from harness.tracking import store
@@ -58,22 +57,16 @@ class Foreign:
     """A server that gives the same answer to all."""
 
     def __init__(self) -> None:
-        self.body, self.pause = b"", 0.0
-        self.connections: set[str | None] = set()  # what the headers of requests say of their connection
+        self.body = b""
         foreign = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                foreign.connections.add(self.headers["Connection"])
                 self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 self.send_response(200)
                 self.send_header("Content-Length", str(len(foreign.body)))
                 self.end_headers()
-                for byte in foreign.body if foreign.pause else ():
-                    time.sleep(foreign.pause)
-                    self.wfile.write(bytes([byte]))
-                if not foreign.pause:
-                    self.wfile.write(foreign.body)
+                self.wfile.write(foreign.body)
 
             do_POST = do_PUT = do_PATCH = do_GET
 
@@ -118,12 +111,13 @@ def test_foreign_json_is_named_where_a_table_is_read(
     assert text.count("\n") == 1
 
 
-def test_a_request_to_a_server_without_tls_closes_its_connection(foreign: Foreign) -> None:
-    """On a connection that was used before, `mlflow server` answers 40 ms later."""
-    foreign.body = json.dumps(KNOWN).encode()
-    with store.store(foreign.uri, write=True) as client:
-        client.search_experiments()
-    assert foreign.connections == {"close"}
+def test_texts_of_a_run_whose_id_is_a_path_writes_nothing_there(foreign: Foreign, tmp_path: Path) -> None:
+    info = PLACE | {"run_id": str(tmp_path / "victim")}
+    foreign.body = json.dumps(KNOWN | {"runs": [{"info": info, "data": {}}]}).encode()
+    with reader(foreign.uri) as source:
+        [run] = source.runs("1")
+        assert source.texts([run], "matrix.json") == [foreign.body]
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("body", BODIES)
@@ -144,25 +138,18 @@ def test_foreign_json_is_named_where_records_are_sent(
     assert "deleted" not in text
 
 
-def test_a_server_that_sends_a_byte_at_a_time_is_left(
-    foreign: Foreign, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_sync_to_a_server_whose_runs_have_no_tags_is_no_traceback(
+    foreign: Foreign, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    foreign.body, foreign.pause = b" " * 3600, 0.2  # each byte in time, all of them in twelve minutes
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "3")
-    sentence = f"the MLflow store at {foreign.uri} did not answer in full within 12 s"
-
-    def written() -> None:
-        with store.store(foreign.uri, write=True):
-            pass
-
-    start = time.monotonic()
-    with ThreadPoolExecutor() as pool:  # both wait for the same 12 seconds
-        writing = pool.submit(written)
-        code, text = said(capsys, "leaderboard", "--experiment", "made", "--uri", foreign.uri)
-        assert (code, sentence in text) == (2, True)
-        with pytest.raises(UserError, match=sentence):
-            writing.result()
-    assert time.monotonic() - start < 60
+    wanted, run = EXPERIMENT | {"name": "wanted"}, {"info": PLACE, "data": {}}
+    foreign.body = json.dumps({"experiment": wanted, "experiments": [wanted], "run": run, "runs": [run]}).encode()
+    settings = [f"results={tmp_path}", f"tracking.uri={foreign.uri}", "name=wanted", "methods=grpo", "eval.samples=4"]
+    [cell] = cells(configs.load_config("smoke", [*settings, "eval.k=2"]))
+    fill(cell.folder, cell.spec, ["countdown"], level=0)
+    provenance.Made("attempt", BEGAN, None, None, None, cell.sources, {}, "a processor", "cpu").write(cell.folder)
+    code, text = said(capsys, "sync", "smoke", *settings, "eval.k=2")
+    assert code in (0, 2)
+    assert "Traceback" not in text
 
 
 # Pages

@@ -4,11 +4,6 @@ from __future__ import annotations
 
 import csv
 import math
-import os
-import subprocess
-import sys
-import time
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -22,7 +17,6 @@ from matrices import BEGAN, STEPS, experiment, fill, right_of, specs
 from rich.console import Console
 from servers import PASSWORD, between
 
-from benchmarks.patience import HANG, patient
 from harness import cli
 from harness import config as configs
 from harness import runs as library
@@ -254,42 +248,9 @@ def seconds_if(part: str, seconds: float, path: str) -> float:
     return seconds if part in path else 0.0
 
 
-SLOW_ANSWERS = [
-    ("leaderboard", "/runs/search"),
-    ("leaderboard", "/mlflow-artifacts/artifacts/"),  # a file, which MLflow fetches in a thread of its own
-    ("report", "/metrics/get-history"),
-    ("report", "/runs/get?"),
-]
-
-
-def test_a_server_that_gets_slow_after_its_first_answers_holds_no_command(server: str, tmp_path: Path) -> None:
-    """Each command waits for the same 16 seconds, so all of them run at the same time."""
-    # A byte may be late by 3.5 seconds, on a busy machine, before MLflow's client itself gives up.
-    environment = {**os.environ, "MLFLOW_HTTP_REQUEST_TIMEOUT": "4", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
-    experiment(tmp_path, server, name="slow", methods=["grpo"], seeds=[0])
-    with ExitStack() as stack:
-        uris, processes = [], []
-        began = time.monotonic()
-        for command, slow in SLOW_ANSWERS:
-            uri, proxy = stack.enter_context(between(server))
-            proxy.seconds_per_byte = partial(seconds_if, slow, 0.5)
-            arguments = [sys.executable, "-m", "entrobench", command, "--experiment", "slow", "--uri", uri]
-            process = subprocess.Popen(
-                arguments, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-            )
-            uris.append(uri)
-            processes.append(stack.enter_context(process))
-        outputs = [process.communicate(timeout=HANG) for process in processes]
-    assert time.monotonic() - began < patient(90), "nor does a process wait for the rest when it ends"
-    for uri, process, output in zip(uris, processes, outputs, strict=True):
-        sentence = f"entrobench: the MLflow store at {uri} did not answer in full within 16 s\n"
-        assert (process.returncode, *output) == (2, "", sentence)
-
-
 def test_a_file_that_cannot_be_read_is_reported_with_its_reason(
     server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """MLflow's own text has a heading on its first line, which says neither which file nor why."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "4")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     experiment(tmp_path, server, name="unread", methods=["grpo"], seeds=[0])
