@@ -61,6 +61,13 @@ def at_least(low: float, **values: float) -> None:
             raise UserError(f"{key} is {value}; allowed: {low} and more")
 
 
+def root_cause(error: BaseException) -> BaseException:
+    """Return the innermost of the errors that led to this one."""
+    while (inner := error.__cause__ or error.__context__) is not None:
+        error = inner
+    return error
+
+
 class Damaged(UserError):
     """A file of this program does not contain the data that was written to it."""
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.base.addresses import visible_address, without_address
-from harness.base.errors import UserError
+from harness.base.errors import UserError, nearest, root_cause
 from harness.base.locks import lock
 from harness.tracking import migration
 
@@ -27,6 +27,7 @@ ENVIRONMENT = {  # defaults for MLflow's client; variables that the user has set
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",  # an unreachable server must not hold up a run
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
 }
+SCHEMES = ("http", "https", "file", "sqlite", "postgresql", "mysql", "mssql", "databricks", "databricks-uc", "uc")
 
 
 @contextmanager
@@ -74,14 +75,21 @@ def unusable_store(uri: str, error: Exception) -> UserError:
     """Return the user's error for an error of MLflow, its database or its server."""
     if refused := refusal(error):
         return UserError(f"the MLflow store at {visible_address(uri)} {refused}")
-    first_line = str(error).partition("\n")[0] or type(error).__name__
-    reason = without_address(first_line, uri)
+    scheme = uri.partition("://")[0].partition("+")[0]
+    if scheme not in SCHEMES:
+        return UserError(
+            f"the MLflow store at {visible_address(uri)} is of no kind that MLflow knows; {nearest(scheme, SCHEMES)}"
+        )
+    cause = root_cause(error)
+    reason = getattr(cause, "strerror", None)  # of the network or the disk; around it, libraries write much more
+    remedy = "; start the server, or correct tracking.uri or MLFLOW_TRACKING_URI" if reason and is_server(uri) else ""
+    reason = without_address(reason or str(error).partition("\n")[0] or type(error).__name__, uri)
     if is_damage(error):
         return UserError(
             f"the MLflow store at {visible_address(uri)} is damaged ({reason}); put the file aside, and `entrobench "
             "sync` creates a new one from the records of the cells"
         )
-    return UserError(f"the MLflow store at {visible_address(uri)} cannot be used: {reason}")
+    return UserError(f"the MLflow store at {visible_address(uri)} cannot be used: {reason}{remedy}")
 
 
 def is_damage(error: Exception) -> bool:
@@ -180,8 +188,11 @@ def client_of(uri: str) -> MlflowClient:
         client = MlflowClient(tracking_uri=uri)
         if is_server(uri):
             check_server(client, uri)
-    except (MlflowException, SQLAlchemyError, ImportError, UnicodeDecodeError) as error:
-        raise unusable_store(uri, error) from error  # ImportError: the database's driver is not installed
+    except UserError:  # a ValueError too, which is a sentence already
+        raise
+    except (MlflowException, SQLAlchemyError, ImportError, ValueError) as error:
+        # ImportError: the database's driver is not installed. ValueError: an address that urllib cannot parse.
+        raise unusable_store(uri, error) from error
     return client
 
 

@@ -1,4 +1,4 @@
-"""Addresses as they are shown: nothing that may be secret, even if URL parsers disagree about its parts."""
+"""Addresses as they are shown: nothing that may be secret."""
 
 from __future__ import annotations
 
@@ -12,56 +12,53 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness import config
-from harness.base.addresses import SCHEMES, may_be_written, visible_address, without_address, without_secrets
+from harness.base.addresses import may_be_written, visible_address, without_address, without_secrets
 from harness.base.errors import UserError
 from harness.matrix import cells
 from harness.tracking.store import unusable_store
 
 SECRET = "s3cRet"
-WRITTEN = [  # with what is shown of them
-    ("http://host", "http://host"),
-    ("http://host:5000/", "http://host:5000"),
-    ("https://host:5000/mlflow", "https://host:5000/***"),
-    ("http://[::1]:5000", "http://[::1]:5000"),
-    ("sqlite:///results/mlflow.db", "sqlite:///results/mlflow.db"),
-    ("sqlite:////home/a@b/mlflow.db", "sqlite:////home/a@b/mlflow.db"),
-    ("postgresql+psycopg2://host:5432/runs", "postgresql+psycopg2://host:5432/***"),
-    ("file:///srv/mlruns", "file:///srv/mlruns"),
-    ("mlruns", "mlruns"),
-    ("databricks", "databricks"),
+WRITTEN = [
+    "http://host",
+    "http://host:5000/",
+    "https://host:5000/mlflow",
+    "http://[::1]:5000",
+    "sqlite:///results/mlflow.db",
+    "sqlite:////home/a@b/mlflow.db",
+    "postgresql+psycopg2://host:5432/runs",
+    "file:///srv/mlruns",
+    "mlruns",
+    "databricks",
 ]
-HIDDEN = [
+HIDDEN = [  # with what is shown of them
     (f"http://me:{SECRET}@host:5000", "http://***@host:5000"),
-    (f"http://{SECRET}@host", "http://***@host"),
+    (f"http://me:{SECRET}@host:5000/mlflow", "http://***@host:5000/***"),
+    (f"http://{SECRET}@host/", "http://***@host"),
     (f"http://:{SECRET}@host", "http://***@host"),
     (f"postgresql://bob:{SECRET}/et@h/db", "postgresql://***"),
     (f"postgresql://bob:x{SECRET}@y@h/db", "postgresql://***"),
     (f"postgresql://host/db?user=bob&password=p@{SECRET}", "postgresql://***"),
     (f"postgresql://host/db?sslmode=require&sslkey={SECRET}", "postgresql://host/***"),
     (f"mssql+pyodbc:///?odbc_connect=DRIVER%3Dx%3BPWD%3D{SECRET}", "mssql+pyodbc://***"),
-    (f"mssql+pyodbc:///?odbc_connect=DRIVER=x;UID=bob;PWD={SECRET}", "mssql+pyodbc://***"),
     (f"http://host/#{SECRET}", "http://host/***"),
     (f"http://host#{SECRET}", "http://host/***"),
-    (f"http:bob:{SECRET}@host", "http:***"),
-    (f"http:/bob:{SECRET}@host", "http:***"),
+    (f"http:bob:{SECRET}@host", "***"),
     (f"http://bob:{SECRET}", "http://***"),
     (f"http://bob\\{SECRET}@host", "http://***"),
+    (f"http://[u:{SECRET}@::1]/", "http://***"),
     (f"bob:{SECRET}@host", "***"),
-    (f"{SECRET}:x@host", "***"),
-    (f"{SECRET}://host", "***"),
     (f"sqlite:///x.db?password={SECRET}", "sqlite:///x.db***"),
-    (f"sqlite:///x.db#{SECRET}", "sqlite:///x.db***"),
     (f"sqlite+pysqlcipher://:{SECRET}@/x.db", "sqlite+pysqlcipher://***"),
 ]
 SIGNS = st.text(string.ascii_letters + string.digits + "/?#@:;=&%\\ +.-_~", max_size=12)
 ANY_SECRET = st.builds(lambda before, after: f"{before}{SECRET}{after}", SIGNS, SIGNS)
-BEGINNINGS = [f"{scheme}{driver}:" for scheme in SCHEMES for driver in ("", "+driver")]
+BEGINNINGS = ["http:", "https:", "postgresql:", "mysql+driver:", "sqlite:", "file:"]
 
 
-@pytest.mark.parametrize(("uri", "shown"), WRITTEN + HIDDEN)
+@pytest.mark.parametrize(("uri", "shown"), [*((uri, uri) for uri in WRITTEN), *HIDDEN])
 def test_what_is_shown_of_an_address(uri: str, shown: str) -> None:
     assert visible_address(uri) == shown
-    assert may_be_written(uri) == ((uri, shown) in WRITTEN)
+    assert may_be_written(uri) == (uri in WRITTEN)
 
 
 @given(st.sampled_from(BEGINNINGS), SIGNS, ANY_SECRET)
@@ -74,8 +71,8 @@ def test_a_password_with_any_signs_is_never_shown(beginning: str, user: str, pas
 
 
 @given(st.sampled_from([each for each in BEGINNINGS if not each.startswith(("sqlite", "file"))]), ANY_SECRET)
-def test_nothing_behind_a_host_is_shown(beginning: str, secret: str) -> None:
-    for uri in (f"{beginning}//host/{secret}", f"{beginning}//host?{secret}", f"{beginning}//host#{secret}"):
+def test_no_query_is_shown(beginning: str, secret: str) -> None:
+    for uri in (f"{beginning}//host/db?{secret}", f"{beginning}//host?{secret}", f"{beginning}//host#{secret}"):
         assert SECRET not in visible_address(uri)
     assert SECRET not in visible_address(f"{beginning}{secret.lstrip('/')}")
 

@@ -269,4 +269,24 @@ def test_a_port_that_is_closed_is_no_foreign_server(tmp_path: Path, capsys: pyte
         uri = f"http://127.0.0.1:{taken.getsockname()[1]}"
         code, text = said(capsys, "leaderboard", "--experiment", "made", "--uri", uri)
     assert code == 2
-    assert text.startswith(f"entrobench: the MLflow store at {uri} cannot be used: ")
+    assert text == (
+        f"entrobench: the MLflow store at {uri} cannot be used: Connection refused; start the server, or correct "
+        "tracking.uri or MLFLOW_TRACKING_URI\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("uri", "sentence"),
+    [
+        ("http://[u:s3cRet@::1]/", "the MLflow store at http://*** cannot be used: "),
+        ("htp://host", "the MLflow store at htp://host is of no kind that MLflow knows; allowed: "),
+        ("me:s3cRet@host", "the MLflow store at *** is of no kind that MLflow knows; allowed: "),
+    ],
+)
+def test_an_address_that_no_library_takes_is_one_sentence(
+    uri: str, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, text = said(capsys, "leaderboard", "--experiment", "made", "--uri", uri)
+    assert (code, text.count("\n")) == (2, 1)
+    assert text.startswith(f"entrobench: {sentence}")
+    assert "s3cRet" not in text
