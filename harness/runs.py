@@ -99,7 +99,14 @@ def run_matrix(
     for cell in failed:
         console.print(f"{cell.progress().state}  {cell.label}: see {cell.folder / 'log.txt'}", style="red")
     conclude(config, matrix)
-    return int(bool(failed))
+    untrained = [cell for cell in chosen if State.known(cell.folder).untrained]
+    if untrained:
+        console.print(
+            f"{len(untrained)} of {plural(len(chosen), 'cell')} learned nothing, since no step had a signal; the notes "
+            "below the table say why",
+            style="red",
+        )
+    return int(bool(failed or untrained))
 
 
 def is_chosen(cell: Cell, only: Sequence[str], *, retry_failed: bool) -> bool:

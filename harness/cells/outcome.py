@@ -9,6 +9,7 @@ from typing import Any
 
 from harness.base.errors import UserError
 from harness.cells import evaluation_files
+from harness.cells.no_signal import why_no_signal
 from harness.cells.spec import CellSpec
 from harness.cells.state import State
 
@@ -26,13 +27,16 @@ def cell_outcome(folder: Path, spec: CellSpec, lines: list[dict[str, Any]]) -> d
     if spec.trainer is None:
         tokens = sum(curve(lines, "tokens/generated"))
         hours = State.read(folder).seconds / 3600 * devices(spec, State.read(folder).device)
-    return {
+    outcome: dict[str, Any] = {
         "entropy": first_and_last,  # at the first and at the last training step
         "dropped": mean_dropped,  # share of tokens, mean over the steps
         "tokens": tokens,  # sampled while training
         "hours": hours,
         "tasks": evaluations(folder, spec, lines),
     }
+    if why := why_no_signal(lines):  # absent otherwise, so that the digests of other outcomes stay as they were
+        outcome["untrained"] = why
+    return outcome
 
 
 def devices(spec: CellSpec, device: str) -> float:

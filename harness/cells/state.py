@@ -13,11 +13,13 @@ from harness.base.errors import Damaged
 from harness.cells import checksums, lease, provenance
 from harness.cells.log import FILE as METRICS
 from harness.cells.log import last_lines
+from harness.cells.no_signal import why_no_signal
 from harness.cells.provenance import Made
 
 FILE = "state.json"
 STATES = ("planned", "running", "done", "failed")  # that are written to the file
 STALE = "stale"  # running by its record, but no process works on it: the next run resumes it
+WATCHED = 5  # steps without a signal, of the ones that are read, that are worth a remark while the cell runs
 OUTDATED = "outdated"  # done, failed or half done by another version of its method or task
 
 
@@ -30,6 +32,7 @@ class State:
     device: str = ""
     where: list[str] = field(default_factory=list)  # the machine of each rank, and its GPU if it has one
     collapsed: int | None = None  # the step after which it ended early, because of stop.entropy_below
+    untrained: bool = False  # done, but no step had a signal; the reason has the cause
 
     @classmethod
     def read(cls, folder: Path) -> State:
@@ -41,8 +44,10 @@ class State:
             if (folder / METRICS).exists():  # the state is always written before the first step
                 raise Damaged(path, "it is missing") from None
             return cls()
-        if not isinstance(record, dict) or record.keys() != KNOWN or record["state"] not in STATES:
-            raise Damaged(path, f"it must hold {', '.join(sorted(KNOWN))}, and its state be one of {', '.join(STATES)}")
+        if not isinstance(record, dict) or not REQUIRED <= record.keys() <= KNOWN or record["state"] not in STATES:
+            raise Damaged(
+                path, f"it must hold {', '.join(sorted(REQUIRED))}, and its state be one of {', '.join(STATES)}"
+            )
         numbers = record["durable_step"], record["seconds"], record["collapsed"] or 0
         if not {*map(type, numbers)} <= {int, float} or not isinstance(record["reason"], str | None):
             raise Damaged(path, "its reason must be a text, and its step and its seconds numbers")
@@ -76,6 +81,7 @@ class State:
 
 
 KNOWN = {declared.name for declared in dataclasses.fields(State)}
+REQUIRED = KNOWN - {"untrained"}  # records of earlier versions lack it
 
 
 def change(folder: Path, **changes: Any) -> State:
@@ -129,4 +135,7 @@ class Progress:
         lines = last_lines(folder, recent)
         last = lines[-1] if lines else {}
         metrics = [line["metrics"] for line in lines]
-        return cls(name, now.description, last.get("step", 0), last.get("metrics", {}), now.seconds, now, metrics)
+        reason = now.description
+        if name == "running" and len(lines) >= WATCHED and (why := why_no_signal(lines)):
+            reason = "; ".join(filter(None, (reason, f"no signal in the last {len(lines)} steps: {why}")))
+        return cls(name, reason, last.get("step", 0), last.get("metrics", {}), now.seconds, now, metrics)

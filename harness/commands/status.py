@@ -10,6 +10,7 @@ from harness.cells.spec import CellSpec
 from harness.cells.state import Progress
 from harness.commands.common import Commands, command, config_of_arguments, with_config
 from harness.launch import slurm
+from harness.launch.snapshot import Snapshot
 from harness.matrix import cells, leftovers
 from harness.runs import tell_outdated
 from harness.terminal import layout
@@ -31,7 +32,7 @@ def call(arguments: argparse.Namespace) -> int:
     matrix = cells(config)
     rows, progresses, jobs = [], [], slurm.queued_cells(config)
     for cell in matrix:
-        progress = cell.progress()
+        progress = Snapshot.take(cell).progress
         job = f"SLURM: {jobs[cell.id]}" if cell.id in jobs else None
         reason = "; ".join(filter(None, (job, progress.reason)))
         entropy, reward = progress.metrics.get("entropy/mean"), progress.metrics.get("reward/mean")

@@ -14,9 +14,10 @@ TOO_SHORT, HEALTHY = "too short to say", "healthy"
 FELL, COLLAPSED, RECOVERED = "fell", "collapsed", "fell and recovered"
 EXPLODED, CAME_BACK = "exploded", "rose and came back"
 REWARD_FELL = "reward fell"  # while the entropy looks healthy
+UNTRAINED = "nothing was learned"  # the entropy alone would look healthy, or too short
 FALLING = frozenset({FELL, COLLAPSED, RECOVERED})
 RISING = frozenset({EXPLODED, CAME_BACK})
-ANY = FALLING | RISING | {REWARD_FELL, HEALTHY}
+ANY = FALLING | RISING | {REWARD_FELL, HEALTHY, UNTRAINED}
 
 FEWEST = 10  # points: both ends are medians of three, and with fewer there is hardly anything between them
 # The entropy at the end as a share of its start, chosen on the 21 cells of the demo by their loss of Pass@16
@@ -38,8 +39,15 @@ class EntropyCourse:
     turn: int | None = None  # None if neither has changed enough
 
 
-def entropy_course(run: LoggedRun) -> EntropyCourse:
+def course_of(run: LoggedRun) -> EntropyCourse:
     """Return the verdict on a run; refuse a curve that is not an entropy."""
+    course, shares = entropy_course(run), run.signal("without_signal")
+    if course.verdict in (HEALTHY, TOO_SHORT) and shares is not None and min(shares.values) >= 1:
+        return EntropyCourse(UNTRAINED, "no step had a signal: in each group all responses had the same reward")
+    return course
+
+
+def entropy_course(run: LoggedRun) -> EntropyCourse:
     entropy = run.signal("entropy")
     assert entropy is not None  # readers refuse a run without it
     if min(entropy.values) < -ZERO:

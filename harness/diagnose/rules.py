@@ -14,7 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import fmean, median
 
-from harness.diagnose.course import ANY, FALLING, HEALTHY, RISING, TOO_SHORT, EntropyCourse, entropy_course
+from harness.cells import no_signal
+from harness.diagnose.course import ANY, FALLING, HEALTHY, RISING, TOO_SHORT, UNTRAINED, EntropyCourse, course_of
 from harness.diagnose.curves import MetricCurve
 from harness.diagnose.signals import OURS, TRAINERS, LoggedRun, signal_keys
 
@@ -176,8 +177,7 @@ RULES = (
         "the reward never varies, so no response is better than another",
         ("reward",),
         never_rewarded,
-        "check by hand how answers are read and judged; if they are judged correctly, the problems are too hard or too "
-        "easy for this model",
+        no_signal.CONSTANT,
     ),
     Rule(
         "engine_mismatch",
@@ -246,14 +246,14 @@ RULES = (
         "at least half of the answers cannot be read, so rewards are about the format",
         ("unparsed",),
         unreadable_answers,
-        "read some responses; teach the format before training, or stop while answers can still be read",
+        no_signal.UNREADABLE,
     ),
     Rule(
         "truncated_responses",
         "more and more responses are cut off, and are judged without their end",
         ("truncated",),
         share_rises,
-        "raise the limit of tokens, or leave truncated responses out of the loss (overlong)",
+        no_signal.TRUNCATED,
     ),
     Rule(
         "text_after_answer",
@@ -268,16 +268,16 @@ RULES = (
         f"at least {SATURATED:.0%} of the answers are right, so advantages vanish",
         ("right",),
         nearly_all_right,
-        "train on harder problems (train.filter), or stop here",
-        FALLING | {HEALTHY},
+        no_signal.SATURATED,
+        FALLING | {HEALTHY, UNTRAINED},
     ),
     Rule(
         "few_signals",
         "in at least half of the groups, all responses have the same reward, so few signals remain",
         ("without_signal",),
         few_signals,
-        "draw groups until enough of them have a signal (train.resample), or filter problems by their pass rate",
-        FALLING | {HEALTHY},
+        no_signal.FEW_SIGNALS,
+        FALLING | {HEALTHY, UNTRAINED},
         HOLDING,
     ),
     Rule(
@@ -321,7 +321,7 @@ RULES = (
 
 def diagnose_run(run: LoggedRun) -> Diagnosis:
     """Return the verdict on a run and the rules that hold, divided into causes before its turn and effects after it."""
-    course = entropy_course(run)
+    course = course_of(run)
     diagnosis = Diagnosis(run, course)
     if course.verdict == TOO_SHORT:
         return diagnosis

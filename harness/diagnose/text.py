@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from math import isfinite
 from typing import Any
 
-from harness.diagnose.course import FALLING, HEALTHY
+from harness.diagnose.course import FALLING, HEALTHY, UNTRAINED
 from harness.diagnose.curves import MetricCurve
 from harness.diagnose.remedies import CONDITIONS, MEASURED
 from harness.diagnose.rules import Diagnosis, FoundCause, Rule, needed_keys
@@ -102,7 +102,7 @@ def curve_ends(curve: MetricCurve, changed: int | None, *, smoothed: bool) -> li
 
 def measured_methods(diagnosis: Diagnosis) -> list[str]:
     """Return the methods that act on the causes and were measured, without the methods that the run has already."""
-    if diagnosis.verdict == HEALTHY:
+    if diagnosis.verdict in (HEALTHY, UNTRAINED):
         return []
     names: dict[str, None] = {}  # each once, in the order of the causes
     for cause in (*diagnosis.causes, *diagnosis.effects):

@@ -27,6 +27,7 @@ from harness.base.processes import python_command, wait_for_all
 from harness.cells import attempts, checksums, evaluation_files, lease, provenance
 from harness.cells.checkpoint_seal import FOLDER as CHECKPOINTS
 from harness.cells.log import MetricsLog, collapse, last_step
+from harness.cells.no_signal import NO_SIGNAL, why_no_signal
 from harness.cells.provenance import Made
 from harness.cells.source_digest import SourceDigests, harness_digest
 from harness.cells.spec import CellSpec
@@ -293,8 +294,14 @@ def finish(trainer: Any, folder: Path, status: StatusWriter) -> None:
     if ranks.own_rank() == 0:
         check_complete(trainer)
         checksums.write_checksums(folder)  # before the state, so that every cell that is done has checksums
-        below = trainer.parts.config.stop.entropy_below
-        status.note(state="done", collapsed=collapse(MetricsLog(folder).read(), below))
+        lines = MetricsLog(folder).read()
+        collapsed = collapse(lines, trainer.parts.config.stop.entropy_below)
+        why = why_no_signal(lines)
+        if why is not None:
+            why = f"{NO_SIGNAL}: {why}"
+            print(why, flush=True)
+        reason = "; ".join(filter(None, (State.read(folder).reason, why))) or None
+        status.note(state="done", collapsed=collapsed, untrained=why is not None, reason=reason)
 
 
 def check_complete(trainer: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from harness.cells.no_signal import NO_SIGNAL
 from harness.page.content import PageContent, ScoreTable
 from harness.table.columns import format_estimate
 from harness.table.compare import Comparison
@@ -15,12 +16,23 @@ COLORS = 8  # of the palette; colors of further methods repeat
 
 
 def finding_sentences(table: ScoreTable) -> list[str]:
-    """Return a sentence on each score: how many methods differ from the baseline, and the largest differences."""
-    sentences = []
+    """Return a sentence on each cell that learned nothing, and one on each score.
+
+    Of a score: how many methods differ from the baseline, and the largest differences.
+    """
+    sentences = [f"{flag}." for flag in untrained_flags(table)]
     for score, compared in compared_by_score(table).items():
         trained = [comparison for comparison in compared if comparison.method != BASE_MODEL]
         sentences.append(score_sentence(score, trained))
     return sentences
+
+
+def untrained_flags(table: ScoreTable) -> list[str]:
+    """Return the flags of the rows that say that a cell learned nothing."""
+    flags: dict[str, None] = {}
+    for row in table.rows:
+        flags |= dict.fromkeys(flag for flag in row.flags if NO_SIGNAL in flag)
+    return list(flags)
 
 
 def compared_by_score(table: ScoreTable) -> dict[str, list[Comparison]]:

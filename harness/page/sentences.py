@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from pandas import DataFrame
 
+from harness.cells.no_signal import NO_SIGNAL
 from harness.page.content import PageContent, ScoreTable, last_answers
 from harness.statistics import Estimate
 from harness.table.columns import BETTER, MIXED, WORSE, format_estimate, sign_mark
@@ -62,7 +63,7 @@ def table_sentences(table: ScoreTable, cells: DataFrame, baseline: str) -> list[
     flags: dict[str, None] = {}
     for row in table.rows:
         mixed |= dict.fromkeys(row.mixed)
-        flags |= dict.fromkeys(row.flags)
+        flags |= dict.fromkeys(flag for flag in row.flags if NO_SIGNAL not in flag)  # which the finding says
         if row.method == BASE_MODEL:
             avg, passed = format_estimate(row.avg_at_k), format_estimate(row.pass_at_k.get(row.k))
             sentences.append(f"The base model, before any training: Avg@K {avg}, Pass@{table.k} {passed}.")

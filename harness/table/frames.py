@@ -18,7 +18,7 @@
 | dropped | share of tokens whose gradient did not count, mean over the steps |
 | hours, tokens | of work of all devices of the cell (`device`); sampled while training |
 | collapsed | the step at which the cell ended early, because its entropy was too low |
-| flags | sentences about the problems, and about another source than the present one |
+| flags | sentences about the problems, about training without a signal, and about another source than the present one |
 | device, version | cpu or cuda; version and commit of the code |
 | harness, base_model | the hash of the harness, the digest of the base model |
 | ruleset | published or tuned: how the options of methods were chosen |
@@ -58,6 +58,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from harness.base.errors import UserError
+from harness.cells.no_signal import NO_SIGNAL
 from harness.cells.outcome import right_distinct
 from harness.cells.provenance import BASE_MODEL_TAG, HARNESS_TAG, by_another_source, sources_in
 from harness.config import OWN, PUBLISHED, setting_label
@@ -193,6 +194,8 @@ def read_frames(experiment: Experiment, expected: Sequence[Expected], baseline: 
             if outcome is not None:
                 record = record_of(outcome, evaluated, cell.cell)
                 row |= {"state": DONE, **measures_of(outcome, record, runs[cell.cell], cell.sources)}
+                if why := outcome.get("untrained"):
+                    row["flags"] = [*row["flags"], f"{cell.method} seed {cell.seed}: {NO_SIGNAL} ({why})"]
                 answers += answers_of(record, cell.cell, evaluated)
             rows.append(row)
     frames = Frames(cells_frame(rows), answers_frame(answers))

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness import config, matrix
+from harness.base import files
 from harness.base.errors import Damaged
 from harness.cells import checksums, lease, state
 from harness.cells.log import TAIL, MetricsLog, collapse, last_lines
@@ -81,7 +82,7 @@ def test_a_damaged_record_is_named(name: str, content: str, tmp_path: Path) -> N
 def test_an_invalid_state_is_damage(tmp_path: Path) -> None:
     for wrong in ({"state": "stale"}, {"state": "dnoe"}):
         files_state = {**dataclasses.asdict(State()), **wrong}
-        (tmp_path / "state.json").write_text(str(files_state).replace("'", '"').replace("None", "null"))
+        files.write_json(tmp_path / "state.json", files_state)
         with pytest.raises(Damaged, match="planned, running, done, failed"):
             State.read(tmp_path)
 

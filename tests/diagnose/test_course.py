@@ -8,7 +8,7 @@ import pytest
 from logged_runs import geometric, line, logged_run
 
 from harness.base.errors import UserError
-from harness.diagnose.course import entropy_course
+from harness.diagnose.course import course_of, entropy_course
 from harness.table.endings import COLLAPSED_BELOW, EXPLODED_ABOVE
 
 
@@ -40,6 +40,20 @@ def ending(at: float) -> list[float]:
 )
 def test_verdicts(entropy: list[float], verdict: str) -> None:
     assert entropy_course(logged_run(entropy=entropy)).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("entropy", "shares", "verdict"),
+    [
+        ([1.0] * 10, [1.0] * 10, "nothing was learned"),
+        ([1.0] * 10, [1.0] * 9 + [0.99], "healthy"),
+        ([1.0], [1.0], "nothing was learned"),
+        ([1.0], [0.5], "too short to say"),
+        (ending(0.099), [1.0] * 40, "collapsed"),
+    ],
+)
+def test_course_of_a_run_without_a_signal(entropy: list[float], shares: list[float], verdict: str) -> None:
+    assert course_of(logged_run(entropy=entropy, without_signal=shares)).verdict == verdict
 
 
 @pytest.mark.parametrize(

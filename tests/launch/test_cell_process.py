@@ -14,7 +14,7 @@ from endings import end
 
 import baselines
 from benchmarks.patience import HANG
-from harness import config, matrix
+from harness import config, matrix, runs
 from harness.base import files
 from harness.cells import attempts, lease, source_digest, state
 from harness.cells.provenance import Made
@@ -177,6 +177,30 @@ def test_a_cell_that_collapses_is_done_and_says_at_which_step(
     (row,) = (line for line in capsys.readouterr().out.splitlines() if "grpo" in line)
     assert row.split()[:5] == ["grpo", "seed", "0", "done", "1/20"]
     assert row.rstrip().endswith("collapsed at step 1")
+
+
+@pytest.mark.slow
+def test_run_ends_non_zero_if_no_step_had_a_signal(
+    tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cell, "write_log", lambda place: None)
+    short = ["train.prompts=4", "train.group=4", "eval.problems=2", "train.steps=2", "rollout.max_new_tokens=1"]
+    settings = config.load_config(
+        "smoke", [*short, "methods=[grpo]", f"results={tmp_path}", f"tracking.uri={mlflow_uri}"]
+    )
+    (planned,) = matrix.cells(settings)
+    matrix.claim(settings)
+    planned.spec.write(planned.folder)
+    cell.main(str(planned.folder))
+    sentence = "no step had a signal, so nothing was learned"
+    record = State.read(planned.folder)
+    assert (record.state, record.untrained) == ("done", True)
+    assert str(record.reason).startswith(f"{sentence}: all answers unparsed")
+    capsys.readouterr()
+    assert runs.run_matrix(settings) == 1
+    output = capsys.readouterr().out
+    assert f"\u2020 countdown: grpo seed 0: {sentence} (all answers unparsed" in " ".join(output.split())
+    assert "1 of 1 cell learned nothing" in output
 
 
 def test_a_cell_that_cannot_begin_fails_with_its_reason(planned: matrix.Cell, monkeypatch: pytest.MonkeyPatch) -> None:
