@@ -8,7 +8,7 @@ are functions of flat tokens (see harness/methods/batch.py), grouped below by th
     after the step      memory
 
 They use tensor methods alone, so that planning and listing need no torch. harness/methods/composition.py joins
-components and calls their verbs; docs/algebra.md gives the order, and says why there are this many.
+components and calls their verbs; docs/add-a-method.md gives the order, and says why there are this many.
 """
 
 from __future__ import annotations
