@@ -1,4 +1,4 @@
-"""Simulated coverage of intervals and error rates of tests: the tables of docs/evidence/statistics.md.
+"""Simulated coverage of intervals and error rates of tests: the tables of results/reference/statistics/simulation.md.
 
 An answer is right with probability expit(z), where z is a sum of normal effects: of the problem, the seed, the method
 on the problem, and the seed on the problem. `python -m benchmarks.statistics EXPERIMENTS` takes some minutes for 2000.
