@@ -1,12 +1,11 @@
 """How often `entrobench diagnose` agrees with evaluations, on the demo's cells and on cells broken on purpose.
 
     python -m benchmarks.calibrate_diagnose run FOLDER               # train the broken cells into FOLDER
-    python -m benchmarks.calibrate_diagnose table DEMO FOLDER        # diagnose the cells of both folders
+    python -m benchmarks.calibrate_diagnose table FOLDER...          # diagnose their cells; rows of other cells stay
     python -m benchmarks.calibrate_diagnose page                     # fill docs/diagnose.md from the kept table
 
-DEMO is the folder of the demo's cells. The label of a cell comes from its evaluations before and after training, which
-no rule reads; only the label `got worse` also asks whether the entropy rose. `table` writes
-results/reference/diagnose/cells.csv and fills the page.
+The label of a cell comes from its evaluations before and after training, which no rule reads; only the label `got
+worse` also asks whether the entropy rose. `table` writes results/reference/diagnose/cells.csv and fills the page.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from harness.cells.log import MetricsLog
@@ -59,8 +58,9 @@ BUILT_IN = {
     "short": ("truncated_responses",),
 }
 
-# The label was fixed before any cell was diagnosed. In the demo, the losses of Pass@16 leave a gap at 0.3: Clip_B,
-# Clip_V and adaptive_entropy lose up to 0.27 of it, GRPO, PPO and CE-GPPO at least 0.31.
+# The label was fixed before any cell was diagnosed. In the demo of 100 steps, the losses of Pass@16 leave a gap at 0.3:
+# Clip_B, Clip_V and adaptive_entropy lose up to 0.27 of it, GRPO, PPO and CE-GPPO at least 0.31.
+EARLIER_STEPS = "100"
 PASS_LOST = 0.3
 AVG_LOST = 0.5
 KEPT, LOST, WORSE = "kept", "lost diversity", "got worse"
@@ -140,13 +140,19 @@ def calibration_row(folder: Path) -> CalibrationRow:
     )
 
 
+def as_texts(row: CalibrationRow) -> dict[str, str]:
+    """Return a row as the table keeps it."""
+    return {name: f"{value:.4f}" if isinstance(value, float) else str(value) for name, value in asdict(row).items()}
+
+
 def write_rows(rows: Sequence[CalibrationRow]) -> None:
-    CELLS.parent.mkdir(parents=True, exist_ok=True)
+    """Write rows into the table, in place of those of the same cells."""
+    cells = {row.cell for row in rows}
+    others = [row for row in kept_rows() if row["cell"] not in cells]
     with open(CELLS, "w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([field.name for field in fields(CalibrationRow)])
-        for row in rows:
-            writer.writerow([f"{value:.4f}" if isinstance(value, float) else value for value in astuple(row)])
+        writer = csv.DictWriter(file, [field.name for field in fields(CalibrationRow)], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows([*others, *map(as_texts, rows)])
 
 
 def kept_rows() -> list[dict[str, str]]:
@@ -160,10 +166,12 @@ def kept_rows() -> list[dict[str, str]]:
 
 def page_part(rows: Sequence[dict[str, str]]) -> str:
     """Return the counts of verdicts by label, the misses, and a table of the broken cells, in Markdown."""
-    demo = [row for row in rows if row["settings"].startswith("demo: ")]
-    broken = [row for row in rows if row not in demo]
+    earlier = [row for row in rows if row["settings"].startswith("demo: ") and row["steps"] == EARLIER_STEPS]
+    demo = [row for row in rows if row["settings"].startswith("demo: ") and row not in earlier]
+    broken = [row for row in rows if row not in [*earlier, *demo]]
+    chosen_on, unseen = "The earlier demo, on which 0.4 was chosen", "The demo, which no bound has seen"
     parts = []
-    for title, cells in (("The demo, on which 0.4 was chosen", demo), ("Broken on purpose", broken)):
+    for title, cells in ((chosen_on, earlier), (unseen, demo), ("Broken on purpose", broken)):
         agreeing = sum(row["agrees"] == "True" for row in cells)
         parts += [f"**{title}**: {agreeing} of {len(cells)} verdicts agree.", counts_table(cells)]
     columns = ("cell", "Pass@16", "Avg@K", "entropy", "label", "verdict", "causes")

@@ -252,15 +252,18 @@ def draw_panel(axes: Axes, curves: DataFrame, title: str) -> None:
         marker = "o" if len(line) < 10 else ""
         axes.plot(line["step"], line["mean"], color=color, linestyle=dashes, marker=marker, markersize=4, linewidth=1.8)
         axes.fill_between(line["step"], line["low"], line["high"], color=color, alpha=0.12, linewidth=0)
-    ends = curves[curves["step"] == curves["step"].max()].set_index("method")["mean"]
+    last = curves["step"].max()
+    ends = curves[curves["step"] == last].set_index("method")["mean"]
     low, high = axes.get_ylim()
     place = low - 1.0
     for method in sorted(STYLES, key=lambda name: ends[name]):
         # Names closer than about a twelfth of the panel's height would overlap.
         place = max(ends[method], place + (high - low) / 12)
-        axes.annotate(method, (102, place), color=STYLES[method][0], fontsize=9, va="center", annotation_clip=False)
+        axes.annotate(
+            method, (1.02 * last, place), color=STYLES[method][0], fontsize=9, va="center", annotation_clip=False
+        )
     axes.set_title(title, fontsize=10, loc="left")
-    axes.set_xlim(0, 100)
+    axes.set_xlim(0, last)
     axes.tick_params(labelsize=9)
     axes.spines[["top", "right"]].set_visible(False)
 

@@ -51,10 +51,8 @@ def test_a_significant_loss_in_avg_at_k_is_no_win() -> None:
 
 def test_the_power_of_the_demo_follows_from_the_kept_estimates() -> None:
     demo, estimates = config.load_config("demo"), json.loads(power.ESTIMATES.read_text())
-    evaluations = 1 + demo.train.steps // demo.eval.every
     assert demo.eval.problems is not None
-    chosen = (demo.train.steps, len(demo.seeds), evaluations, demo.eval.problems)
-    [row] = power.rows(estimates, [chosen])
-    assert row in power.TABLE.read_text().splitlines()
-    assert power.minutes_of(power.BEFORE, estimates["times"]) == pytest.approx(power.BEFORE_MINUTES)
-    assert not {seed for effect in estimates["effects"].values() for seed in effect["of"]} & {*demo.seeds}
+    design = (demo.train.steps, len(demo.seeds), demo.eval.problems)
+    assert power.row(estimates, *design) in power.TABLE.read_text().splitlines()
+    assert power.minutes_of(*power.BEFORE) == pytest.approx(power.BEFORE_MINUTES)
+    assert not {seed for effect in estimates.values() for seed in effect["of"]} & {*demo.seeds}

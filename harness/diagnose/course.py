@@ -20,12 +20,12 @@ RISING = frozenset({EXPLODED, CAME_BACK})
 ANY = FALLING | RISING | {REWARD_FELL, HEALTHY, UNTRAINED}
 
 FEWEST = 10  # points: both ends are medians of three, and with fewer there is hardly anything between them
-# The entropy at the end as a share of its start, chosen on the 21 cells of the demo by their loss of Pass@16
-# (docs/diagnose.md). The bounds of a collapse and an explosion are those of the leaderboard's columns.
+# The entropy at the end as a share of its start, chosen on the 21 cells of the demo of 100 steps by their loss of
+# Pass@16 (docs/diagnose.md). The bounds of a collapse and an explosion are those of the leaderboard's columns.
 FELL_BELOW = 0.4
 RECOVERED_BY = 1.25  # times the lowest value: less is the noise of a run that stays near the bound
-# The reward at the end as a share of its start; in the 21 cells of the demo it is at least 1. Only a reward that starts
-# above 0 has such a share.
+# The reward at the end as a share of its start; in the 21 cells of that demo it is at least 1. Only a reward that
+# starts above 0 has such a share.
 REWARD_BELOW = 0.5
 ZERO = 1e-6  # nats; less is the rounding of a policy that always samples the same token
 
