@@ -30,6 +30,7 @@ NOT_UNITS = frozenset(  # words that change the number before them, or make it s
         zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
         eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety
         hundred thousand million billion trillion dozen hundreds thousands millions billions trillions dozens
+        tens score scores gross lakh lakhs crore crores negative negatives
         half halves third thirds fourth fourths fifth fifths sixth sixths seventh sevenths eighth eighths ninth ninths
         tenth tenths hundredth hundredths thousandth thousandths millionth millionths billionth billionths
         percent pct squared cubed factorial pi infinity infinite mod modulo base double triple twice
@@ -184,6 +185,10 @@ BASED = re.compile(r"([0-9A-Z]+)_\{?([0-9]+)\}?")
 SCALE = re.compile(rf"(?<=[0-9}}]) *(?:(\\text *\{{) *)?({'|'.join(SCALES)})s?(?![a-zA-Z])")
 GROUPED = re.compile(r"(?<![0-9.,])[1-9][0-9]{0,2}(?:,[0-9]{3})+(?![0-9])")
 REPEATING = re.compile(r"(?<![0-9])([0-9]{0,30})\.([0-9]{0,30})\\(?:overline|bar)\{([0-9]{1,30})\}")
+SIZED = re.compile(r"\\(?:left|right)(?![a-zA-Z])| ")
+BRACKETED = {"set": re.compile(r"\\\{.*\\\}"), "tuple": re.compile(r"\(.*\)")}
+# A set with a relation is a condition, which an interval may meet: \{x : 1 < x, x < 3\}.
+RELATION = re.compile(r"[:<>=|]|\\(?:mid|vert|colon|in|ne|neq|[lg](?:e|eq|t))(?![a-zA-Z])")
 WRAPPED = re.compile(r"(?:\\text)? *\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}")
 
 
@@ -269,10 +274,39 @@ def quick_verdict(gold: str, answer: str) -> Verdict | None:
         return Verdict.RIGHT if gold_integer == answer_integer else Verdict.WRONG
     if spelling(gold) == spelling(answer):
         return Verdict.RIGHT
-    # With a base on both sides, only the same spelling is right; without one on either, algebra decides.
-    if BASED.fullmatch(gold) and BASED.fullmatch(answer):
+    # With a base on both sides, only the same spelling is right. Where the gold answer alone has one, algebra decides,
+    # which leaves the base out.
+    based = BASED.fullmatch(answer)
+    if based and BASED.fullmatch(gold):
+        return Verdict.WRONG
+    if based and gold_integer is not None:
+        return Verdict.RIGHT if value_in_base(*based.groups()) == gold_integer else Verdict.WRONG
+    if {brackets(gold), brackets(answer)} == {"set", "tuple"}:
         return Verdict.WRONG
     return None if legible(answer) else Verdict.UNPARSED
+
+
+def value_in_base(digits: str, base: str) -> int | None:
+    """Return the value of a number with a base; None if it has none."""
+    try:
+        return int(digits, int(base))
+    except ValueError:  # a digit of another base, or a base beyond 36
+        return None
+
+
+def brackets(text: str) -> str | None:
+    """Return `set` for several elements in braces, `tuple` for several in round brackets, None for any other text."""
+    text = SIZED.sub("", text)
+    kind = next((kind for kind, pattern in BRACKETED.items() if pattern.fullmatch(text)), None)
+    if kind is None or RELATION.search(text):
+        return None
+    depth = commas = 0
+    for number, letter in enumerate(text):
+        depth += (letter in "([{") - (letter in ")]}")
+        if not depth and number < len(text) - 1 and letter != "\\":
+            return None  # the first bracket ends before the text, as in (1,2)\cup(3,4)
+        commas += letter == "," and depth == 1
+    return kind if commas else None
 
 
 def legible(answer: str) -> bool:

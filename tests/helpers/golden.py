@@ -60,6 +60,7 @@ IN_THE_BOX: list[tuple[str, dict[Verdict, list[str]]]] = [
     ("7", {R: [r"7\text{ times}"]}),
     ("7", {R: [r"7\text{ seconds}", r"7\text{ quarters}", r"7\text{ (cm)}", "7平方厘米", "7千米", r"7\text{ sq. ft}"]}),
     ("7", {W: [r"7\text{ is wrong}", r"7 \text{ feet } 8 \text{ inches}", r"7\text{ cm or }8\text{ cm}"]}),
+    ("12", {W: [r"12\text{ tens}", r"12\text{ score}", r"12\text{ negative}", r"12\text{ gross}"]}),
     ("7", {W: [r"7\text{ m}-8\text{ m}", r"7\text{ dozen}", r"7\text{ thousandths}", r"7\text{ and a half}"]}),
     ("7", {W: [r"7\text{i}", r"7\text{ x}", r"7\text{k}", r"7\mathrm{e}", r"7\text{ squared}"]}),
     ("7", {W: [r"7\text{cm}+1\text{cm}"]}),
@@ -191,6 +192,8 @@ IN_THE_BOX: list[tuple[str, dict[Verdict, list[str]]]] = [
     ("5x - 7y + 11z + 4 = 0", {W: ["5x-7y+11z-4=0", "5x-7y+11z=0"]}),
     ("x=2y", {R: ["2x=4y", "y=x/2", "x-2y=0"], W: ["x=3y", "y=2x", "2"]}),
     # Tuples, sets, intervals
+    (r"\{1,3\}", {R: [r"\left\{3,1\right\}", "1,3"], W: ["(1,3)", "(3,1)", r"\left(1, 3\right)"]}),
+    ("(1,3)", {R: [r"\left(1, 3\right)"], W: [r"\{1,3\}", r"\left\{1,3\right\}"]}),
     ("(1,2)", {R: ["1,2", "1<x<2"], W: ["2,1", r"\begin{pmatrix}1\\2\end{pmatrix}"]}),
     (r"\left( 3, \frac{\pi}{2} \right)", {R: [r"(3,\frac{\pi}{2})", r"\left(3, \pi/2\right)"]}),
     (r"\left( 3, \frac{\pi}{2} \right)", {R: [r"(3,\, \tfrac{\pi}{2})"]}),
@@ -227,6 +230,7 @@ IN_THE_BOX: list[tuple[str, dict[Verdict, list[str]]]] = [
     (r"\begin{pmatrix} 1/5 \\ -18/5 \end{pmatrix}", {W: [r"\begin{pmatrix}1/5\end{pmatrix}"]}),
     # Other bases, ratios, times
     ("4210_{5}", {R: ["4210_5", "4210_{5}", "4210"], W: ["4120_5", "555", "4210_6"]}),
+    ("12", {R: ["12_{10}", "110_3"], W: ["12_{3}", "12_1", "93_5"]}),
     ("52_8", {R: ["52_8", "52_{8}", "52"], W: ["25_8", "42"]}),
     ("3:2", {R: ["3:2", "3 : 2", r"\frac{3}{2}", "6:4"], W: ["2:3", "3"]}),
     # Words and choices

@@ -24,7 +24,7 @@ import cells
 import pytest
 from golden import hostile, triples
 from judging import judge_in_child
-from places import REAL
+from places import REAL, REPOSITORY
 
 from benchmarks.patience import HANG, patient
 from harness.base.errors import CellFailure, UserError
@@ -93,6 +93,33 @@ def test_golden_set(verifier: VerifierPool) -> None:
         if verdict is not expected
     ]
     assert not wrong, "\n".join(wrong)
+
+
+LIMITS = {  # equal answers, with the verdict of math-verify 0.9.0
+    ("-1", "i^2"): Verdict.WRONG,
+    (r"\frac{1-i}{2}", r"\frac{1}{1+i}"): Verdict.WRONG,
+    ("5", "(2+i)(2-i)"): Verdict.WRONG,
+    ("-1", r"e^{i\pi}"): Verdict.WRONG,
+    ("2i", r"\sqrt{-4}"): Verdict.WRONG,
+    (r"\frac{1}{2}", r"\sin 30^\circ"): Verdict.WRONG,
+    (r"2-\sqrt{3}", r"\tan 15^\circ"): Verdict.WRONG,
+    (r"(-\infty,-2]\cup[3,\infty)", r"x\le-2 \text{ or } x\ge3"): Verdict.WRONG,
+    ("(1,2)", r"\begin{pmatrix}1\\2\end{pmatrix}"): Verdict.WRONG,
+    ("-2", r"\sqrt[3]{-8}"): Verdict.WRONG,
+    ("15", "5!!"): Verdict.WRONG,
+    ("12", r"\color{red}{12}"): Verdict.UNPARSED,
+    ("12", r"\underline{12}"): Verdict.UNPARSED,
+    ("12", r"\begin{array}{c}12\end{array}"): Verdict.WRONG,
+}
+
+
+@pytest.mark.processes
+def test_verdicts_known_limits(verifier: VerifierPool) -> None:
+    """Expect the limits in docs/verification.md; where one is mended upstream, take it from both lists."""
+    found = verifier.verdicts([(gold, rf"\boxed{{{answer}}}") for gold, answer in LIMITS])
+    assert dict(zip(LIMITS, found, strict=True)) == LIMITS
+    page = (REPOSITORY / "docs" / "verification.md").read_text()
+    assert [answer for _, answer in LIMITS if f"`{answer}`" not in page] == []
 
 
 def test_golden_set_is_large_and_has_no_repeats() -> None:
