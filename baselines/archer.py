@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from baselines.grpo import GroupObjective
 from harness.base.schema import choice, number
-from harness.base.shares import share_of
+from harness.methods.shares import share_of
 from harness.methods.verbs import ClippedObjective, View
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from baselines.clip_b import ClipB
 from baselines.clip_v import ClipV
 from harness.base.errors import UserError
 from harness.base.schema import choice, number
-from harness.base.shares import share_of
+from harness.methods.shares import share_of
 from harness.methods.verbs import Control, View
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from baselines.clip_b import ClipB, harm
 from harness.base.schema import number
-from harness.base.shares import share_of
+from harness.methods.shares import share_of
 
 if TYPE_CHECKING:
     from torch import Tensor

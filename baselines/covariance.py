@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from harness.base.errors import UserError
 from harness.base.schema import number
-from harness.base.shares import share_of
+from harness.methods.shares import share_of
 from harness.methods.verbs import Control, View
 
 if TYPE_CHECKING:

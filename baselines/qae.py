@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from baselines.grpo import Grouped
 from harness.base.schema import choice, number
-from harness.base.shares import share_of
+from harness.methods.shares import share_of
 from harness.methods.verbs import ClippedObjective
 
 if TYPE_CHECKING:

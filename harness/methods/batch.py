@@ -23,8 +23,8 @@ from torch import Tensor
 
 from harness import ranks
 from harness.base import seeds
-from harness.base.distinct import Distinct
 from harness.base.errors import UserError
+from harness.methods.distinct import Distinct
 
 LONG = 64  # mean tokens of a sequence; from here on packing pays, by which attention computes each sequence apart
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from harness.base.distinct import Distinct
 from harness.base.task import Judged, Problem, Task, Verifier, judge_responses
+from harness.methods.distinct import Distinct
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import re
 
-from harness.base.box import BOX, find_box, last_box
 from harness.base.task import Answer, Verdict
+from harness.verify.box import BOX, find_box, last_box
 
 DEEPEST = 10  # nested brackets; the LaTeX parser takes seconds for twice as many
 

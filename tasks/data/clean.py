@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from harness.base.box import last_box
+from harness.verify.box import last_box
 
 WRAPPER = (  # the prompt that DAPO-Math-17k puts around every problem
     "Solve the following math problem step by step. The last line of your response should be of the form Answer: "

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from harness.base.box import find_box, last_box
+from harness.verify.box import find_box, last_box
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from harness.base.distinct import Distinct
+from harness.methods.distinct import Distinct
 
 
 def test_every_item_has_its_first_equal() -> None:

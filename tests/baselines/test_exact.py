@@ -20,9 +20,9 @@ from baselines.grpo import Grouped
 from baselines.ppo import whitened
 from baselines.reinforce_pp import ReinforcePp
 from harness.base.errors import UserError
-from harness.base.shares import share_of
 from harness.methods.batch import Rollout, TokenBatch, TokenStats
 from harness.methods.composition import Method
+from harness.methods.shares import share_of
 from harness.methods.verbs import Objective
 
 GROUPED = (
