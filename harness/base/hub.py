@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import cast
 
+from harness.base.errors import root_cause
+
 
 def hub_errors() -> tuple[type[Exception], ...]:
     """Return the exceptions that a download from the Hub may raise."""
@@ -11,3 +13,12 @@ def hub_errors() -> tuple[type[Exception], ...]:
 
     # HfHubHTTPError derives from the error of the HTTP library below it, which differs between versions of the client.
     return cast("tuple[type[Exception], ...]", (OSError, ValueError, *HfHubHTTPError.__bases__))
+
+
+def hub_reason(error: Exception) -> str:
+    """Return why a download failed, with what to do about it."""
+    cause = root_cause(error)
+    if reason := getattr(cause, "strerror", None):  # of the network or the disk; around it, libraries write much more
+        return f"{reason}; without a network give the folder of a copy, or set HF_ENDPOINT to a mirror"
+    reason = str(error).partition("\n")[0].rstrip(".")
+    return f"{reason}; check the name, and set HF_TOKEN if it is private or gated"

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -79,10 +80,10 @@ def installed_entry_points(group: str, path: tuple[str, ...]) -> list[EntryPoint
 
 
 def import_plugin(plugin: str) -> ModuleType:
-    if not all(part.isidentifier() for part in plugin.split(".")):
+    if plugin.endswith(".py") or not all(part.isidentifier() for part in plugin.split(".")):
         raise UserError(
-            f"plugin {shown(plugin)} is not a valid module name; write it as in an import statement, for example "
-            "my_methods"
+            f"plugin {shown(plugin)} is not the name of a module; write it as in an import statement, for example "
+            f"{Path(plugin).stem if plugin.endswith('.py') else 'my_methods'}"
         )
     try:
         return importlib.import_module(plugin)

@@ -1,12 +1,11 @@
-"""YAML written by people: plain values in a file of sensible size, and `${key}` for the plain value of another key.
+"""YAML written by people: plain values in a file of sensible size.
 
-Anchors and aliases are refused, since they can repeat a value without bound, and tags, since they construct objects.
+Anchors and aliases are refused, since they can repeat a value without bound, tags, since they construct objects, and
+OmegaConf's `${...}`, which can read the environment.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import yaml
 from harness.base.errors import UserError, short
 from harness.base.files import YAML_LOADER
 
-REFERENCE = re.compile(r"\$\{([\w.-]+)\}")
 LARGEST = 1_000_000  # bytes of a file
 MOST = 9_000  # values in it; OmegaConf itself takes no more than 10,000
 DEEPEST = 20  # levels of lists and mappings
@@ -67,43 +65,27 @@ def check_yaml_text(text: str, where: str) -> None:
                     f"{line} is too large or too deep; allowed: {MOST} values and names, {DEEPEST} levels deep"
                 )
     except (yaml.YAMLError, UnicodeEncodeError) as error:
-        raise UserError(f"{where} cannot be read: {reason(error)}") from error
+        raise UserError(f"{where} cannot be read: {reason(error, text)}") from error
 
 
 def check_scalar(text: str, where: str) -> None:
-    """Refuse partial references, and characters that files and databases do not take."""
-    if "${" in text and not REFERENCE.fullmatch(text):
-        raise UserError(f"{where} has {short(text)!r}; allowed as a whole value: the key of another, as ${{train.lr}}")
+    """Refuse references, and characters that files and databases do not take."""
+    if "${" in text:
+        raise UserError(f"{where} has {short(text)!r}; ${{...}} is not replaced; write the value itself")
     if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
         raise UserError(f"{where} has {short(ascii(text))}, with a character that is not valid")
 
 
-def fill_references(value: Any, whole: Mapping[str, Any], by: tuple[str, ...] = ()) -> Any:
-    """Replace each `${key}` by the value of that key; `by`: the keys that led here, to find circles."""
-    if isinstance(value, dict):
-        return {key: fill_references(inner, whole, by) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [fill_references(item, whole, by) for item in value]
-    reference = REFERENCE.fullmatch(value) if isinstance(value, str) else None
-    if reference is None:
-        return value
-    key = reference[1]
-    referenced: Any = whole
-    for name in key.split("."):
-        referenced = referenced.get(name) if isinstance(referenced, dict) else None
-    if key in by:
-        raise UserError(f"${{{short(key)}}} cannot be filled in: {short(key)} leads to itself")
-    if referenced is None or isinstance(referenced, dict | list):
-        raise UserError(
-            f"${{{short(key)}}} cannot be filled in: {short(key)} is not a plain value that the configuration sets"
-        )
-    return fill_references(referenced, whole, (*by, key))
-
-
-def reason(error: Exception) -> str:
-    """Return the message of a parser, with its line."""
+def reason(error: Exception, text: str = "") -> str:
+    """Return the message of a parser, with its line; `text` is what it parsed."""
     mark = getattr(error, "problem_mark", None)
     message = short(getattr(error, "problem", None) or str(error).partition("\n")[0])
     if mark is None:
         return message
+    line = "".join(text.splitlines()[mark.line : mark.line + 1])
+    if "\t" in line[: mark.column + 1]:
+        return f"line {mark.line + 1} has a tab; YAML is indented by blanks"
+    context, begin = getattr(error, "context", None), getattr(error, "context_mark", None)
+    if begin is not None and context is not None and "flow" in context:
+        return f"the bracket that line {begin.line + 1} opens is not closed"
     return f"{message} (line {mark.line + 1})"

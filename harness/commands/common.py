@@ -68,9 +68,11 @@ def config_of_arguments(arguments: argparse.Namespace, *, with_choice: bool = Tr
 
 
 def check_out(out: Path | None) -> None:
-    """Refuse a folder as the file to write to, before anything is read."""
+    """Refuse to write to a folder, or into one that does not exist, before anything is read."""
     if out is not None and out.is_dir():
         raise UserError(f"--out {out} is a folder; it must name a file")
+    if out is not None and not out.parent.is_dir():
+        raise UserError(f"--out {out} is in the folder {out.parent}, which does not exist; make it first")
 
 
 def with_candidates(parser: argparse.ArgumentParser) -> None:

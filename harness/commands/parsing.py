@@ -9,10 +9,13 @@ from typing import Any, NoReturn
 
 from harness.base.errors import UserError, nearest, one_of, short, shown
 from harness.base.schema import KINDS
+from harness.config import Config
+from harness.config.checks import all_keys
 
 # The texts of argparse's own messages, which `error` rewords.
 MISSING = "the following arguments are required: "
 INVALID = re.compile(r"argument (\S+): invalid (\w+) value: (.+)")
+SYNONYMS = {"--limit": "--problems", "--output_path": "--out"}  # options of lm-eval, with ours
 KIND = {kind.__name__: words for kind, words in KINDS.items()}
 
 
@@ -30,7 +33,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         # Before argparse's own __init__, which calls add_argument for --help.
         self.options: list[str] = []
-        super().__init__(*arguments, **options)
+        super().__init__(*arguments, **{"allow_abbrev": False, **options})
 
     def add_argument(self, *names: Any, **options: Any) -> argparse.Action:
         self.options += [name for name in names if name.startswith("--")]
@@ -64,8 +67,14 @@ class Parser(argparse.ArgumentParser):
 
     def refuse(self, rest: list[str]) -> NoReturn:
         """Refuse words that belong to no argument."""
-        first = rest[0]
+        first, *others = rest
         if first.startswith("-"):
-            name = first.partition("=")[0]
-            raise UserError(f"{self.command} has no option {shown(name)}; {hint(name, self.options)}")
+            name, _, value = first.partition("=")
+            remedy = hint(name, self.options)
+            if (key := name.lstrip("-")) in all_keys(Config):
+                value = value or (others[0] if others else "VALUE")
+                remedy = f"a key of the configuration is written without dashes: {key}={value}"
+            elif SYNONYMS.get(name) in self.options:
+                remedy = f"did you mean {SYNONYMS[name]!r}?"
+            raise UserError(f"{self.command} has no option {shown(name)}; {remedy}")
         raise UserError(f"{self.command} does not take the argument {shown(first)}; see {self.prog} --help")

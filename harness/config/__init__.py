@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from harness.base import safe_yaml
 from harness.base.errors import UserError, nearest, short, shown
+from harness.base.registry import split
 from harness.base.schema import section, typed
 from harness.config.checks import (
     check_candidate_counts,
@@ -134,6 +135,8 @@ def with_base(path: Path, above: tuple[Path, ...] = ()) -> list[dict[str, Any]]:
     if not isinstance(layer, DictConfig):
         raise UserError(f"{where} is not a mapping of keys")
     settings = cast(dict[str, Any], OmegaConf.to_container(layer))
+    if not settings:  # the defaults are the paper's
+        raise UserError(f"{where} is empty; write at least the configuration that it begins from, such as base: smoke")
     base = settings.pop("base", None)
     if not isinstance(base, str | None):
         raise UserError(f"base of {where} is {shown(base)}; it must be the name or the path of a configuration")
@@ -155,7 +158,7 @@ def load_config(name: str, overrides: Iterable[str] = (), *, with_choice: bool =
     hardware = values.get("hardware")
     if isinstance(hardware, Mapping) and hardware.get("device") == "gpu":  # a usual word for it
         values = merged(values, {"hardware": {"device": "cuda"}})
-    config: Config = typed(Config(), safe_yaml.fill_references(values, values), "")
+    config: Config = typed(Config(), values, "")
     config.name = config.name or path.stem
     config.axes = dict(flat(config.axes))
     check_names(config)
@@ -243,8 +246,10 @@ def override(text: str) -> dict[str, Any]:
         layer = OmegaConf.from_dotlist([text])
     except Exception as error:  # YAML's and OmegaConf's parsers share no base class
         raise UserError(f"the override {shown(text)} cannot be read: {safe_yaml.reason(error)}") from error
-    if is_list(key):  # checked first: `select` resolves references, which `fill_references` does later
+    if is_list(key):
         parsed = OmegaConf.select(layer, key)
+        if isinstance(parsed, str) and len(split(parsed, ",")) > 1:
+            raise UserError(f"{key} is {shown(parsed)}; write several in brackets: '{key}=[{parsed}]'")
         if isinstance(parsed, str | int | float) and parsed != "":
             OmegaConf.update(layer, key, [parsed])  # seeds=0 is seeds=[0]
     return cast(dict[str, Any], OmegaConf.to_container(layer))

@@ -94,6 +94,10 @@ def check_names(config: Config) -> None:
             f"results is {shown(config.results)}; it becomes part of an address of MLflow, so {refused[0]} is not "
             "allowed"
         )
+    results = Path(config.results)
+    for folder in (results, *results.parents):
+        if folder.exists() and not folder.is_dir():
+            raise UserError(f"results is {shown(config.results)}, but {folder} is a file; name a folder")
     if config.tracking.uri and not may_be_written(config.tracking.uri):
         raise UserError(
             "tracking.uri may hold a user, a password or a token, and configurations are written down (allowed: "

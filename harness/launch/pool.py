@@ -42,6 +42,8 @@ class GpuPool:
             self.free[gpu] += taken.share
 
     def check(self, hardware: Hardware) -> None:
+        if not self.free:
+            raise UserError("hardware.device is cuda, but this machine has no GPU that torch can use; use cpu")
         if not cells_on(len(self.free), hardware):
             raise UserError(
                 f"hardware.ranks is {hardware.ranks}, and each rank needs its own GPU, but this machine has "

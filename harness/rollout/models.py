@@ -17,7 +17,7 @@ import tasks
 from harness.base import identities, safe_yaml
 from harness.base.errors import UserError, nearest, short, shown
 from harness.base.files import default_cache
-from harness.base.hub import hub_errors
+from harness.base.hub import hub_errors, hub_reason
 from harness.base.locks import lock
 from harness.base.schema import typed
 from harness.base.shape import Shape, read_model_config, shape_of_config
@@ -173,7 +173,9 @@ def resolve(name: str) -> Model:
     if Path(name).is_dir():
         check_model_folder(Path(name), name)
         return Model(name=Path(name).resolve().name, path=str(Path(name).resolve()))
-    if Path(name).suffix != ".yaml" and HUB_NAME.fullmatch(name.partition("@")[0]):
+    if name.startswith((".", "/", "~")) or Path(name).suffix == ".yaml":
+        raise UserError(f"model {shown(name)} does not exist; it must be a YAML file or a Hugging Face folder")
+    if HUB_NAME.fullmatch(name.partition("@")[0]):
         path, revision = split_revision(name)
         return Model(name=Path(path).name, path=path, revision=revision, stated=shipped_shapes().get(path))
     raise UserError(
@@ -268,7 +270,7 @@ def download(path: str, revision: str | None, name: str, say: Callable[[str], No
     except hub_errors() as error:
         raise UserError(
             f"model {name!r}: {address} is not a local folder, and could not be downloaded from the Hugging Face Hub: "
-            f"{str(error).splitlines()[0]}"
+            f"{hub_reason(error)}"
         ) from error
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.base import files
 from harness.base.errors import UserError, short
-from harness.base.hub import hub_errors
+from harness.base.hub import hub_errors, hub_reason
 
 if TYPE_CHECKING:
     import pyarrow
@@ -178,10 +178,9 @@ def read_hub(source: Source, say: Callable[[str], None]) -> dict[str, Rows]:
     except UserError:
         raise
     except hub_errors() as error:
-        reason = str(error).splitlines()[0].rstrip(".")
         raise UserError(
-            f"could not download {source.hub_id} from the Hugging Face Hub ({reason}); sets that were prepared before "
-            "remain usable, and --from reads a local copy"
+            f"could not download {source.hub_id} from the Hugging Face Hub ({hub_reason(error)}); sets that were "
+            "prepared before remain usable, and --from reads a local copy"
         ) from error
 
 

@@ -31,6 +31,27 @@ OF_CONFIG = "CONFIG is a YAML file, or a name that `entrobench list configs` sho
         (["eval", "--tasks", "countdown"], "eval needs --model"),
         (["leaderboard", "demo", "--fromat", "md"], "leaderboard has no option '--fromat'; did you mean '--format'?"),
         (["leaderboard", "demo", "--fromat=md"], "leaderboard has no option '--fromat'; did you mean '--format'?"),
+        (["run", "demo", "--job", "1"], "run has no option '--job'; did you mean '--jobs'?"),
+        (
+            ["run", "demo", "--train.lr", "1e-4"],
+            "run has no option '--train.lr'; a key of the configuration is written without dashes: train.lr=1e-4",
+        ),
+        (
+            ["run", "demo", "--seeds=[0,1]"],
+            "run has no option '--seeds'; a key of the configuration is written without dashes: seeds=[0,1]",
+        ),
+        (
+            ["eval", "--model", "tiny", "--tasks", "countdown", "--limit", "4"],
+            "eval has no option '--limit'; did you mean '--problems'?",
+        ),
+        (
+            ["leaderboard", "demo", "--out", "nowhere/table.md"],
+            "--out nowhere/table.md is in the folder nowhere, which does not exist; make it first",
+        ),
+        (
+            ["plan", "smoke", "--plugin", "my.py"],
+            "plugin 'my.py' is not the name of a module; write it as in an import statement, for example my",
+        ),
         (["--zzz"], "entrobench has no option '--zzz'; allowed: --help, --version"),
         (
             ["leaderboard", "demo", "--format", "jsn"],
