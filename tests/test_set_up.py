@@ -128,3 +128,35 @@ def test_progress_adds_up_what_pip_downloads(capsys: pytest.CaptureFixture[str])
     progress.last -= set_up.QUIET_S + 1
     progress.repeat()
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("driver", "asked", "build"),
+    [(None, "auto", "cpu"), (None, "cu126", "cu126"), ("580.65.06", "auto", "default"), ("", "auto", "cpu")],
+)
+def test_the_build_of_torch_fits_the_machine(driver: str | None, asked: str, build: str, programs: Path) -> None:
+    if driver is not None:
+        pretend_gpu(programs, driver)
+    assert set_up.chosen_build(asked) == build
+
+
+@pytest.mark.processes
+def test_a_driver_older_than_the_locked_build_is_refused(programs: Path) -> None:
+    pretend_gpu(programs, "550.90.07")
+    with pytest.raises(
+        set_up.Refusal, match=r"is version 550, and the locked build of torch needs 580; .* TORCH=cu126"
+    ):
+        set_up.chosen_build("auto")
+
+
+def pretend_gpu(folder: Path, driver: str) -> None:
+    program = folder / "nvidia-smi"
+    program.write_text(f"#!{SHELL}\necho {driver}\n")
+    program.chmod(0o755)
+
+
+def test_a_lock_is_read_by_package(tmp_path: Path) -> None:
+    one, two, three = "a==1 ; python_version < '3.12' \\\n    --hash=sha256:1", "a==2 \\\n    --hash=sha256:2", "b-c==3"
+    (tmp_path / "lock.txt").write_text(f"# of two packages\n{one}\n{two}\n{three}\n")
+    assert set_up.read_lock(tmp_path / "lock.txt") == {"a": [one, two], "b-c": [three]}

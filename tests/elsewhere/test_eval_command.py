@@ -489,7 +489,7 @@ def test_mistakes_are_one_sentence(
 def test_the_real_contests_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tiny model knows nothing of mathematics: scores near 0 are right, and every part has done its work."""
     if not (REAL / "aime24.jsonl").is_file():
-        pytest.skip(f"there is no aime24.jsonl in {REAL}; ENTROBENCH_DATA names the folder of the real sets")
+        pytest.skip("needs the real problem sets, whose folder ENTROBENCH_DATA names")
     invented.prepare_in(tmp_path / "cache", monkeypatch)
     prepare.prepare_sets(["aime24", "aime25"], str(REAL))
     with pytest.raises(UserError, match=r"1 of 30 prompts of aime24 that exceeds the model's max_position_embeddings"):

@@ -35,5 +35,5 @@ def test_without_tensorboard_it_says_how_to_get_it(tmp_path: Path, monkeypatch: 
     for name in [name for name in sys.modules if name.partition(".")[0] == "tensorboard"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "tensorboard", None)
-    with pytest.raises(UserError, match=r"pip install 'entrobench\[tensorboard\]'"):
+    with pytest.raises(UserError, match=r"pip install -e '\.\[tensorboard\]'"):
         tensorboard.write_tensorboard(tmp_path, tmp_path / "logs")

@@ -60,5 +60,5 @@ def test_without_wandb_it_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest
     for name in [name for name in sys.modules if name.partition(".")[0] == "wandb"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(UserError, match=r"pip install 'entrobench\[wandb\]'"):
+    with pytest.raises(UserError, match=r"pip install -e '\.\[wandb\]'"):
         wandb.write_wandb_run(tmp_path, tmp_path / "logs")
