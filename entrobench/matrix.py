@@ -10,7 +10,6 @@ import harness.matrix
 from harness.base import files
 from harness.base.errors import UserError, nearest
 from harness.cells.log import MetricsLog
-from harness.cells.state import OUTDATED
 from harness.config import Config
 from harness.matrix import Cell
 
@@ -50,19 +49,18 @@ class Matrix:
 
         return show_plans(self.config)
 
-    def run(self, jobs: int | None = None, launcher: str = "local", *, rerun_edited: bool = False) -> DataFrame:
+    def run(self, jobs: int | None = None, launcher: str = "local") -> DataFrame:
         """Run the missing cells, `jobs` of them at a time, and return the leaderboard.
 
         Progress is printed, and the table at the end. Without `jobs`, as many cells run at once as fit on this machine,
         or on the cluster of the `launcher` (ray, slurm).
 
-        Finished cells are not run again, and interrupted cells continue from their last checkpoint. If the method or
-        task of a finished cell was edited since, the cell is trained again only with `rerun_edited`, or after you agree
-        on the terminal. Raises CellsFailed if cells are not done at the end.
+        Finished cells are not run again, and interrupted cells continue from their last checkpoint. An edit of a method
+        or a task makes other cells, which are missing. Raises CellsFailed if cells are not done at the end.
         """
         from harness import runs
 
-        if runs.run_matrix(self.config, jobs, launcher, rerun_edited=rerun_edited):
+        if runs.run_matrix(self.config, jobs, launcher):
             reasons = []
             for cell in self.cells:
                 progress = cell.progress()
@@ -76,9 +74,9 @@ class Matrix:
     def status(self) -> DataFrame:
         """Return the progress of each cell, one row per cell.
 
-        Columns: method, task, model, each key of `axes`, seed; state (planned, running, done, failed, stale or
-        outdated); step and steps (the last step, and the number of all steps); entropy and reward of that step; reason
-        (of a failure or an early end); folder (of the cell's records).
+        Columns: method, task, model, each key of `axes`, seed; state (planned, running, done, failed or stale); step
+        and steps (the last step, and the number of all steps); entropy and reward of that step; reason (of a failure or
+        an early end); folder (of the cell's records).
         """
         import pandas
 
@@ -112,8 +110,7 @@ class Matrix:
         - pass_at_k.K.mean, .low and .high: Pass@K for powers of two and for the headline's k
         - entropy_initial.*, entropy_final.*: the entropy at the first and at the last training step, in nats per token
         - delta_to_baseline.*, delta_pass_at_k.K.*: differences to the baseline, paired by seed and problem
-        - seeds_done, seeds_expected; flags, remarks on the task's problems, and on cells that were made by another
-          version of their method or task (kept with `--keep-stale`)
+        - seeds_done, seeds_expected; flags, remarks on the task's problems
         - base_model, the first digits of the digest of the model that training started from; mixed, the differences in
           code or base model among the row's cells and the baseline's
 
@@ -127,11 +124,9 @@ class Matrix:
     def curves(self, *metrics: str) -> DataFrame:
         """Return training metrics, one row for each value: `curves("entropy/mean", "reward/mean")`.
 
-        Columns: cell (its id), method, task, model, seed, outdated, step, metric, value. `outdated` is the reason why a
-        cell is outdated (its method or task was edited since, and it was kept with `--keep-stale`), and NaN for all
-        other cells. The values are read from the cells' own records: running cells are included as far as they got,
-        cells without a record are not. Step 0 is before training; `eval/...` exists only at evaluated steps. Raises
-        UserError if no cell has such a metric.
+        Columns: cell (its id), method, task, model, seed, step, metric, value. The values are read from the cells' own
+        records: running cells are included as far as they got, cells without a record are not. Step 0 is before
+        training; `eval/...` exists only at evaluated steps. Raises UserError if no cell has such a metric.
         """
         import pandas
 
@@ -162,9 +157,9 @@ class Matrix:
     def samples(self, problem: str | None = None) -> list[str] | DataFrame:
         """Return all responses to one problem in all evaluations; without a problem, the ids of evaluated problems.
 
-        Columns: cell (its id), method, task, model, seed, and outdated as in `curves`; evaluated (the task of the
-        problem); step (after which the cell was evaluated; 0 is before training); response, verdict; answer (in the
-        task's normal form). Raises UserError if nothing has been evaluated.
+        Columns: cell (its id), method, task, model, seed; evaluated (the task of the problem); step (after which the
+        cell was evaluated; 0 is before training); response, verdict; answer (in the task's normal form). Raises
+        UserError if nothing has been evaluated.
         """
         import pandas
 
@@ -196,11 +191,9 @@ class Matrix:
         return page.write_report(self.config)
 
 
-def cell_columns(cell: Cell) -> dict[str, str | int | float]:
-    """Return the columns that identify a cell, and the reason if it is outdated."""
-    progress = cell.progress()
-    outdated = str(progress.reason) if progress.state == OUTDATED else float("nan")
-    return {"cell": cell.id, **cell.key.columns(), "outdated": outdated}
+def cell_columns(cell: Cell) -> dict[str, str | int]:
+    """Return the columns that identify a cell."""
+    return {"cell": cell.id, **cell.key.columns()}
 
 
 def load(config: str | Path, *overrides: str) -> Matrix:
@@ -222,10 +215,9 @@ def run(
     *overrides: str,
     jobs: int | None = None,
     launcher: str = "local",
-    rerun_edited: bool = False,
 ) -> DataFrame:
     """Run the missing cells of a matrix, and return its leaderboard; see Matrix.run."""
-    return load(config, *overrides).run(jobs, launcher, rerun_edited=rerun_edited)
+    return load(config, *overrides).run(jobs, launcher)
 
 
 def leaderboard(config: str | Path, *overrides: str) -> DataFrame:

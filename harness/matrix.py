@@ -18,14 +18,13 @@ from harness.base.addresses import visible_address
 from harness.base.errors import Damaged, UserError, nearest
 from harness.base.shape import Shape
 from harness.cells.adopted import is_adopted
-from harness.cells.attempts import ASIDE
 from harness.cells.key import CellKey
 from harness.cells.provenance import component_classes
-from harness.cells.source_digest import SourceDigests
+from harness.cells.source_digest import source_digest
 from harness.cells.spec import FILE as SPEC
-from harness.cells.spec import CellSpec, id_in
+from harness.cells.spec import CellSpec, changed_parts, id_in, training_key
 from harness.cells.state import Progress
-from harness.config import TRL, Config, accelerate_file, setting_label, variants
+from harness.config import TRL, Config, Eval, accelerate_file, setting_label, variants
 from harness.methods import composition
 from harness.methods.composition import Method
 from harness.methods.refusals import check_backend
@@ -59,14 +58,16 @@ class Shared:
         self.made_of = cache(lambda spec: composition.composed(spec, self.methods))
         self.model = cache(models.resolve)
         self.model_identity = cache(lambda name: self.model(name).identity())
-        self.components = cache(self.classes)
-        self.digests = SourceDigests()
+        self.version = cache(self.version_of)
         self.known: dict[tuple[str, str], Settled] = {}
 
-    def classes(self, method: str, tasks: tuple[str, ...]) -> dict[str, type]:
-        """Return the classes of a method and of tasks, by their names."""
-        built = [*self.method(method).components, *map(self.task, tasks)]
-        return component_classes(built, composition.method_classes(self.methods), self.tasks)
+    def version_of(self, method: str, task: str, evaluated: tuple[str, ...], split: str) -> dict[str, dict[str, str]]:
+        """Return the digests of a cell's code, and of the problems of its tasks."""
+        built = [*self.method(method).components, *map(self.task, {task, *evaluated})]
+        classes = component_classes(built, composition.method_classes(self.methods), self.tasks)
+        sources = {name: source_digest(cls) for name, cls in classes.items()}
+        problems = tasks.problem_digests(task, evaluated, split, self.task)
+        return {"source": sources, "problems": problems} if problems else {"source": sources}
 
     def evaluated_as(self, spec: str) -> dict[str, Any]:
         """Return the identity of an evaluation; its records are found by its name."""
@@ -119,9 +120,8 @@ class Settled:
         identity: dict[str, Any] = {
             "train": config.train.plain(),
             "rollout": dataclasses.asdict(config.rollout),
-            "eval": dataclasses.asdict(config.eval),
+            "eval": evaluation_identity(config.eval),
             "stop": config.stop.plain(),
-            "verify": {"limit_s": config.verify.limit_s},
         }
         if config.train.dtype == "float32":
             identity["train"]["dtype"] = "auto"  # the name of float32 in ids, which stay as they are
@@ -144,6 +144,15 @@ class Settled:
         if self.config.tracking.uri is not None:
             settings["tracking"]["uri"] = visible_address(self.config.tracking.uri)
         return settings
+
+
+def evaluation_identity(settings: Eval) -> dict[str, Any]:
+    """Return the settings that decide which answers an evaluation has; K only reads them."""
+    identity = dataclasses.asdict(settings)
+    del identity["k"]
+    for own_values in identity["by_task"].values():
+        own_values.pop("k", None)
+    return identity
 
 
 def trl_identity(config: Config) -> dict[str, Any]:
@@ -202,6 +211,7 @@ class Cell:
             "model": shared.model_identity(self.model),
             "seed": self.seed,
             **shared.settled(self.config, self.model).identity,
+            **shared.version(self.method, self.task, tuple(self.evaluation_tasks), self.config.eval.split),
         }
 
     @property
@@ -242,18 +252,14 @@ class Cell:
         return CellSpec(self.id, self.config.name, self.key, self.identity, settings, made_of)
 
     @property
-    def components(self) -> dict[str, type]:
-        """The classes of its method and its tasks, by their names."""
-        return self.shared.components(self.method, (self.task, *self.config.eval.tasks))
-
-    @property
     def sources(self) -> dict[str, str]:
-        """The digests of its components' sources, as they are on disk now."""
-        return {name: self.shared.digests.of(cls) for name, cls in self.components.items()}
+        """The digests of the sources of its method and its tasks, by their names."""
+        sources: dict[str, str] = self.identity["source"]
+        return sources
 
     def progress(self, recent: int = 1) -> Progress:
         """Return the cell's progress with the metrics of this many steps; another cell's records are a failure."""
-        progress, recorded = Progress.read(self.folder, self.sources, recent), id_in(self.folder)
+        progress, recorded = Progress.read(self.folder, recent), id_in(self.folder)
         if progress.state == "planned" or recorded in (None, self.id):
             return progress
         return Progress("failed", str(Damaged(self.folder / SPEC, f"it is of the cell {recorded}")))
@@ -348,22 +354,27 @@ def check_distinct(matrix: list[Cell]) -> None:
                 raise UserError(f"{axis} {one!r} and {other!r} are the same; name one of them")
 
 
-def leftovers(config: Config, matrix: list[Cell]) -> tuple[list[Path], list[Path]]:
-    """Return the folders of cells of other configurations, and the folders of attempts that were set aside.
+def leftovers(config: Config, matrix: list[Cell]) -> dict[Path, str | None]:
+    """Return the folders of cells that are not of the matrix, with the names of the parts edited since.
 
-    Adopted cells are of no configuration, and so never left over.
+    None in their place: a cell of another configuration. Adopted cells are of no configuration, and so never left over.
     """
-    ours = {cell.folder for cell in matrix}
-    others, attempts = [], []
+    ours, identities_by_training = set(), {}
+    for cell in matrix:
+        ours.add(cell.folder)
+        identities_by_training[training_key(cell.identity)] = cell.identity
+    left: dict[Path, str | None] = {}
     for path in sorted(config.folder.glob("*/config.yaml")):
         folder = path.parent
-        if folder.is_symlink():
+        if folder.is_symlink() or folder in ours or is_adopted(folder):
             continue
-        if ASIDE in folder.name:
-            attempts.append(folder)
-        elif folder not in ours and not is_adopted(folder):
-            others.append(folder)
-    return others, attempts
+        left[folder] = None
+        with contextlib.suppress(Damaged):  # then it is of no known version
+            recorded = CellSpec.read(folder).identity
+            present = identities_by_training.get(training_key(recorded))
+            if present is not None:
+                left[folder] = ", ".join(changed_parts(recorded, present))
+    return left
 
 
 def claim(config: Config) -> None:

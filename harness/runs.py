@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,13 +12,13 @@ from typing import TYPE_CHECKING
 import tasks
 from harness.base import devices
 from harness.base.addresses import visible_address
-from harness.base.bytecode import announce_compilation
 from harness.base.deadline import finished_within, results_as_ready
 from harness.base.errors import Damaged, UserError, one_of
 from harness.cells import checksums
 from harness.cells.adopted import adopted_folders, is_adopted
-from harness.cells.attempts import complete_attempt, earlier_attempts, take_back
-from harness.cells.state import OUTDATED, Progress, State
+from harness.cells.log import FILE as METRICS
+from harness.cells.state import FILE as STATE
+from harness.cells.state import State
 from harness.config import Config, variants
 from harness.launch.launcher import Launcher
 from harness.launch.local import Local
@@ -28,8 +27,7 @@ from harness.launch.pool import GpuPool
 from harness.matrix import Cell, cells, claim
 from harness.methods.refusals import backend_obstacle
 from harness.rollout import choice, digests, models
-from harness.terminal.layout import confirm, console, visible, width_of
-from harness.terminal.units import plural
+from harness.terminal.layout import console, visible, width_of
 from tasks.data import cache
 
 if TYPE_CHECKING:
@@ -47,8 +45,6 @@ def run_matrix(
     jobs: int | None = None,
     where: str = "local",
     *,
-    keep_stale: bool = False,
-    rerun_edited: bool = False,
     only: Sequence[str] = (),
     retry_failed: bool = False,
 ) -> int:
@@ -69,19 +65,11 @@ def run_matrix(
         fetch_models(config)
         matrix = cells(config)  # again: the shapes of the models decide the engines, and are known only now
     chosen = [cell for cell in matrix if is_chosen(cell, only, retry_failed=retry_failed)]
-    todo = unfinished(chosen, keep_stale)
+    todo = unfinished(chosen)
     if todo:
-        announce_compilation()
         check_problems(config)
         check_engines(todo)
-    # Before anything is written or downloaded: the answer may be no.
-    if not may_train_again(todo, rerun_edited=rerun_edited):
-        console.print("nothing was run; --keep-stale runs the other cells and keeps these")
-        return 1
     claim(config)
-    # Only now that the folder is known to be this matrix's own: this moves records in it.
-    if take_back_undone_edits(todo):
-        todo = unfinished(chosen, keep_stale)
     present = fetch_models(config)
     for model, digest in present.items():
         console.print(f"base model {model}: {digest[: digests.SHOWN]}")
@@ -89,13 +77,11 @@ def run_matrix(
     if chosen != matrix:
         number = f"{len(chosen)} of {number}"
     console.print(f"matrix {config.name}: {number}, {len(chosen) - len(todo)} done before, {len(todo)} to run")
-    progress = [(cell, cell.progress()) for cell in todo]
-    tell_outdated(progress, "training starts again at step 0, and the earlier attempts are kept")
     if todo:
         with LiveView(console, chosen, todo, config.tracking_uri) as view:
             # Any cell's: of the settled values only the engine depends on the model, and launchers do not read it.
             launcher.run_cells(todo, launcher_of(where, todo[0].settled, jobs), view)
-    failed = [cell for cell in chosen if not settled(cell, keep_stale)]
+    failed = [cell for cell in chosen if not is_done(cell)]
     for cell in failed:
         console.print(f"{cell.progress().state}  {cell.label}: see {cell.folder / 'log.txt'}", style="red")
     conclude(config, matrix)
@@ -115,51 +101,9 @@ def is_chosen(cell: Cell, only: Sequence[str], *, retry_failed: bool) -> bool:
     return not retry_failed or State.known(cell.folder).state == "failed"
 
 
-def unfinished(chosen: Sequence[Cell], keep_stale: bool) -> list[Cell]:
+def unfinished(chosen: Sequence[Cell]) -> list[Cell]:
     """Return the cells that are not done, or whose records changed since."""
-    todo = []
-    for cell in chosen:
-        if not settled(cell, keep_stale) or any(checksums.changed_records(cell.folder)):
-            todo.append(cell)
-    return todo
-
-
-def may_train_again(todo: Sequence[Cell], *, rerun_edited: bool) -> bool:
-    """Ask before cells that are done are trained again because their method or task was edited.
-
-    A cell is not asked about if an earlier attempt by the present source is complete: that one is taken back.
-    """
-    edited = []
-    for cell in todo:
-        progress = cell.progress()
-        done = progress.state == OUTDATED and State.known(cell.folder).state == "done"
-        if done and complete_attempt(cell.folder, cell.sources) is None:
-            edited.append((cell, progress))
-    if rerun_edited or not edited:
-        return True
-    number = "1 cell that is done" if len(edited) == 1 else f"{len(edited)} cells that are done"
-    sentences = outdated_sentences(edited)
-    if sys.stdin.isatty():  # without a terminal they are part of the refusal
-        for sentence in sentences:
-            console.print(sentence, style="yellow")
-    return confirm(
-        f"Train {number} again from step 0?",
-        f"{'; '.join(sentences)}; to train {number} again use --rerun-edited (in Python: rerun_edited=True), to keep "
-        "the numbers use --keep-stale",
-    )
-
-
-def take_back_undone_edits(todo: Sequence[Cell]) -> bool:
-    """Take back the earlier attempts of the present source, and return whether any was taken back."""
-    any_taken = False
-    for cell in todo:
-        if cell.progress().state != OUTDATED:
-            continue
-        aside = complete_attempt(cell.folder, cell.sources)
-        if aside is not None and take_back(cell.folder, aside):
-            any_taken = True
-            console.print(f"{cell.label}: the edit was undone, so the attempt in {aside.name} counts again")
-    return any_taken
+    return [cell for cell in chosen if not is_done(cell) or any(checksums.changed_records(cell.folder))]
 
 
 def conclude(config: Config, matrix: list[Cell]) -> None:
@@ -186,10 +130,8 @@ def fetch_models(config: Config) -> dict[str, str]:
     return digests_by_model
 
 
-def settled(cell: Cell, keep_stale: bool) -> bool:
-    """Return whether a cell needs no more work."""
-    state = cell.progress().state
-    return state == "done" or (keep_stale and state == OUTDATED and State.known(cell.folder).state == "done")
+def is_done(cell: Cell) -> bool:
+    return cell.progress().state == "done"
 
 
 def launcher_of(where: str, config: Config, jobs: int | None) -> Launcher:
@@ -271,25 +213,24 @@ def check_problem_counts(variants: Sequence[Config]) -> None:
 def sync_matrix(config: Config, matrix: list[Cell]) -> tuple[int, int]:
     """Feed MLflow with all cells that have records; return the numbers of fed cells and of damaged ones.
 
-    Adopted cells of the matrix's folder are among them. Earlier attempts at a cell are fed too; they count only if they
-    are damaged.
+    Adopted cells of the matrix's folder are among them.
     """
     from harness.launch.progress import show_count
 
     planned = [cell.folder for cell in matrix]
     present = [*planned, *adopted_folders(config.folder)]
-    folders = folders_with_records(present)
-    fed, damaged = set[Path](), 0
+    folders = [path for path in present if (path / STATE).exists() or (path / METRICS).exists()]
+    fed = damaged = 0
     with show_count(console, "feeding MLflow with cells", len(folders)) as show_next:
         for folder, damage in fed_folders(config, folders):
             show_next(folder.name)
             if damage is None:
-                fed.add(folder)
+                fed += 1
             else:
                 damaged += 1
                 remedy = "adopt" if is_adopted(folder) else "run"
                 console.print(f"MLflow is not fed: {damage}; `entrobench {remedy}` repairs the cell", style="yellow")
-    return len(fed.intersection(present)), damaged
+    return fed, damaged
 
 
 def sync_and_publish(config: Config, matrix: list[Cell]) -> tuple[int, int]:
@@ -299,16 +240,6 @@ def sync_and_publish(config: Config, matrix: list[Cell]) -> tuple[int, int]:
     counts = sync_matrix(config, matrix)
     in_time(config, partial(publish, config, matrix), f" for the table{CONTINUES}")
     return counts
-
-
-def folders_with_records(cell_folders: Sequence[Path]) -> list[Path]:
-    """Return the folders of those cells that have begun, each after those of its earlier attempts."""
-    folders = []
-    for cell_folder in cell_folders:
-        for folder in (*earlier_attempts(cell_folder), cell_folder):
-            if (folder / "state.json").exists() or (folder / "metrics.jsonl").exists():
-                folders.append(folder)
-    return folders
 
 
 def fed_folders(config: Config, folders: Sequence[Path]) -> Iterator[tuple[Path, Damaged | None]]:
@@ -367,22 +298,3 @@ def matrix_rows(config: Config, matrix: list[Cell]) -> list[LeaderboardRow]:
         board = Board.of_config(config, matrix).with_adopted(experiment.runs)
         frames = read_frames(experiment, board.expected, board.baseline)
     return leaderboard_rows(frames, board.baseline, board.ks)
-
-
-def tell_outdated(cells: Iterable[tuple[Cell, Progress]], what_then: str) -> None:
-    """Print which cells are outdated, and why."""
-    for sentence in outdated_sentences(cells):
-        console.print(f"{sentence}; {what_then}", style="yellow")
-
-
-def outdated_sentences(cells: Iterable[tuple[Cell, Progress]]) -> list[str]:
-    """Return a sentence for each reason for which cells are outdated, with their labels."""
-    labels_by_reason: dict[str | None, list[str]] = {}
-    for cell, progress in cells:
-        if progress.state == OUTDATED:
-            labels_by_reason.setdefault(progress.reason, []).append(cell.label)
-    sentences = []
-    for reason, labels in labels_by_reason.items():
-        verb = "was" if len(labels) == 1 else "were"
-        sentences.append(f"{plural(len(labels), 'cell')} {verb} {reason} ({', '.join(labels)})")
-    return sentences

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.base import registry
+from harness.base import identities, registry
 from harness.base.errors import UserError, nearest
 from harness.base.plugins import extend_table
 from harness.base.schema import typed
@@ -41,6 +41,7 @@ __all__ = [
     "lm_eval_file",
     "lm_eval_settings",
     "model_recipe",
+    "problem_digests",
     "task_table",
 ]
 
@@ -71,6 +72,26 @@ def task_table(plugins: Iterable[str] = ()) -> dict[str, type[Task]]:
 def build_task(spec: str, plugins: Iterable[str] = ()) -> Task:
     """Return the task of a spec such as `countdown(count=4)`."""
     return registry.build("task", task_table(plugins), spec)
+
+
+def problem_digests(trained: str, evaluated: Sequence[str], split: str, build: Callable[[str], Task]) -> dict[str, str]:
+    """Return the digests of the problems that a cell uses of plugins' tasks, by the specs of the tasks.
+
+    A plugin may read its problems from a file, which no digest of code follows. Problems of our own tasks are made by
+    code, or have a fingerprint.
+    """
+    digests = {}
+    for spec in {trained, *evaluated}:
+        task = build(spec)
+        if type(task) in TASKS.values():
+            continue
+        problems: dict[str, list[Any]] = {}
+        if spec == trained:
+            problems["train"] = list(map(vars, task.problems("train")))
+        if spec in evaluated:
+            problems[split] = list(map(vars, task.problems(split)))
+        digests[spec] = identities.key(problems)
+    return digests
 
 
 def model_recipe(settings: Mapping[str, Any]) -> Recipe:

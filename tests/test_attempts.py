@@ -10,11 +10,11 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
+from harness.cells.attempts import earlier_attempts
 
 from harness import cli, config, runs
 from harness.base import files
 from harness.base.errors import UserError
-from harness.cells.attempts import earlier_attempts
 from harness.cells.provenance import Made
 from harness.config import Config
 from harness.matrix import cells

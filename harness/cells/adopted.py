@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.cells.attempts import ASIDE
-
 TRAINER = "trainer"  # a parameter and a tag that only their MLflow runs have
 MARK = "@"  # in the names of their folders; names of other cells' folders never contain it
 
@@ -17,7 +15,7 @@ def adopted_name(method: str, trainer: str) -> str:
 
 def is_adopted(folder: Path) -> bool:
     """Return whether the folder is an adopted cell's, by its name."""
-    return MARK in folder.name and ASIDE not in folder.name
+    return MARK in folder.name
 
 
 def adopted_folders(matrix: Path) -> list[Path]:

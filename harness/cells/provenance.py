@@ -14,7 +14,7 @@ from pathlib import Path
 
 from harness.base import files, identities
 from harness.base.errors import Damaged
-from harness.cells.source_digest import edited_components, harness_digest
+from harness.cells.source_digest import harness_digest
 
 FILE = "made.json"
 BASE_MODEL_TAG, HARNESS_TAG = "model.digest", "code.harness"
@@ -162,7 +162,7 @@ def processor() -> str:
     return platform.processor() or platform.machine()
 
 
-# Comparison with the present
+# The components of a cell
 
 
 def component_classes(components: Iterable[object], *tables: Mapping[str, type]) -> dict[str, type]:
@@ -172,22 +172,6 @@ def component_classes(components: Iterable[object], *tables: Mapping[str, type])
         for name, cls in table.items():
             names[cls] = name
     return {names[type(component)]: type(component) for component in components}
-
-
-def by_another_source(recorded: Mapping[str, str] | None, present: Mapping[str, str]) -> str | None:
-    """Return a clause that names the components that changed since an attempt began; None if none did.
-
-    `recorded`: the digests of its sources; None if its record is missing.
-    """
-    if recorded is None:
-        return "made by unknown code (no record of it was kept)"
-    names = edited_components(recorded, present)
-    return f"made by another version of {', '.join(names)}" if names else None
-
-
-def by_another_base_model(recorded: str | None, present: str) -> str | None:
-    """Return a clause if an attempt began from another base model; None if not, or if the model is not recorded."""
-    return None if recorded in (None, present) else "begun from another base model"
 
 
 def sources_in(tags: Mapping[str, str]) -> dict[str, str] | None:

@@ -1,79 +1,70 @@
-"""Hashes of source code: by them, numbers that an earlier version of a method or a task made are recognized.
+"""Digests of source code, which are part of a cell's identity: an edit of a method or a task makes another cell.
 
-The digest of a class has two parts, `TEXT-TREE`. The second is of the syntax trees without comments and docstrings, so
-that a corrected word does not make days of GPU work run again. The first is of the files as they are: records of
-earlier versions of entrobench hold that part alone.
+The digest of a class covers its definition and all that this uses of its module, of other methods and tasks, and of
+modules in the same package or directory. Comments, docstrings and the rest of these modules are left out: a corrected
+word does not make days of GPU work run again, nor does a second method in the same file.
 """
 
 from __future__ import annotations
 
 import ast
 import functools
+import hashlib
 import os
 import sys
-from collections.abc import Mapping
-from hashlib import sha256
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from importlib.util import resolve_name
 from pathlib import Path
-from types import FunctionType, ModuleType
 
 from harness.base import files, identities
 
+HARNESS = "harness"
 # Packages that count for no component: a version, the commit or a hash of its own says which source they had.
-NO_SOURCES = {"harness", "entrobench", *sys.stdlib_module_names}
+NO_SOURCES = {HARNESS, "entrobench", *sys.stdlib_module_names}
 INSTALLED = {"site-packages", "dist-packages"}  # directories
 # Fields of a syntax tree that change nothing, or that not every version of Python has.
 IGNORED_FIELDS = {"kind", "type_comment", "type_ignores"}
+ALL = "*"  # in place of a name: everything in a module
+DIGITS = 16  # the digests of earlier versions, of whole files, had 12 or 25
 
 Stamp = tuple[str, int, int]  # the path of a file, the time of its last change in nanoseconds, and its size
 
 
-class SourceDigests:
-    """The digests of classes by their source as it is on disk now; computed again only after an edit.
+def source_digest(cls: type) -> str:
+    """Return the digest of a class by its source as it is on disk now."""
+    class_modules = dict.fromkeys(base.__module__ for base in cls.__mro__)
+    packages = {"baselines", "tasks", *(top(name) for name in class_modules if top(name) not in NO_SOURCES)}
+    homes = {package_home(package) for package in packages} - {None}
 
-    A matrix asks for the same few classes thousands of times.
-    """
+    def counts(module: str) -> bool:
+        package = top(module)
+        return package not in NO_SOURCES and (package in packages or package_home(package) in homes)
 
-    def __init__(self) -> None:
-        self.known: dict[type, tuple[dict[str, Stamp], str]] = {}
-
-    def of(self, cls: type) -> str:
-        """Return the digest of a class.
-
-        It covers the modules of the class and of its base classes, and the modules that these import when they are
-        loaded, as far as they are methods, tasks, or in the same package or directory. It does not cover the harness,
-        Python's own modules and other installed packages: their versions and the commit are recorded.
-        """
-        if cls in self.known:
-            stamps, digest = self.known[cls]
-            if all(stamp(name) == before for name, before in stamps.items()):
-                return digest
-        names = module_names(cls)
-        # Before the files are read, so that the next call sees an edit in between.
-        stamps = {name: stamp(name) for name in names}
-        texts, trees = {}, {}
-        for name in names:
-            texts[name], trees[name] = module_digests(name)
-        digest = f"{identities.key(texts)}-{identities.key(trees)}"
-        self.known[cls] = stamps, digest
-        return digest
-
-
-def same_source(recorded: str | None, present: str | None) -> bool:
-    """Return whether two digests of a component are of the same code, comments and docstrings aside."""
-    if recorded is None or present is None:
-        return recorded == present
-    recorded_text, _, recorded_tree = recorded.partition("-")
-    present_text, _, present_tree = present.partition("-")
-    if recorded_tree and present_tree:
-        return recorded_tree == present_tree
-    return recorded_text == present_text
+    used: dict[str, dict[Statement, None]] = {}  # by module
+    # The list grows while it is walked: a name uses other names.
+    names = [(base.__module__, base.__qualname__.partition(".")[0]) for base in cls.__mro__]
+    for number, (module, name) in enumerate(names):
+        if not counts(module):
+            continue
+        source = parsed(module, *stamp(module))
+        if number < len(cls.__mro__) and name not in source.bound:
+            name = ALL  # such as a class that a function made
+        for statement in source.statements_of(name):
+            if statement not in used.setdefault(module, {}):
+                used[module][statement] = None
+                names += [use for use in statement.uses if use not in names]
+    texts = {}
+    for module, statements in used.items():
+        in_order = sorted(statements, key=lambda statement: statement.place)
+        texts[module] = [statement.text for statement in in_order]
+    return identities.hash_of(texts)[:DIGITS]
 
 
 def edited_components(recorded: Mapping[str, str], present: Mapping[str, str]) -> list[str]:
-    """Return the names of the components whose code differs."""
+    """Return the names of the components whose digests differ."""
     names = recorded.keys() | present.keys()
-    return sorted(name for name in names if not same_source(recorded.get(name), present.get(name)))
+    return sorted(name for name in names if recorded.get(name) != present.get(name))
 
 
 def harness_digest() -> str:
@@ -83,23 +74,6 @@ def harness_digest() -> str:
     for path in root.rglob("*.py"):
         digests[str(path.relative_to(root))] = text_digest(*stamp_of(path))
     return identities.hash_of(digests)
-
-
-# Which modules count
-
-
-def module_names(cls: type) -> list[str]:
-    """Return the names of the modules whose source counts for a class."""
-    class_modules = dict.fromkeys(base.__module__ for base in cls.__mro__)
-    names = [name for name in class_modules if top(name) not in NO_SOURCES]
-    packages = {"baselines", "tasks", *map(top, names)}
-    homes = {package_home(package) for package in packages} - {None}
-    for name in names:  # the list grows while it is walked: imports of imports count too
-        for imported in imported_modules(name, *stamp(name)):
-            counts = top(imported) in packages or package_home(top(imported)) in homes
-            if counts and imported not in names and top(imported) not in NO_SOURCES:
-                names.append(imported)
-    return names
 
 
 def top(name: str) -> str:
@@ -133,49 +107,92 @@ def stamp_of(path: Path) -> Stamp:
     return str(path), status.st_mtime_ns, status.st_size
 
 
+# The statements of a module
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A statement of a module, or one name that it imports."""
+
+    place: tuple[int, int]
+    text: str
+    uses: frozenset[tuple[str, str]]  # modules and names in them
+
+
+@dataclass(frozen=True)
+class Module:
+    """The statements at the top level of a module."""
+
+    bound: dict[str, list[Statement]] = field(default_factory=dict)  # by the names that they bind
+    others: list[Statement] = field(default_factory=list)  # which the import of the module runs
+
+    def statements_of(self, name: str) -> Iterator[Statement]:
+        """Yield the statements that bind a name, or all of them; those that bind none always count."""
+        yield from self.others
+        for bound_name, statements in self.bound.items():
+            if name in (bound_name, ALL):
+                yield from statements
+
+
 # The stamp of the file is part of the cache's key here and below, so an edited file is read again.
 @functools.cache
-def imported_modules(name: str, path: str, mtime_ns: int, size: int) -> list[str]:
-    """Return the modules that define the names that a module imported when it was loaded."""
+def parsed(name: str, path: str, mtime_ns: int, size: int) -> Module:
+    """Return the statements of a module; its whole text is one statement if it cannot be parsed."""
     try:
         tree = ast.parse(Path(path).read_bytes() if path.endswith(".py") else "")
-    except (SyntaxError, ValueError):  # an editor is writing the file; its own digest changes anyway
-        return []
-    namespace = vars(sys.modules[name]) if name in sys.modules else {}
-    modules: list[str] = []
-    for node in ast.walk(tree):
-        # A name that is not in the namespace is imported for type checkers only, or when a function is called.
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                if (alias.asname or top(alias.name)) in namespace:
-                    modules.append(alias.name)
-        elif isinstance(node, ast.ImportFrom):
-            source = resolve_name("." * node.level + (node.module or ""), namespace.get("__package__"))
-            for alias in node.names:
-                bound_name = alias.asname or alias.name
-                if bound_name in namespace:
-                    modules.append(defining_module(namespace[bound_name], source))
-    return list(dict.fromkeys(modules))
+    except (SyntaxError, ValueError):  # an editor is writing it
+        return Module(others=[Statement((0, 0), text_digest(path, mtime_ns, size), frozenset())])
+    module = Module()
+    for node in tree.body:
+        place = node.lineno, node.col_offset
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            for number, alias in enumerate(node.names):
+                statement = imported(name, node, alias, (node.lineno, number))
+                bound_name = alias.asname or (top(alias.name) if isinstance(node, ast.Import) else alias.name)
+                if bound_name == ALL:
+                    module.others.append(statement)
+                else:
+                    module.bound.setdefault(bound_name, []).append(statement)
+        elif not is_docstring(node) and not is_for_type_checkers(node):
+            used_names = {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
+            statement = Statement(place, canonical(node), frozenset((name, used) for used in used_names))
+            bound_names = names_bound_by(node)
+            for bound_name in bound_names:
+                module.bound.setdefault(bound_name, []).append(statement)
+            if not bound_names:
+                module.others.append(statement)
+    return module
 
 
-def defining_module(value: object, source: str) -> str:
-    """Return the module that defines an imported value; for a constant, the module that it was imported from."""
-    if isinstance(value, ModuleType):
-        return value.__name__
-    if isinstance(value, type | FunctionType):
-        return value.__module__
-    return source
+def imported(module: str, node: ast.Import | ast.ImportFrom, alias: ast.alias, place: tuple[int, int]) -> Statement:
+    """Return the statement of one imported name."""
+    if isinstance(node, ast.Import):
+        source, use = alias.name, (alias.name, ALL)
+    else:
+        package = vars(sys.modules[module])["__package__"] if node.level else None
+        source = resolve_name("." * node.level + (node.module or ""), package)
+        inner = f"{source}.{alias.name}"
+        use = (inner, ALL) if inner in sys.modules else (source, alias.name)
+    # A module of the harness may get another name, and its source counts for no component.
+    origin = HARNESS if top(source) == HARNESS else source
+    return Statement(place, f"import {origin} {alias.name} {alias.asname}", frozenset([use]))
 
 
-# The digests of a file
+def names_bound_by(node: ast.stmt) -> list[str]:
+    """Return the names that a statement binds; none if it may do anything else, too."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return [node.name]
+    targets: list[ast.expr] = []
+    if isinstance(node, ast.Assign):
+        targets = node.targets
+    elif isinstance(node, ast.AnnAssign | ast.AugAssign):
+        targets = [node.target]
+    names = [target.id for target in targets if isinstance(target, ast.Name)]
+    return names if len(names) == len(targets) else []
 
 
-def module_digests(name: str) -> tuple[str, str]:
-    """Return the digests of a module's text and of its syntax tree, as its file is on disk now."""
-    changed = stamp(name)
-    if not changed[0]:
-        return "no file", "no file"
-    return text_digest(*changed), tree_digest(*changed)
+def is_for_type_checkers(node: ast.stmt) -> bool:
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
 
 @functools.cache
@@ -183,19 +200,13 @@ def text_digest(path: str, mtime_ns: int, size: int) -> str:
     return files.sha256_of(Path(path))
 
 
-@functools.cache
-def tree_digest(path: str, mtime_ns: int, size: int) -> str:
-    """Return the hash of a file's syntax tree without docstrings; of its text if it cannot be parsed."""
-    content = Path(path).read_bytes()
-    try:
-        tree = ast.parse(content)
-    except (SyntaxError, ValueError):  # not Python, or an editor is writing it
-        return text_digest(path, mtime_ns, size)
-    return sha256(canonical(tree).encode()).hexdigest()
-
-
 def canonical(node: ast.AST) -> str:
-    """Write a syntax tree in a way that does not depend on the version of Python.
+    """Return the hash of a syntax tree, which does not depend on the version of Python."""
+    return hashlib.sha256(canonical_text(node).encode()).hexdigest()
+
+
+def canonical_text(node: ast.AST) -> str:
+    """Write a syntax tree without docstrings, in a way that does not depend on the version of Python.
 
     `ast.dump` and `ast.unparse` do: they show fields that later versions have added, and quote differently. So empty
     fields, as which a new field appears in code that does not use it, are left out here.
@@ -204,24 +215,24 @@ def canonical(node: ast.AST) -> str:
         # Not `repr`: the characters that it escapes depend on the Unicode tables of this version of Python.
         return f"Constant({node.value!a})"
     parts = []
-    for field, value in ast.iter_fields(node):
-        if field in IGNORED_FIELDS or value is None:
+    for name, value in ast.iter_fields(node):
+        if name in IGNORED_FIELDS or value is None:
             continue
         if isinstance(node, ast.JoinedStr):
             value = merged_constants(value)
-        if isinstance(node, ast.FormattedValue) and field == "format_spec" and not merged_constants(value.values):
+        if isinstance(node, ast.FormattedValue) and name == "format_spec" and not merged_constants(value.values):
             continue
         if isinstance(value, list):
             items = [canonical_item(item) for item in value if not is_docstring(item)]
             if items:
-                parts.append(f"{field}=[{', '.join(items)}]")
+                parts.append(f"{name}=[{', '.join(items)}]")
         else:
-            parts.append(f"{field}={canonical_item(value)}")
+            parts.append(f"{name}={canonical_item(value)}")
     return f"{type(node).__name__}({', '.join(parts)})"
 
 
 def canonical_item(value: object) -> str:
-    return canonical(value) if isinstance(value, ast.AST) else ascii(value)
+    return canonical_text(value) if isinstance(value, ast.AST) else ascii(value)
 
 
 def is_docstring(node: object) -> bool:
@@ -229,7 +240,7 @@ def is_docstring(node: object) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
-def merged_constants(values: list[ast.expr]) -> list[ast.expr]:
+def merged_constants(values: Iterable[ast.expr]) -> list[ast.expr]:
     """Join neighboring texts of an f-string, which versions of Python divide differently."""
     merged: list[ast.expr] = []
     text = ""

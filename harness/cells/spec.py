@@ -13,10 +13,11 @@ from typing import Any
 
 import yaml
 
-from harness.base import files, seal
+from harness.base import files, identities, seal
 from harness.base.errors import Damaged
 from harness.base.schema import typed
 from harness.cells.key import FACTORS, CellKey
+from harness.cells.source_digest import edited_components
 from harness.config import Config
 
 FILE = "config.yaml"
@@ -94,6 +95,27 @@ def value_in(settings: Mapping[str, Any], key: str) -> Any:
     for name in key.split("."):
         value = value.get(name) if isinstance(value, Mapping) else None
     return value
+
+
+# Versions of code and problems in an identity. A cell of before these parts has neither.
+VERSION = ("source", "problems")
+
+
+def training_key(identity: Mapping[str, Any]) -> str:
+    """Return a hash that is equal for all versions of a cell."""
+    # Earlier versions of entrobench also had the settings in it by which stored answers are judged and read.
+    kept = {name: value for name, value in identity.items() if name not in (*VERSION, "verify")}
+    if "eval" in kept:
+        kept["eval"] = {name: value for name, value in kept["eval"].items() if name != "k"}
+    return identities.hash_of(kept)
+
+
+def changed_parts(recorded: Mapping[str, Any], present: Mapping[str, Any]) -> list[str]:
+    """Return the names of the methods and tasks whose code or problems differ between two versions of a cell."""
+    names = set()
+    for part in VERSION:
+        names.update(edited_components(recorded.get(part, {}), present.get(part, {})))
+    return sorted(names)
 
 
 def id_in(folder: Path) -> str | None:

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from harness.base import files
 from harness.base.errors import Damaged
-from harness.cells import checksums, lease, provenance
+from harness.cells import checksums, lease
 from harness.cells.log import FILE as METRICS
 from harness.cells.log import last_lines
 from harness.cells.no_signal import why_no_signal
+from harness.cells.provenance import FILE as MADE
 from harness.cells.provenance import Made
 
 FILE = "state.json"
 STATES = ("planned", "running", "done", "failed")  # that are written to the file
 STALE = "stale"  # running by its record, but no process works on it: the next run resumes it
 WATCHED = 5  # steps without a signal, of the ones that are read, that are worth a remark while the cell runs
-OUTDATED = "outdated"  # done, failed or half done by another version of its method or task
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,7 @@ def change(folder: Path, **changes: Any) -> State:
 class Progress:
     """The progress of a cell, as people read it."""
 
-    state: str  # planned | running | done | failed | stale | outdated
+    state: str  # planned | running | done | failed | stale
     reason: str | None = None
     step: int = 0
     metrics: dict[str, float] = field(default_factory=dict)  # of that step
@@ -104,33 +103,25 @@ class Progress:
     recent: list[dict[str, float]] = field(default_factory=list, compare=False)  # metrics of the last steps
 
     @classmethod
-    def read(cls, folder: Path, sources: Mapping[str, str] | None = None, recent: int = 1) -> Progress:
-        """Return the progress of a cell; a cell with damaged records has failed.
-
-        `sources`: the present digests of its components, by which a cell may be outdated. `recent`: the number of last
-        steps whose metrics are read.
-        """
+    def read(cls, folder: Path, recent: int = 1) -> Progress:
+        """Return the progress of a cell, with the metrics of this many last steps; one with damaged records failed."""
         try:
             record = State.read(folder)
         except Damaged as damage:
             return cls("failed", str(damage), record=State("failed", str(damage)))
         try:
-            return cls.of_records(folder, record, sources, recent)
+            return cls.of_records(folder, record, recent)
         except Damaged as damage:
             return cls("failed", str(damage), record=record)
 
     @classmethod
-    def of_records(cls, folder: Path, now: State, sources: Mapping[str, str] | None, recent: int) -> Progress:
+    def of_records(cls, folder: Path, now: State, recent: int) -> Progress:
         if now.state == "planned":
             return cls("planned", record=now)
         name = STALE if now.state == "running" and lease.holder(folder) is None else now.state
-        if sources is not None and name != "running":
-            record = Made.read(folder)
-            if record is not None or name == "done":  # before its first attempt began, a cell may only have failed
-                why = provenance.by_another_source(record.sources if record else None, sources)
-                if why is not None:
-                    return cls(OUTDATED, why, record=now)
         if name == "done":
+            if Made.read(folder) is None:
+                raise Damaged(folder / MADE, "it is missing")
             checksums.check_sizes(folder)
         lines = last_lines(folder, recent)
         last = lines[-1] if lines else {}

@@ -1,4 +1,4 @@
-"""entrobench clean: deletes the cells and attempts in a matrix's folder that its configuration does not include."""
+"""entrobench clean: deletes the cells in a matrix's folder that its configuration does not include."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from pathlib import Path
 
 from harness.base import files
 from harness.cells import lease
-from harness.cells.attempts import ASIDE
 from harness.commands.common import Commands, command, config_of_arguments, with_config
 from harness.config import Config
 from harness.matrix import cells, check_owner, leftovers
@@ -23,7 +22,7 @@ from harness.terminal.units import gib
 class Removable:
     path: Path
     why: str
-    cell: Path | None = None  # the folder of its cell, whose lease is taken first; None if no process can own it
+    is_cell: bool = False  # whose lease is taken first
 
     @property
     def bytes(self) -> int:
@@ -63,13 +62,13 @@ def call(arguments: argparse.Namespace) -> int:
 
 def removable(config: Config) -> Iterator[Removable]:
     """Yield the folders and files of a matrix that are not of the configuration; never files of other programs."""
-    others, attempts = leftovers(config, cells(config))
-    for folder in others:
-        yield Removable(folder, "a cell that is not of this configuration", folder)
-    for folder in attempts:
-        owner = folder.with_name(folder.name.partition(ASIDE)[0])
-        yield Removable(folder, "an earlier attempt at a cell", owner)
-    gone = {*others, *attempts}
+    left = leftovers(config, cells(config))
+    for folder, edited in left.items():
+        why = "a cell that is not of this configuration"
+        if edited is not None:
+            why = f"a cell of an earlier version of {edited}"
+        yield Removable(folder, why, is_cell=True)
+    gone = set(left)
     # Sorted, so that a folder comes before the files in it, which are removed with it and not listed.
     for path in sorted(config.folder.rglob(".*")):
         match = files.TEMPORARY.fullmatch(path.name)
@@ -92,15 +91,12 @@ def alive(process: int) -> bool:
 
 def delete(leftover: Removable) -> bool:
     """Delete it, unless a process works on its cell; return whether it was deleted."""
-    if leftover.cell is None:
+    if not leftover.is_cell:
         files.remove_path(leftover.path)
         return True
-    if not leftover.cell.is_dir():  # an attempt at a cell whose folder was deleted
-        shutil.rmtree(leftover.path)
-        return True
-    with lease.hold(leftover.cell, wait=0) as ours:
+    with lease.hold(leftover.path, wait=0) as ours:
         if ours is None:
-            console.print(f"{leftover.path} is left: {lease.holder(leftover.cell)} works on it", style="yellow")
+            console.print(f"{leftover.path} is left: {lease.holder(leftover.path)} works on it", style="yellow")
             return False
         shutil.rmtree(leftover.path)
     return True

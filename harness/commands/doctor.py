@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 
-from harness.base.bytecode import announce_compilation
 from harness.commands.common import Commands, command, config_of_arguments
 from harness.terminal.layout import console
 
@@ -33,7 +32,6 @@ def call(arguments: argparse.Namespace) -> int:
 
     if "=" in arguments.config:  # only overrides were given, without CONFIG
         arguments.config, arguments.overrides = "demo", [arguments.config, *arguments.overrides]
-    announce_compilation()
     findings = doctor.findings(config_of_arguments(arguments), thorough=arguments.thorough)
     if arguments.format == "json":
         all_findings = list(findings)

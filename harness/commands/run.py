@@ -13,8 +13,7 @@ EXAMPLES = (
     "entrobench run demo",
     "entrobench run demo train.lr=3e-4 'seeds=[0,1]' --jobs 2",
     "entrobench run demo --only clip_b --only clip_v --retry-failed",
-    "entrobench run paper --launcher slurm --plugin my_methods --keep-stale",
-    "entrobench run demo --rerun-edited",
+    "entrobench run paper --launcher slurm --plugin my_methods",
 )
 
 
@@ -38,17 +37,6 @@ def add(commands: Commands) -> None:
         metavar="METHOD",
         help="run only the cells of this method; may be repeated",
     )
-    edited = parser.add_mutually_exclusive_group()
-    edited.add_argument(
-        "--keep-stale",
-        action="store_true",
-        help="keep finished cells whose method or task was edited since; the leaderboard marks them",
-    )
-    edited.add_argument(
-        "--rerun-edited",
-        action="store_true",
-        help="train such cells again from step 0 without asking",
-    )
 
 
 def call(arguments: argparse.Namespace) -> int:
@@ -57,8 +45,6 @@ def call(arguments: argparse.Namespace) -> int:
         config,
         arguments.jobs,
         arguments.launcher,
-        keep_stale=arguments.keep_stale,
-        rerun_edited=arguments.rerun_edited,
         only=arguments.only,
         retry_failed=arguments.retry_failed,
     )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 from harness.cells.adopted import adopted_folders
@@ -12,9 +14,9 @@ from harness.commands.common import Commands, command, config_of_arguments, with
 from harness.launch import slurm
 from harness.launch.snapshot import Snapshot
 from harness.matrix import cells, leftovers
-from harness.runs import tell_outdated
 from harness.terminal import layout
 from harness.terminal.layout import Column, console
+from harness.terminal.units import plural
 
 COLUMNS = [*map(Column, ("cell", "state", "step", "entropy", "reward")), Column("reason", folds=True)]
 
@@ -46,9 +48,7 @@ def call(arguments: argparse.Namespace) -> int:
             console.print(f"the end of {cell.folder / 'log.txt'}:", style="red")
             for line in last_words(cell.folder):
                 console.print(f"    {line}", style="dim")
-    tell_outdated(progresses, "`entrobench run` trains them again, with --keep-stale it keeps the finished ones")
-    others, attempts = leftovers(config, matrix)
-    for line in leftover_lines(config.folder, len(others), len(attempts), arguments):
+    for line in leftover_lines(config.folder, Counter(leftovers(config, matrix).values()), arguments):
         console.print(line)
     return 0
 
@@ -67,22 +67,25 @@ def number_text(value: float | None) -> str:
     return "" if value is None else f"{value:.3f}"
 
 
-def leftover_lines(folder: Path, others: int, attempts: int, arguments: argparse.Namespace) -> list[str]:
-    """Return lines on the cells and attempts in a matrix's folder that the configuration does not include.
+def leftover_lines(folder: Path, left: Mapping[str | None, int], arguments: argparse.Namespace) -> list[str]:
+    """Return lines on the cells in a matrix's folder that the configuration does not include.
 
-    With overrides these cells may be the whole matrix of the configuration itself, so deleting them is not
-    suggested.
+    `left`: their numbers by the parts edited since, as `leftovers` names them. With overrides these cells may be the
+    whole matrix of the configuration itself, so deleting them is not suggested.
     """
     lines = []
-    if others and arguments.overrides:
-        lines.append(f"{others} more cells in {folder} have other settings than these overrides give")
-    elif others:
-        lines.append(f"{others} more cells in {folder} have other settings, from overrides or an edited configuration")
-    if attempts:
-        lines.append(f"{attempts} earlier attempts at cells are kept in {folder}")
-    if lines and not arguments.overrides:
-        lines.append(f"`entrobench clean {arguments.config}` lists them, and asks before it deletes them")
-    return lines
+    for edited, number in left.items():
+        if edited is not None:
+            lines.append(f"{plural(number, 'cell')} of an earlier version of {edited}")
+        elif arguments.overrides:
+            lines.append(f"{number} more cells in {folder} have other settings than these overrides give")
+        else:
+            lines.append(
+                f"{number} more cells in {folder} have other settings, from overrides or an edited configuration"
+            )
+    if arguments.overrides:
+        return lines
+    return [f"{line}: `entrobench clean {arguments.config}` deletes them" for line in lines]
 
 
 def last_words(folder: Path) -> list[str]:

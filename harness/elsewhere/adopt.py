@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -16,17 +15,17 @@ from transformers import AutoTokenizer
 from harness.base import identities
 from harness.base.errors import CellFailure, Damaged, UserError, one_of, shown
 from harness.base.shape import read_model_config, shape_of_config
-from harness.cells import attempts, checksums, evaluation_files, lease, provenance, state
+from harness.cells import checksums, evaluation_files, lease, provenance, repair, state
 from harness.cells.adopted import MARK, adopted_folders, adopted_name
 from harness.cells.key import CellKey
 from harness.cells.log import MetricsLog
 from harness.cells.provenance import Made
-from harness.cells.source_digest import SourceDigests
+from harness.cells.source_digest import source_digest
 from harness.cells.spec import ELSEWHERE, CellSpec
 from harness.cells.state import State
 from harness.config import PUBLISHED, Config
 from harness.elsewhere.checkpoints import TrainedCheckpoint, logged_metrics
-from harness.matrix import Shared, readable_name
+from harness.matrix import Shared, evaluation_identity, readable_name
 from harness.methods.composition import Method, composed
 from harness.rollout import choice, engines, templates
 from harness.rollout.models import Model
@@ -37,7 +36,7 @@ from harness.train.parts import evaluation_tasks_of, training_device
 from harness.train.policy import check_vocabulary, context_of
 from harness.train.weights import load_model, opened
 from harness.verify.pool import VerifierPool
-from tasks import build_task
+from tasks import build_task, problem_digests
 
 # Of a trainer, and of a method that is not registered. ASCII: letters of other alphabets look like those of our names.
 PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
@@ -96,6 +95,8 @@ def planned_adoption(
     evaluated = config.eval.tasks or [task]
     evaluation_identities = [shared.evaluation_identity(spec) for spec in evaluated]
     digests = {str(checkpoint.step): checkpoint.digest() for checkpoint in checkpoints}
+    classes = provenance.component_classes(map(shared.task, {task, *evaluated}), shared.tasks)
+    sources = {name: source_digest(cls) for name, cls in classes.items()}
     # Only the settings that decide an evaluation: the settings of training did not act on these weights.
     identity: dict[str, Any] = {
         "method": method_identity,
@@ -109,18 +110,17 @@ def planned_adoption(
             "engine": settled.config.rollout.engine,
             "max_new_tokens": settled.config.rollout.max_new_tokens,
         },
-        "eval": dataclasses.asdict(settled.config.eval),
-        "verify": {"limit_s": settled.config.verify.limit_s},
+        "eval": evaluation_identity(settled.config.eval),
+        "source": sources,
     }
+    if problems := problem_digests(task, evaluated, config.eval.split, shared.task):
+        identity["problems"] = problems
     if settled.config.hardware.device != "cpu":  # as in the identities of cells that are trained here
         identity["device"] = settled.config.hardware.device
     cell_id = identities.key(identity)
     key = CellKey(adopted_name(method, trainer), task, model, seed)
     spec = CellSpec(cell_id, config.name, key, identity, settled.plain, made_of)
     check_seed_is_free(config.folder, spec)
-    tasks = {task, *evaluated}
-    classes = provenance.component_classes(map(shared.task, sorted(tasks)), shared.tasks)
-    sources = {name: SourceDigests().of(cls) for name, cls in classes.items()}
     folder = config.folder / f"{readable_name(method, task, model)}-s{seed}{MARK}{trainer}-{cell_id}"
     return AdoptedCell(spec, folder, base, checkpoints, sources)
 
@@ -228,17 +228,20 @@ def adopt_cell(cell: AdoptedCell, say: Callable[[str], None]) -> None:
 
 
 def begin_evaluation(cell: AdoptedCell) -> bool:
-    """Record the sources of the numbers, and return whether any number is missing.
+    """Record what makes the numbers, and return whether any number is missing.
 
-    Numbers from another version of a task or from another base model, and damaged records, are set aside.
+    Numbers from another base model and damaged records are deleted.
     """
     base_model = cell.model.digest(cell.model.folder())
     earlier = Made.read(cell.folder)
     if earlier is not None:
-        by_source = provenance.by_another_source(earlier.sources, cell.sources)
-        by_base_model = provenance.by_another_base_model(earlier.base_model, base_model)
-        if by_source or by_base_model or is_damaged(cell.folder):
-            attempts.set_aside(cell.folder, earlier)
+        why = None
+        if earlier.base_model not in (None, base_model):
+            why = "it was compared with another base model"
+        elif is_damaged(cell.folder):
+            why = "a record has changed since it was done"
+        if why is not None:
+            repair.start_over(cell.folder, why)
             earlier = None
     before = State.known(cell.folder)
     if earlier is not None and before.state == "done":

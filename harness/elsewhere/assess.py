@@ -24,7 +24,7 @@ from harness.base.schema import check_value, number
 from harness.base.shape import read_model_config, shape_of_config
 from harness.cells import provenance
 from harness.cells.provenance import Made
-from harness.cells.source_digest import SourceDigests, edited_components
+from harness.cells.source_digest import source_digest
 from harness.config import Config, Hardware, Verify
 from harness.matrix import settle_auto
 from harness.methods.batch import Rollout
@@ -280,9 +280,9 @@ def assess(
 
 def attempt_at(task_folder: Path, task: Task, engine: EngineOnDemand, digest: str) -> Made:
     """Return the provenance of an evaluation: that of the first time, unless the task was edited since."""
-    sources = {task.name: SourceDigests().of(type(task))}
+    sources = {task.name: source_digest(type(task))}
     earlier = Made.read(task_folder)
-    if earlier is not None and not edited_components(earlier.sources, sources):
+    if earlier is not None and earlier.sources == sources:
         return earlier
     gpu = torch.cuda.get_device_name() if engine.device == "cuda" else None
     packages = choice.DISTRIBUTIONS if engine.name == "vllm" else ()

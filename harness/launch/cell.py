@@ -12,6 +12,7 @@ import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -24,13 +25,13 @@ import tasks
 from harness import ranks
 from harness.base.errors import CellFailure, UserError
 from harness.base.processes import python_command, wait_for_all
-from harness.cells import attempts, checksums, evaluation_files, lease, provenance
+from harness.cells import checksums, evaluation_files, lease, provenance, repair
 from harness.cells.checkpoint_seal import FOLDER as CHECKPOINTS
 from harness.cells.log import MetricsLog, collapse, last_step
 from harness.cells.no_signal import NO_SIGNAL, why_no_signal
 from harness.cells.provenance import Made
-from harness.cells.source_digest import SourceDigests, harness_digest
-from harness.cells.spec import CellSpec
+from harness.cells.source_digest import harness_digest, source_digest
+from harness.cells.spec import CellSpec, changed_parts
 from harness.cells.state import State
 from harness.cells.status_writer import StatusWriter
 from harness.config import OWN, TRL
@@ -48,8 +49,7 @@ TRL_CELLS = "harness.elsewhere.trl.cell"
 
 # The digests of the code that this process has imported. They are computed at import, once for all cells that are
 # forked from here: a file that is edited later does not run in these cells, so the edit must not be in their records.
-DIGESTS = SourceDigests()
-IMPORTED = {cls: DIGESTS.of(cls) for cls in (*method_classes(baselines.METHODS).values(), *tasks.TASKS.values())}
+IMPORTED = {cls: source_digest(cls) for cls in (*method_classes(baselines.METHODS).values(), *tasks.TASKS.values())}
 HARNESS = harness_digest()
 
 
@@ -195,30 +195,20 @@ def begin_on_first(folder: Path, spec: CellSpec, status: StatusWriter, *, lost: 
 def begin(folder: Path, spec: CellSpec, status: StatusWriter, *, lost: bool = False) -> bool:
     """Record the code and the machine of this attempt, and return whether the cell still needs work.
 
-    An earlier attempt by other code, or one that has `lost` all checkpoints, is set aside first.
+    An attempt that began from another base model, or has `lost` all checkpoints, is deleted first.
     """
-    classes = source_classes(spec)
-    present = {}
-    for name, cls in classes.items():
-        present[name] = IMPORTED.get(cls) or DIGESTS.of(cls)  # a plugin was imported just now, by `source_classes`
-    earlier = Made.read(folder)
-    # Results without a record of their code: they get one that names no source, and so are set aside below.
-    if earlier is None and State.read(folder).state == "done":
-        earlier = attempts.record_unknown(folder)
-    why = "left without a whole checkpoint" if lost else None
-    if why is None and earlier is not None:
-        why = provenance.by_another_source(earlier.sources, present)
-    if why is None and State.read(folder).state == "done":  # finished by another process in the meantime
+    if State.read(folder).state == "done":  # finished by another process in the meantime
         return False
+    sources = check_version(spec)
     # Only for a cell with work to do: this may download the model, and results that were moved here count as done even
     # if this machine has another base model.
     base_model = base_model_of(spec, status)
-    if why is None and earlier is not None:
-        why = provenance.by_another_base_model(earlier.base_model, base_model)
-    if earlier is not None and why is not None:
-        aside = attempts.set_aside(folder, earlier)
-        write_log(folder)  # again: the log that this process has open was set aside with the attempt
-        print(f"training starts at step 0: the earlier attempt was {why}; it is kept in {aside}", flush=True)
+    earlier = Made.read(folder)
+    why = "no checkpoint is whole" if lost else None
+    if earlier is not None and earlier.base_model not in (None, base_model):
+        why = "it began from another base model"
+    if why is not None:
+        repair.start_over(folder, why)
         earlier = None
     if earlier is None:
         device, _ = training_device(spec.config)
@@ -226,11 +216,27 @@ def begin(folder: Path, spec: CellSpec, status: StatusWriter, *, lost: bool = Fa
         packages = [*choice.DISTRIBUTIONS] if spec.config.rollout.engine == "vllm" else []
         if spec.config.train.backend == TRL:
             packages += TRL_DISTRIBUTIONS
-        provenance.begin_attempt(folder, present, device, gpu, packages, base_model=base_model, harness=HARNESS)
-    # Of the same attempt: a state that was set aside is not here any more, and the seconds begin at 0.
+        provenance.begin_attempt(folder, sources, device, gpu, packages, base_model=base_model, harness=HARNESS)
     before = State.read(folder)
     State("running", seconds=before.seconds).write(folder)
     return True
+
+
+def check_version(spec: CellSpec) -> dict[str, str]:
+    """Refuse code or problems of another version than the cell was planned with; return the digests of the code."""
+    sources = {}
+    for name, cls in source_classes(spec).items():
+        sources[name] = IMPORTED.get(cls) or source_digest(cls)  # a plugin was imported just now, by `source_classes`
+    config, task = spec.config, spec.key.task
+    evaluated = config.eval.tasks or [task]
+    build = partial(tasks.build_task, plugins=config.plugins)
+    problems = tasks.problem_digests(task, evaluated, config.eval.split, build)
+    edited = changed_parts(spec.identity, {"source": sources, "problems": problems})
+    if edited:
+        raise UserError(
+            f"{', '.join(edited)} was edited while the matrix ran; `entrobench run` plans cells of the new version"
+        )
+    return sources
 
 
 def base_model_of(spec: CellSpec, status: StatusWriter) -> str:

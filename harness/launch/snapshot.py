@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from harness.cells.provenance import Made
-from harness.cells.state import OUTDATED, Progress
+from harness.cells.state import Progress
 from harness.matrix import Cell
 
 RECENT = 10  # steps whose metrics are kept, for the sparklines
-NOT_YET_RUNNING = ("planned", "stale", "failed", OUTDATED)  # states of a cell until its process writes that it runs
+NOT_YET_RUNNING = ("planned", "stale", "failed")  # states of a cell until its process writes that it runs
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,6 @@ class Snapshot:
     @property
     def step(self) -> int:
         """The step that the cell has reached; before its process runs, the checkpoint from which it will resume."""
-        if self.progress.state == OUTDATED:
-            return 0
         if self.progress.state in NOT_YET_RUNNING:
             return max(self.progress.record.durable_step, 0)
         return self.progress.step

@@ -15,9 +15,7 @@ from pandas import DataFrame
 from harness.base import files
 from harness.base.addresses import may_be_written, visible_address
 from harness.base.errors import Damaged, UserError
-from harness.cells.adopted import TRAINER
 from harness.cells.outcome import right_distinct
-from harness.cells.provenance import by_another_source, sources_in
 from harness.config import Config
 from harness.matrix import Cell
 from harness.packs.reader import opened_packs
@@ -46,36 +44,17 @@ DRAWN_METRICS = re.compile(
     r"|responses/(length|truncated|distinct_answers|after_answer)"
     r"|weights/dropped(_positive|_negative)?|dynamics/(positive|negative)_(above|below)/(share|push)|time/\w+_s"
 )
-OTHER_SOURCE = "†"  # after the name of a method if one of its cells was made by another version of its source
 
 
 def content_of_config(config: Config, matrix: Sequence[Cell], command: str | None) -> PageContent:
-    """Return the content of a configuration's page; `command` repeats the matrix.
-
-    The names of methods are marked if one of their cells was made by another version of the source.
-    """
+    """Return the content of a configuration's page; `command` repeats the matrix."""
     uri = config.tracking_uri
     with reader(uri) as source:
         experiment = Experiment(source, config.name, uri)
         board = Board.of_config(config, matrix).with_adopted(experiment.runs)
-        outdated = outdated_cells(experiment, board)
-        names = {}
-        for cell in board.expected:
-            if cell.cell in outdated:
-                names[cell.method] = f"{cell.method} {OTHER_SOURCE}"
-        labels = {cell.id: cell.label for cell in matrix}
-        notes = []
-        for cell in board.expected:
-            if cell.cell in outdated:
-                label = labels.get(cell.cell, f"{cell.method} seed {cell.seed}")
-                remedy = "`entrobench run` runs it again"
-                if TRAINER in cell.params:
-                    remedy = "`entrobench adopt` evaluates it again"
-                notes.append(f"{OTHER_SOURCE} {label}: {outdated[cell.cell]}; {remedy}.")
-        marked = renamed_methods(board, names)
-        settings = dataclasses.asdict(config)
+        notes, settings = runs_left_out(board, experiment), dataclasses.asdict(config)
         folders = {cell.id: cell.folder for cell in matrix}
-        return content_of_board(experiment, marked, notes=notes, command=command, settings=settings, folders=folders)
+        return content_of_board(experiment, board, notes=notes, command=command, settings=settings, folders=folders)
 
 
 def content_of_experiment(uri: str, name: str) -> PageContent:
@@ -98,24 +77,6 @@ def content_of_packs(paths: Sequence[Path]) -> PageContent:
         source = f"the files {', '.join(path.name for path in paths)}"
         # The files of a pack lie in a temporary folder, which no link may lead to.
         return content_of_board(experiment, board, notes=[], origin=source, folders={})
-
-
-def outdated_cells(experiment: Experiment, board: Board) -> dict[str, str]:
-    """Return the finished cells that were made by another version of the source, each with a sentence on it."""
-    runs, outdated = experiment.done, {}
-    for cell in board.expected:
-        if cell.cell in runs and cell.sources is not None:
-            reason = by_another_source(sources_in(runs[cell.cell].tags), cell.sources)
-            if reason is not None:
-                outdated[cell.cell] = reason
-    return outdated
-
-
-def renamed_methods(board: Board, names: Mapping[str, str]) -> Board:
-    expected = []
-    for cell in board.expected:
-        expected.append(dataclasses.replace(cell, method=names.get(cell.method, cell.method)))
-    return dataclasses.replace(board, expected=expected, baseline=names.get(board.baseline, board.baseline))
 
 
 def content_of_board(

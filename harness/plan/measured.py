@@ -75,8 +75,8 @@ def add_if_finished(seconds: dict[str, list[float]], size: str, record: State) -
 
 
 def earlier_records(folder: Path, ours: Collection[Path]) -> Iterator[tuple[str, State]]:
-    """Yield the size and the state of the newest cells in a folder that are not ours: those of other settings, of other
-    methods, and of earlier attempts."""
+    """Yield the size and the state of the newest cells in a folder that are not ours: of other settings, methods, or
+    versions."""
     changed: dict[Path, float] = {}
     for path in folder.glob(f"*/{SPEC}"):
         # The folder may be cleaned meanwhile, and a damaged cell outside of the plan does not affect it.

@@ -30,15 +30,13 @@ def show_plans(config: Config, jobs: int | None = None) -> list[Plan]:
         settings.setdefault(setting_label(cell.config.setting), []).append(cell)
     config_of = {setting: cells_of_setting[0].config for setting, cells_of_setting in settings.items()}
     runs.check_problem_counts(list(config_of.values()))
-    machine, plans, progress = this_machine(config), [], []
+    machine, plans = this_machine(config), []
     for setting, cells_of_setting in settings.items():
         if setting:
             console.rule(setting, align="left")
         plan = plan_for(config_of[setting], cells_of_setting, machine, jobs)
         show_plan(console, plan)
         plans.append(plan)
-        progress += plan.progress
-    runs.tell_outdated(progress, "`entrobench run` trains them again")
     return plans
 
 

@@ -17,7 +17,7 @@ from harness.cells.provenance import sources_in
 from harness.config import PUBLISHED, Config
 from harness.matrix import Cell
 from harness.tracking.runs import Run
-from harness.tracking.sync import params_of
+from harness.tracking.sync import READ_ONLY, params_of
 
 FILE = "matrix.json"  # among the artifacts of a summary
 OUTCOMES = "outcomes.json"  # next to it: all cells' outcomes by digest, since a server is faster with one file
@@ -46,7 +46,7 @@ class Expected:
     model: str
     seed: int
     cell: str
-    sources: Mapping[str, str] | None = None  # present hashes of its components' source; None: not compared
+    sources: Mapping[str, str] | None = None  # hashes of its components' source
     params: Mapping[str, str] = field(default_factory=dict)  # the same as the parameters of its run
     made_of: str | None = None  # its method with compositions written out; None if it contains none
 
@@ -110,7 +110,9 @@ class Board:
             if TRAINER not in run.tags or run.tags["status"] != "done":
                 continue
             for cell in self.expected:
-                if evaluated_alike(run.params, cell.params):
+                if evaluated_alike(run.params, cell.params) and same_version(
+                    sources_in(run.tags) or {}, cell.sources or {}
+                ):
                     axes = tuple(run.tags[axis] for axis in AXES)
                     adopted[axes] = adopted_cell(run, cell)
                     break
@@ -150,20 +152,18 @@ def evaluated_alike(adopted: Mapping[str, str], own: Mapping[str, str]) -> bool:
         return False  # it has no value at an axis, and its options were chosen by no rule
     for key, value in adopted.items():
         of_training = key in ("method", "seed", TRAINER) or key.startswith("method.")
-        if not of_training and own.get(key) != value:
+        if not of_training and key != READ_ONLY and own.get(key) != value:
             return False
     return True
 
 
+def same_version(recorded: Mapping[str, str], present: Mapping[str, str]) -> bool:
+    """Return whether no component was edited between two records."""
+    return all(present.get(name) == digest for name, digest in recorded.items())
+
+
 def adopted_cell(run: Run, alike: Expected) -> Expected:
     """Return the adopted cell of a run, which is evaluated as another cell is."""
-    sources: dict[str, str] | None = None
-    if alike.sources is not None:
-        # Only of its tasks, which its run recorded: its method was trained elsewhere.
-        sources = {}
-        for name in sources_in(run.tags) or {}:
-            if name in alike.sources:
-                sources[name] = alike.sources[name]
     return Expected(
         run.tags["method"],
         run.tags["task"],
@@ -171,7 +171,7 @@ def adopted_cell(run: Run, alike: Expected) -> Expected:
         run.tags["model"],
         int(run.tags["seed"]),
         run.tags["cell"],
-        sources,
+        sources_in(run.tags),
         run.params,
         run.tags.get("made_of"),
     )
@@ -182,7 +182,7 @@ def adopted_cell(run: Run, alike: Expected) -> Expected:
 
 def settings_of(params: Mapping[str, str]) -> Pairs:
     """Return the parameters that all cells of a matrix share."""
-    varied = (*AXES, *further_axes(params))
+    varied = (*AXES, *further_axes(params), READ_ONLY)
     shared = []
     for key, value in params.items():
         # Options belong to their method: method.clip_b.share differs within a matrix, as methods do.
@@ -266,15 +266,16 @@ def evaluations_by_task(runs: Sequence[Run], outcomes: Outcomes) -> dict[str, di
 
 def cells_with_a_run(runs: Sequence[Run], ks_by_task: Mapping[str, Mapping[str, int]]) -> list[Expected]:
     """Return the cells that have begun."""
-    names, newest = method_names(runs), newest_sources(runs)
+    names = method_names(runs)
     cells = []
     for run in counting_runs(runs, names):
         cell, task, model = run.tags["cell"], run.tags["task"], run.tags["model"]
-        of_run = sources_in(run.tags) or {}
-        sources = {part: newest[part] for part in of_run}
         evaluations, seed = list(ks_by_task.get(task, {})), int(run.tags["seed"])
         made_of = run.tags.get("made_of")
-        cells.append(Expected(names[cell], task, evaluations, model, seed, cell, sources, run.params, made_of))
+        expected = Expected(
+            names[cell], task, evaluations, model, seed, cell, sources_in(run.tags), run.params, made_of
+        )
+        cells.append(expected)
     return cells
 
 
@@ -310,10 +311,13 @@ def cells_without_a_run(
 def counting_runs(runs: Sequence[Run], names: Mapping[str, str]) -> list[Run]:
     """Return one run for each method, task, model and seed: the newest that is done, or else the newest.
 
-    The other runs are of cells that differ in something that is not a parameter, such as the version of a task.
+    Runs of earlier versions of a method or a task are left out.
     """
     chosen: dict[tuple[str, ...], Run] = {}
+    newest = newest_sources(runs)
     for run in runs:
+        if not same_version(sources_in(run.tags) or {}, newest):
+            continue
         varied = [run.params.get(key, "") for key in further_axes(run.params)]
         further_tags = [run.tags[axis] for axis in AXES[1:]]
         axes = (names[run.tags["cell"]], *further_tags, *varied)

@@ -18,7 +18,7 @@
 | dropped | share of tokens whose gradient did not count, mean over the steps |
 | hours, tokens | of work of all devices of the cell (`device`); sampled while training |
 | collapsed | the step at which the cell ended early, because its entropy was too low |
-| flags | sentences about the problems, about training without a signal, and about another source than the present one |
+| flags | sentences about the problems, and about training without a signal |
 | device, version | cpu or cuda; version and commit of the code |
 | harness, base_model | the hash of the harness, the digest of the base model |
 | ruleset | published or tuned: how the options of methods were chosen |
@@ -58,9 +58,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from harness.base.errors import UserError
+from harness.cells import source_digest
 from harness.cells.no_signal import NO_SIGNAL
 from harness.cells.outcome import right_distinct
-from harness.cells.provenance import BASE_MODEL_TAG, HARNESS_TAG, by_another_source, sources_in
+from harness.cells.provenance import BASE_MODEL_TAG, HARNESS_TAG, sources_in
 from harness.config import OWN, PUBLISHED, setting_label
 from harness.matrix import BACKEND_AXIS
 from harness.rollout.digests import SHOWN
@@ -193,11 +194,12 @@ def read_frames(experiment: Experiment, expected: Sequence[Expected], baseline: 
             row = {**key_columns(cell), "evaluated": evaluated, "state": state}
             if outcome is not None:
                 record = record_of(outcome, evaluated, cell.cell)
-                row |= {"state": DONE, **measures_of(outcome, record, runs[cell.cell], cell.sources)}
+                row |= {"state": DONE, **measures_of(outcome, record, runs[cell.cell])}
                 if why := outcome.get("untrained"):
                     row["flags"] = [*row["flags"], f"{cell.method} seed {cell.seed}: {NO_SIGNAL} ({why})"]
                 answers += answers_of(record, cell.cell, evaluated)
             rows.append(row)
+    check_one_version([runs[cell] for cell in outcomes])
     frames = Frames(cells_frame(rows), answers_frame(answers))
     check_all_comparable(frames, baseline)
     return frames
@@ -229,24 +231,14 @@ def record_of(outcome: Mapping[str, Any], evaluated: str, cell: str) -> Mapping[
     return tasks[evaluated]
 
 
-def measures_of(
-    outcome: Mapping[str, Any], record: Mapping[str, Any], run: Run, sources: Mapping[str, str] | None
-) -> dict[str, Any]:
-    """Return the columns of a cell that is done, apart from its key.
-
-    `sources`: the present hashes of its components' source; None if nothing is to be compared with them.
-    """
+def measures_of(outcome: Mapping[str, Any], record: Mapping[str, Any], run: Run) -> dict[str, Any]:
+    """Return the columns of a cell that is done, apart from its key."""
     first, last = outcome["entropy"] or (None, None)
-    flags = list(record["flags"])
-    if sources is not None:
-        other_source = by_another_source(sources_in(run.tags), sources)
-        if other_source:
-            flags.append(other_source)
     measures = {
         "entropy_first": first,
         "entropy_last": last,
         "collapsed": int(run.tags["collapsed"]) if run.tags.get("collapsed") else None,
-        "flags": flags,
+        "flags": list(record["flags"]),
         "device": run.tags.get("device", ""),
         "version": version_text(run.tags),
         "harness": run.tags.get(HARNESS_TAG, ""),
@@ -404,6 +396,22 @@ def check_all_comparable(frames: Frames, baseline: str) -> None:
         check_comparable(frames, cells, frames.tables[axes].get(baseline, cells))
     for methods in frames.tables.values():
         check_one_ruleset(methods)
+
+
+def check_one_version(runs: Sequence[Run]) -> None:
+    """Refuse cells of two versions of a method or a task, as two packs may hold them."""
+    cells: dict[tuple[str, str], str] = {}  # by component and digest
+    for run in runs:
+        for name, digest in (sources_in(run.tags) or {}).items():
+            if len(digest) == source_digest.DIGITS:  # those of earlier versions are of whole files
+                cells.setdefault((name, digest), run.tags["cell"])
+    first: dict[str, str] = {}
+    for (name, _), cell in cells.items():
+        if name in first:
+            raise UserError(
+                f"cells {first[name]} and {cell} are of two versions of {name}, whose numbers make no table together"
+            )
+        first[name] = cell
 
 
 def check_one_ruleset(methods: Mapping[str, DataFrame]) -> None:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 from harness.base.errors import UserError, nearest, shown
 from harness.cells.adopted import TRAINER
+from harness.cells.provenance import sources_in
+from harness.cells.source_digest import edited_components
 from harness.table import compare, leaderboard
 from harness.table.board import AXES, Board, Expected
 from harness.table.compare import Comparison
@@ -16,6 +18,7 @@ from harness.table.frames import BASE_MODEL, NO_RUN, Frames, read_frames
 from harness.table.leaderboard import LeaderboardRow
 from harness.terminal.units import plural
 from harness.tracking.runs import Run
+from harness.tracking.sync import READ_ONLY
 
 KEYS_LISTED = 4  # keys in a sentence, at most
 
@@ -294,10 +297,28 @@ def missing_sentences(board: Board, experiment: Experiment) -> list[str]:
 
 
 def runs_left_out(board: Board, experiment: Experiment) -> list[str]:
-    """Return a sentence on the runs of cells that the matrix does not have, if there are any."""
-    number = len(experiment.others(board))
-    if not number:
-        return []
-    if number == 1:
-        return ["1 run of another cell with the same settings is left out."]
-    return [f"{number} runs of other cells with the same settings are left out."]
+    """Return sentences on the runs of earlier versions of the matrix's cells, and of other cells with its settings."""
+    present = {run_key(cell.params): cell.sources or {} for cell in board.expected}
+    others, edited, names = 0, 0, set[str]()
+    for run in experiment.others(board):
+        sources = present.get(run_key(run.params))
+        if sources is None:
+            others += 1
+        else:
+            edited += 1
+            names.update(edited_components(sources_in(run.tags) or {}, sources))
+    sentences = []
+    if edited:
+        whose = f" of {', '.join(sorted(names))}" if names else ""
+        runs, verb = ("1 run", "is") if edited == 1 else (f"{edited} runs", "are")
+        sentences.append(f"{runs} of an earlier version{whose} {verb} left out.")
+    if others == 1:
+        sentences.append("1 run of another cell with the same settings is left out.")
+    elif others:
+        sentences.append(f"{others} runs of other cells with the same settings are left out.")
+    return sentences
+
+
+def run_key(params: Mapping[str, str]) -> frozenset[tuple[str, str]]:
+    """Return a key that all versions of a cell have in common."""
+    return frozenset((name, value) for name, value in params.items() if name != READ_ONLY)

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 from harness.cells import checksums
 from harness.cells.adopted import TRAINER
-from harness.cells.attempts import MLFLOW_RUN
 from harness.cells.log import MetricsLog
 from harness.cells.outcome import FILE as OUTCOME
 from harness.cells.outcome import TAG as OUTCOME_TAG
@@ -39,10 +38,12 @@ from harness.tracking.store import database, foreign_server, is_server, store
 RUN_STATUS = {"running": "RUNNING", "done": "FINISHED", "failed": "FAILED"}
 LINES = "lines"  # a tag: the number of lines of metrics.jsonl that the run holds in full
 SENDING = "lines.sending"  # a tag: some or all lines up to this number were sent before a checkpoint covered them
+MLFLOW_RUN = "mlflow.json"  # a file in the folder of a cell: the id of its run
 SOURCE = "mlflow.source.name"  # a tag, written after metrics and parameters: with it, the first sync was complete
 METRICS_PER_CALL = 1000  # MLflow refuses more
 LOG_BATCH = "/api/2.0/mlflow/runs/log-batch"  # of MLflow's REST API
 NOT_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+READ_ONLY = "eval.k"  # no parameter: it reads answers, and another value makes no other cell
 LONGEST_VALUE = 500  # characters of a parameter or tag that every version of MLflow takes
 FOLDERS = ("evals", "samples")  # folders of a cell that are sent when it has ended
 
@@ -434,6 +435,7 @@ def params_of(spec: CellSpec) -> dict[str, str]:
     for part in ("train", "rollout", "correction", "eval", "stop"):
         for key, value in sections.get(part, {}).items():
             factors[f"{part}.{key}"] = value
+    factors.pop(READ_ONLY, None)
     if setting := dict(spec.key.setting):
         factors["axes"] = ", ".join(setting)
         for axis, value in setting.items():

@@ -61,7 +61,7 @@ def training_device(config: Config) -> tuple[str, torch.dtype]:
 
 
 def source_classes(spec: CellSpec) -> dict[str, type]:
-    """Return the classes of a cell's method and tasks, whose source is part of its provenance, by their names."""
+    """Return the classes of a cell's method and tasks, whose source is part of its identity, by their names."""
     config = spec.config
     methods = baselines.table(config.plugins)
     method = Method.of(spec.key.method, methods, config.method_options)
