@@ -10,12 +10,9 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-from harness.cells.attempts import earlier_attempts
 
 from harness import cli, config, runs
 from harness.base import files
-from harness.base.errors import UserError
-from harness.cells.provenance import Made
 from harness.config import Config
 from harness.matrix import cells
 from harness.rollout import models
@@ -100,55 +97,30 @@ def runs_of(folder: Path, key: str) -> list[dict[str, str]]:
     return [run.data.tags for run in found]
 
 
-def test_an_edited_method_is_not_shown_with_its_old_numbers(folder: Path) -> None:
+def test_an_edit_of_a_method_makes_another_cell(folder: Path) -> None:
     grpo, mine = cells(settings(folder))
     first = table(folder)
-    assert [row.flags for row in first.values()] == [[], []]
     assert first["mine"].entropy_final == first["grpo"].entropy_final, "a factor of 1 changes nothing"
     before = {path: path.read_bytes() for path in mine.folder.rglob("*") if path.is_file()}
 
     write(folder, 0)  # it learns nothing from now on
-    assert mine.progress().state == "outdated"
-    said = entrobench("run", folder, "--keep-stale")
-    assert "2 done before, 0 to run" in said
-    assert "† countdown: made by another version of mine" in said
-    kept = table(folder)
-    assert kept["mine"].entropy_final == first["mine"].entropy_final
-    assert [kept["grpo"].flags, kept["mine"].flags] == [[], ["made by another version of mine"]]
-    told = entrobench("status", folder)
-    assert "1 cell was made by another version of mine (mine seed 0); `entrobench run` trains them again" in told
-
-    with pytest.raises(UserError, match="--rerun-edited"):
-        entrobench("run", folder)
-    said = entrobench("run", folder, "--rerun-edited")
+    same, edited = cells(settings(folder))
+    assert (same.id == grpo.id, edited.id == mine.id) == (True, False)
+    assert (edited.progress().state, table(folder)["mine"].seeds_done) == ("planned", 0)
+    assert "1 cell of an earlier version of mine" in entrobench("status", folder)
+    said = entrobench("run", folder)
     assert "1 done before, 1 to run" in said
-    assert "1 cell was made by another version of mine (mine seed 0); training starts again at step 0" in said
     second = table(folder)
-    assert [row.flags for row in second.values()] == [[], []]
     assert second["grpo"] == first["grpo"]
     assert second["mine"].entropy_final != first["mine"].entropy_final
-    [aside] = earlier_attempts(mine.folder)
-    for path, content in before.items():
-        if path.name not in ("config.yaml", "mlflow.lock") and "leases" not in path.parts:  # the first names a folder
-            assert (aside / path.relative_to(mine.folder)).read_bytes() == content
-    tags = runs_of(folder, mine.id)
-    old, new = Made.read(aside), Made.read(mine.folder)
-    assert old is not None
-    assert new is not None
-    assert [each["attempt"] for each in tags] == [old.attempt, new.attempt]
-    assert {each["source.grpo"] for each in tags} == {tags[0]["source.grpo"]}
-    assert tags[0]["source.mine"] != tags[1]["source.mine"]
-    assert tags[0]["source"] != tags[1]["source"]
-    assert len(runs_of(folder, grpo.id)) == 1
+    assert {path: path.read_bytes() for path in before} == before
+    assert "1 run of an earlier version of mine is left out." in entrobench("leaderboard", folder)
 
     write(folder, 1)  # the edit is undone
-    said = entrobench("run", folder)
-    assert "mine seed 0: the edit was undone, so the attempt in" in said
-    assert "2 done before, 0 to run" in said
-    third = table(folder)
-    assert [row.flags for row in third.values()] == [[], []]
-    assert third["mine"].entropy_final == first["mine"].entropy_final
-    assert len(runs_of(folder, mine.id)) == 3
+    assert "2 done before, 0 to run" in entrobench("run", folder)
+    assert table(folder) == first
+    assert "1 cell of an earlier version of mine" in entrobench("status", folder)
+    assert [len(runs_of(folder, cell.id)) for cell in (grpo, mine, edited)] == [1, 1, 1]
 
 
 def test_a_cell_that_runs_again_is_what_the_table_shows(folder: Path) -> None:
@@ -165,16 +137,14 @@ def test_a_cell_that_runs_again_is_what_the_table_shows(folder: Path) -> None:
     assert len({each["attempt"] for each in runs_of(folder, mine.id)}) == 2
 
 
-def test_a_cell_without_provenance_is_run_again(folder: Path) -> None:
+def test_a_cell_with_a_damaged_record_of_its_attempt_is_run_again(folder: Path) -> None:
     grpo, _ = cells(settings(folder))
-    (grpo.folder / "made.json").unlink()
-    assert "1 cell was made by unknown code (no record of it was kept) (grpo seed 0)" in entrobench("status", folder)
-    said = entrobench("run", folder, "--rerun-edited")
-    assert "1 done before, 1 to run" in said
-    [aside] = earlier_attempts(grpo.folder)
-    assert (aside / "state.json").exists()
+    first = table(folder)
+    (grpo.folder / "made.json").write_text("{}")
+    assert f"{grpo.folder / 'made.json'} is damaged: it must hold attempt" in entrobench("status", folder)
+    assert "1 done before, 1 to run" in entrobench("run", folder)
     assert [cell.progress().state for cell in cells(settings(folder))] == ["done", "done"]
-    assert [row.flags for row in table(folder).values()] == [[], []]
+    assert table(folder)["grpo"].entropy_final == first["grpo"].entropy_final
 
 
 def test_results_are_read_wherever_they_lie(folder: Path) -> None:

@@ -13,14 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from matrices import fill
 from places import REPOSITORY
 
 import entrobench
 from benchmarks.patience import HANG
 from harness.base import seal
-from harness.cells.provenance import Made
-from harness.tracking import sync
 
 pytestmark = pytest.mark.processes
 
@@ -212,25 +209,6 @@ def test_a_matrix_of_which_some_cells_have_run_is_shown_in_part(matrix: entroben
     larger = entrobench.load("smoke", *SETTINGS, "methods=[grpo,clip_b,ppo]", "seeds=[0,1]")
     assert larger.curves("entropy/mean").equals(matrix.curves("entropy/mean"))
     assert larger.samples() == matrix.samples()
-
-
-def test_numbers_of_another_source_say_so(tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = ["name=matrix", "methods=[grpo,clip_b]", "seeds=[0,1]", "eval.k=2", "eval.samples=4"]
-    matrix = entrobench.load("smoke", *settings, f"tracking.uri={mlflow_uri}", f"results={tmp_path / 'results'}")
-    for cell in matrix.cells:
-        fill(cell.folder, cell.spec, ["countdown"], ["grpo", "clip_b"].index(cell.method))
-        edited = {"clip_b": "as it was"} if (cell.method, cell.seed) == ("clip_b", 1) else {}
-        made = Made("attempt", 0.0, None, None, None, {**cell.sources, **edited}, {}, "a processor", "cpu")
-        made.write(cell.folder)
-        sync.sync(cell.folder, mlflow_uri)
-    why = "made by another version of clip_b"
-    for frame in (matrix.curves("entropy/mean"), matrix.samples("easy")):
-        told = {(row.method, row.seed, row.outdated) for row in frame.dropna().itertuples()}
-        assert told == {("clip_b", 1, why)}
-        assert len(frame.drop_duplicates("cell")) == 4
-    table = matrix.leaderboard().set_index("method")
-    assert why in table.loc["clip_b", "flags"]
-    assert why not in table.loc["grpo", "flags"]
 
 
 def test_a_matrix_that_has_not_run_has_neither(tmp_path: Path) -> None:

@@ -1,21 +1,13 @@
-"""The number of cells that `entrobench run` runs at once, and its question before it trains cells again."""
+"""The number of cells that `entrobench run` runs at once, and what it prints around them."""
 
 from __future__ import annotations
-
-import dataclasses
-import re
-import sys
-from pathlib import Path
 
 import pytest
 
 from harness import config, runs
 from harness.base.errors import UserError
-from harness.cells import attempts, checksums, provenance
-from harness.cells.state import State
 from harness.commands.run import mlflow_hint
 from harness.launch.machine import Device, Machine
-from harness.matrix import Cell, cells
 from harness.rollout import models
 
 GPU = Device("any", 80 * 2**30)
@@ -80,72 +72,3 @@ def test_more_ranks_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> No
 )
 def test_the_hint_names_a_command_that_works_or_the_server(uri: str, hint: str) -> None:
     assert mlflow_hint(uri) == hint
-
-
-# Cells that are done and were edited since
-
-
-@pytest.fixture
-def done(tmp_path: Path) -> list[Cell]:
-    """Return two cells that are done, the second by another version of its method."""
-    planned = cells(config.load_config("smoke", [f"results={tmp_path}"]))
-    for cell in planned:
-        sources = dict(cell.sources)
-        if cell.method == "clip_b":
-            sources["clip_b"] = "another"
-        cell.spec.write(cell.folder)
-        provenance.begin_attempt(cell.folder, sources, "cpu", None)
-        (cell.folder / "metrics.jsonl").write_text("")
-        checksums.write_checksums(cell.folder)
-        State("done").write(cell.folder)
-    return planned
-
-
-WHY = r"1 cell was made by another version of clip_b \(clip_b seed 0\)"
-
-
-def test_without_a_terminal_edited_cells_are_not_trained_again(
-    done: list[Cell], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys.stdin, "isatty", lambda: False, raising=False)
-    todo = runs.unfinished(done, keep_stale=False)
-    assert [cell.method for cell in todo] == ["clip_b"]
-    with pytest.raises(UserError, match=rf"{WHY}; .* use --rerun-edited .*, to keep the numbers use --keep-stale"):
-        runs.may_train_again(todo, rerun_edited=False)
-    assert runs.may_train_again(todo, rerun_edited=True)
-    assert runs.unfinished(done, keep_stale=True) == []
-    State("failed").write(todo[0].folder)
-    assert runs.may_train_again(todo, rerun_edited=False), "only numbers that count are worth a question"
-
-
-@pytest.mark.parametrize(("answer", "agreed"), [("y", True), ("Yes", True), ("n", False), ("", False)])
-def test_on_a_terminal_it_asks(
-    answer: str, agreed: bool, done: list[Cell], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    questions: list[str] = []
-
-    def answering(question: str) -> str:
-        questions.append(question)
-        return answer
-
-    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr("builtins.input", answering)
-    assert runs.may_train_again(done[1:], rerun_edited=False) == agreed
-    assert questions == ["Train 1 cell that is done again from step 0? [y/N] "]
-    assert re.search(WHY, capsys.readouterr().out)
-
-
-def test_an_edit_that_is_undone_needs_no_question(done: list[Cell], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.stdin, "isatty", lambda: False, raising=False)
-    folder = done[1].folder
-    made = provenance.Made.read(folder)
-    assert made is not None
-    dataclasses.replace(made, sources=done[1].sources).write(folder)
-    attempts.set_aside(folder, dataclasses.replace(made, sources=done[1].sources))
-    provenance.begin_attempt(folder, done[1].sources | {"clip_b": "another"}, "cpu", None)
-    State("done").write(folder)
-    todo = runs.unfinished(done, keep_stale=False)
-    assert todo == done[1:]
-    assert runs.may_train_again(todo, rerun_edited=False)
-    assert runs.take_back_undone_edits(todo)
-    assert runs.unfinished(done, keep_stale=False) == []

@@ -83,7 +83,7 @@ def leftover_lines(folder: Path, left: Mapping[str | None, int], arguments: argp
             lines.append(
                 f"{number} more cells in {folder} have other settings, from overrides or an edited configuration"
             )
-    if arguments.overrides:
+    if not lines or arguments.overrides:
         return lines
     return [f"{line}: `entrobench clean {arguments.config}` deletes them" for line in lines]
 

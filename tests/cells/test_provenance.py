@@ -1,4 +1,4 @@
-"""Provenance of a cell's numbers: the record of an attempt, and when it is outdated."""
+"""Provenance of a cell's numbers: the record of an attempt."""
 
 from __future__ import annotations
 
@@ -8,21 +8,8 @@ from pathlib import Path
 import pytest
 
 from harness.base.errors import Damaged
-from harness.cells import checksums, provenance
+from harness.cells import provenance
 from harness.cells.provenance import Made
-from harness.cells.source_digest import edited_components
-from harness.cells.state import Progress, State
-
-
-def test_others() -> None:
-    assert edited_components({"a": "1", "b": "2"}, {"a": "1", "b": "2"}) == []
-    assert edited_components({"a": "1", "b": "2", "c": "3"}, {"a": "1", "b": "4", "d": "3"}) == ["b", "c", "d"]
-    assert provenance.by_another_source({"a": "1"}, {"a": "1"}) is None
-    assert provenance.by_another_source(None, {}) == "made by unknown code (no record of it was kept)"
-    assert provenance.by_another_source({"a": "1", "b": "1"}, {"a": "2", "b": "3"}) == "made by another version of a, b"
-
-
-# The record
 
 
 def test_an_attempt_says_what_makes_it(tmp_path: Path) -> None:
@@ -59,20 +46,3 @@ def test_a_checkout_and_an_installed_package(tmp_path: Path) -> None:
     assert provenance.checkout(tmp_path) == (commit, True)
     (tmp_path / "site-packages").mkdir()
     assert provenance.checkout(tmp_path / "site-packages") == (None, None), "inside the checkout of something else"
-
-
-# What is outdated
-
-
-@pytest.mark.parametrize("name", ["done", "failed", "running"])
-def test_what_another_source_made_is_outdated(name: str, tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text("")
-    provenance.begin_attempt(tmp_path, {"grpo": "1", "countdown": "2"}, "cpu", None)
-    checksums.write_checksums(tmp_path)
-    State(name, durable_step=3).write(tmp_path)
-    same = Progress.read(tmp_path, {"countdown": "2", "grpo": "1"})
-    assert same == Progress.read(tmp_path)
-    assert same.state == ("stale" if name == "running" else name)
-    assert Progress.read(tmp_path, {"grpo": "1", "countdown": "3"}) == Progress(
-        "outdated", "made by another version of countdown"
-    )

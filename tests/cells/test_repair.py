@@ -14,7 +14,7 @@ from trainers import records
 from harness import config, matrix, runs
 from harness.base import files, seal
 from harness.base.errors import Damaged
-from harness.cells import attempts, checkpoint_seal, checksums, evaluation_files, repair, state
+from harness.cells import checkpoint_seal, checksums, evaluation_files, repair, state
 from harness.cells.log import MetricsLog
 from harness.cells.provenance import Made
 from harness.cells.state import State
@@ -142,7 +142,7 @@ def answer(path: Path) -> None:
 
 
 WRITTEN = "it is written again, with the hardware of the present configuration"
-RESUMES, AGAIN = "the cell resumes", "training starts at step 0, and the earlier attempt is kept in"
+RESUMES, AGAIN = "the cell resumes", "training starts at step 0"
 HARM = [
     ("state.json", empty, RESUMES),
     ("state.json", Path.unlink, RESUMES),
@@ -159,6 +159,9 @@ HARM = [
     ("evals/countdown-000000.json", Path.unlink, AGAIN),
     ("evals/countdown-000005.json", tamper, AGAIN),
     ("samples/evaluate-countdown-000005.jsonl", cut, AGAIN),
+    ("made.json", empty, AGAIN),
+    ("made.json", nothing, AGAIN),
+    ("made.json", Path.unlink, AGAIN),
     (MODEL, cut, RESUMES),
     (MODEL, flip, RESUMES),
 ]
@@ -185,7 +188,6 @@ def test_a_cell_that_was_done_is_named_and_done_again(
     assert not list(checksums.changed_records(cell.folder))
     again = Made.read(cell.folder)
     assert (again == first) == (then != AGAIN)
-    assert len(attempts.earlier_attempts(cell.folder)) == (then == AGAIN)
 
 
 @pytest.mark.parametrize(
@@ -213,11 +215,6 @@ def test_a_cell_that_was_killed_goes_on_from_its_last_good_state(
     harm(cell.folder / name)
     prepare_cell(cell)
     saved = {int(path.name.removeprefix("step-")) for path in (cell.folder / "checkpoints").glob("step-*")}
-    if name == "made.json":
-        noted = Made.read(cell.folder)
-        assert noted is not None
-        assert noted.sources == {}, "which is no source of the present, so the process sets aside what it made"
-        return
     assert saved == ({step for step in (2, 4) if step <= kept} if kept else set())
     assert State.read(cell.folder).state == ("running" if kept else "planned")
     if name != "config.yaml":
@@ -226,7 +223,6 @@ def test_a_cell_that_was_killed_goes_on_from_its_last_good_state(
     if kept == 2:
         assert State.read(cell.folder).durable_step == 2
         assert [line["step"] for line in MetricsLog(cell.folder).read()] == [0, 1, 2]
-        assert (cell.folder / "metrics.damaged").exists() == (harm in (garble, digit))
 
 
 def test_a_cell_that_is_damaged_is_a_hole_that_the_table_counts(cell: Cell, mlflow_uri: str) -> None:
@@ -253,21 +249,6 @@ def test_a_cell_that_is_damaged_is_a_hole_that_the_table_counts(cell: Cell, mlfl
         assert seeds() == [(1, 1)]
 
 
-def test_a_done_cell_keeps_its_numbers_without_a_model_and_a_checkpoint_to_make_it_from(cell: Cell) -> None:
-    before, [last] = records(cell.folder), cell.folder.glob("checkpoints/step-*/shard-*")
-    flip(cell.folder / MODEL)
-    flip(last)
-    run(cell)
-    now = cell.progress()
-    assert (now.state, records(cell.folder)) == ("done", before)
-    assert str(now.reason).startswith(f"warning: {cell.folder / MODEL} is damaged: ")
-    assert str(now.reason).endswith("no checkpoint is left to make the model from, and the numbers are whole")
-    assert (cell.folder / "model.damaged").is_dir()
-    assert not (cell.folder / "model").exists()
-    assert not list(checksums.changed_records(cell.folder))
-    assert not attempts.earlier_attempts(cell.folder)
-
-
 @pytest.mark.parametrize("lacking", ["a step", "an evaluation"])
 def test_without_a_checkpoint_a_cell_keeps_no_numbers_that_are_not_whole(lacking: str, cell: Cell) -> None:
     """Its sums and its checkpoint are gone, too: only the records themselves can tell."""
@@ -281,7 +262,6 @@ def test_without_a_checkpoint_a_cell_keeps_no_numbers_that_are_not_whole(lacking
         (cell.folder / "evals" / "countdown-000005.json").unlink()
     run(cell)
     assert (cell.progress().state, records(cell.folder)) == ("done", before)
-    assert len(attempts.earlier_attempts(cell.folder)) == 1
 
 
 def test_a_state_that_says_done_too_early_is_not_believed(cell: Cell) -> None:
@@ -308,34 +288,31 @@ def test_a_cell_with_only_a_checkpoint_of_another_cell_restarts(cell: Cell) -> N
     assert (cell.folder / MODEL).read_bytes() == model
 
 
-def test_a_repair_that_is_killed_keeps_the_log(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = cell.folder / "metrics.jsonl"
-    harmed = path.read_text().replace('"step": 4', '"step": 7', 1)
-    path.write_text(harmed)
-    whole, damage = MetricsLog(cell.folder).whole()
-    assert damage is not None
-    with monkeypatch.context() as patch:
-        patch.setattr(MetricsLog, "write", lambda *_: exit())
-        with pytest.raises(SystemExit):
-            repair.keep_whole_lines(cell.folder)
-    assert path.read_text() == harmed
-    repair.keep_whole_lines(cell.folder)
-    assert MetricsLog(cell.folder).whole() == (whole, None)
-    assert (cell.folder / "metrics.damaged").read_text() == harmed
+def test_start_over_killed_at_any_file(cell: Cell, tmp_path: Path) -> None:
+    """The next run ends with the same results, whatever was deleted before."""
+    before = records(cell.folder)
+    doomed = [path for path in cell.folder.iterdir() if path.name not in repair.STAYING]
+    for count in range(1, len(doomed) + 1):
+        in_order = sorted(doomed, key=lambda path: (path.name != "metrics.jsonl", path.name))
+        copy = cell_in(Path(shutil.copytree(cell.folder.parents[1], tmp_path / str(count))))
+        for path in in_order[:count]:
+            files.remove_path(copy.folder / path.name)
+        prepare_cell(copy)
+        assert not (copy.folder / "checkpoints").exists()
+        if count in (1, len(doomed) - 1):
+            run(copy)
+            assert records(copy.folder) == before
 
 
-def test_a_cell_whose_checkpoints_are_all_damaged_restarts(cell: Cell, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cell_whose_checkpoints_are_all_damaged_restarts(cell: Cell) -> None:
     before, model = records(cell.folder), (cell.folder / MODEL).read_bytes()
     interrupted(cell)
     for path in cell.folder.glob("checkpoints/step-*/shard-*"):
         flip(path)
     run(cell)
-    assert (
-        "training starts at step 0: the earlier attempt was left without a whole checkpoint" in capsys.readouterr().out
-    )
+    assert "warning: no checkpoint is whole; training starts at step 0\n" in (cell.folder / "log.txt").read_text()
     assert (cell.progress().state, records(cell.folder)) == ("done", before)
     assert (cell.folder / MODEL).read_bytes() == model
-    assert len(attempts.earlier_attempts(cell.folder)) == 1
 
 
 def test_a_cell_of_another_configuration_in_this_ones_place_is_seen(cell: Cell, tmp_path: Path) -> None:
@@ -348,8 +325,6 @@ def test_a_cell_of_another_configuration_in_this_ones_place_is_seen(cell: Cell, 
     prepare_cell(other)
     assert other.progress().state == "planned"
     assert type(other.spec).read(other.folder) == other.spec
-    [aside] = attempts.earlier_attempts(other.folder)
-    assert type(cell.spec).read(aside).id == cell.id
 
 
 def test_a_configuration_that_was_changed_costs_its_cell_alone(

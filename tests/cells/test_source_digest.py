@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from places import REPOSITORY
@@ -15,17 +16,13 @@ from places import REPOSITORY
 import baselines
 import tasks
 from harness import config, matrix
-from harness.cells import source_digest
-from harness.cells.source_digest import SourceDigests, edited_components, same_source
+from harness.cells import source_digest as source_digests
+from harness.cells.source_digest import Module, source_digest
+from harness.cells.spec import changed_parts
 from harness.methods.composition import method_classes
 
-
-def digest_of(cls: type) -> str:
-    return SourceDigests().of(cls)
-
-
 BASE = "class Base:\n    pass\n"
-CHILD = "from {base} import Base\n\nclass Child(Base):\n    pass\n"
+CHILD = "from source_base import Base\n\nclass Child(Base):\n    pass\n"
 
 
 @pytest.fixture
@@ -34,28 +31,74 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("source_base", "source_child"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     (tmp_path / "source_base.py").write_text(BASE)
-    (tmp_path / "source_child.py").write_text(CHILD.format(base="source_base"))
+    (tmp_path / "source_child.py").write_text(CHILD)
     return tmp_path
 
 
-def test_the_hash_of_a_class_follows_its_module_and_those_it_inherits_from(modules: Path) -> None:
+def test_source_digest_after_edits_of_a_class_and_its_base(modules: Path) -> None:
     import source_base  # type: ignore[import-not-found]
     import source_child  # type: ignore[import-not-found]
 
-    base, child = digest_of(source_base.Base), digest_of(source_child.Child)
+    edited_base, edited_child = BASE.replace("pass", "x = 1"), CHILD.replace("pass", "y = 1")
+    base, child = source_digest(source_base.Base), source_digest(source_child.Child)
     assert base != child
-    (modules / "source_child.py").write_text(CHILD.format(base="source_base") + "EDITED = 1\n")
-    assert digest_of(source_base.Base) == base
-    edited = digest_of(source_child.Child)
-    assert edited != child
-    (modules / "source_base.py").write_text(BASE + "EDITED = 1\n")
-    assert digest_of(source_base.Base) != base
-    assert digest_of(source_child.Child) not in (child, edited)
-    (modules / "source_child.py").write_text(CHILD.format(base="source_base"))
+    (modules / "source_child.py").write_text(edited_child)
+    edited = source_digest(source_child.Child)
+    assert (source_digest(source_base.Base) == base, edited != child) == (True, True)
+    (modules / "source_base.py").write_text(edited_base)
+    assert source_digest(source_base.Base) != base
+    assert source_digest(source_child.Child) not in (child, edited)
+    (modules / "source_child.py").write_text(CHILD)
     (modules / "source_base.py").write_text(BASE)
-    assert (digest_of(source_base.Base), digest_of(source_child.Child)) == (base, child), "an edit that is undone"
+    assert (source_digest(source_base.Base), source_digest(source_child.Child)) == (base, child), "the edit is undone"
     (modules / "source_base.py").unlink()
-    assert digest_of(source_base.Base) != base
+    assert source_digest(source_base.Base) != base
+
+
+TWO = """import math
+from entrobench import Control
+BOUND = 1.0
+OTHER = 2.0
+
+def clipped(x):
+    return min(x, BOUND)
+
+class First(Control):
+    def weights(self, old, advantages_T, batch):
+        return clipped(advantages_T)
+
+class Second(Control):
+    share: float = OTHER
+
+METHODS = {"first": First, "second": Second}
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "changed"),
+    [
+        ("BOUND = 1.0", "BOUND = 1.5", {"First"}),
+        ("min(x", "max(x", {"First"}),
+        ("OTHER = 2.0", "OTHER = 2.5", {"Second"}),
+        ("share: float", "part: float", {"Second"}),
+        ("import math\n", "import math\nprint('imported')\n", {"First", "Second"}),
+        ("import math\n", "import cmath\n", set()),
+        ("METHODS = {", "class Third(Control):\n    pass\n\nMETHODS = {'third': Third, ", set()),
+    ],
+)
+def test_source_digest_of_two_methods_of_one_file(
+    before: str, after: str, changed: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "source_two", raising=False)
+    (tmp_path / "source_two.py").write_text(TWO)
+    import source_two  # type: ignore[import-not-found]
+
+    digests = {cls: source_digest(cls) for cls in (source_two.First, source_two.Second)}
+    assert len({*digests.values()}) == 2
+    assert before in TWO
+    (tmp_path / "source_two.py").write_text(TWO.replace(before, after, 1))
+    assert {cls.__name__ for cls, digest in digests.items() if source_digest(cls) != digest} == changed
 
 
 HELPED = """import sys, torch, yaml
@@ -65,73 +108,70 @@ import baselines.clip_b as clips
 from entrobench import Control
 from harness.methods.verbs import View
 from source_helpers import CONSTANT, function
+import source_unused
 if TYPE_CHECKING:
     from source_unseen import Type
 
 class Helped(Control):
+    share = CONSTANT, clips.ClipB, yaml.safe_load
     def weights(self, old, advantages_T, batch):
         import source_late
+        return function()
 """
 
 
-def test_the_hash_of_a_class_follows_what_its_module_imports(modules: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Count methods and the modules next to a plugin, for any imported name, and no installed packages."""
-    names = ("source_helpers", "source_deep", "source_late", "source_unseen")
+def test_source_digest_after_edits_of_modules_that_a_class_uses(modules: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Count what is used of methods and of modules next to a plugin, and no installed packages."""
+    names = ("source_helpers", "source_deep", "source_late", "source_unseen", "source_unused")
     for name in (*names, "source_helped"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     for name in names:
         (modules / f"{name}.py").write_text("CONSTANT = 1\n")
-    (modules / "source_helpers.py").write_text("from source_deep import CONSTANT\nimport numpy\ndef function(): pass\n")
+    (modules / "source_helpers.py").write_text(
+        "from source_deep import CONSTANT\nimport numpy\ndef function(): return numpy.e\n"
+    )
     (modules / "source_helped.py").write_text(HELPED)
     import source_helped  # type: ignore[import-not-found]
 
-    asked: set[str] = set()
-    digest = source_digest.module_digests
-
-    def heard(name: str) -> tuple[str, str]:
-        asked.add(name)
-        return digest(name)
-
-    monkeypatch.setattr(source_digest, "module_digests", heard)
-    first = digest_of(source_helped.Helped)
-    assert asked == {"source_helped", "source_helpers", "source_deep", "baselines.clip_b"}
-    for name in names:
-        (modules / f"{name}.py").write_text((modules / f"{name}.py").read_text() + "EDITED = 1\n")
-        second = digest_of(source_helped.Helped)
-        assert (second != first) == (name in asked)
+    first = source_digest(source_helped.Helped)
+    for name, counts in zip(names, (True, True, False, False, False), strict=True):
+        text = (modules / f"{name}.py").read_text()
+        (modules / f"{name}.py").write_text(text.replace("= 1", "= 2").replace("numpy.e", "numpy.pi"))
+        second = source_digest(source_helped.Helped)
+        assert (second != first) == counts, name
         first = second
     (modules / "source_helped.py").write_text("half a (")
-    assert digest_of(source_helped.Helped) != first
+    assert source_digest(source_helped.Helped) != first
 
 
-def test_what_methods_and_tasks_have_of_others_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_digests_of_all_methods_and_tasks_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     classes: list[type] = [*method_classes(baselines.METHODS).values(), *tasks.TASKS.values()]
-    before = {cls: digest_of(cls) for cls in classes}
-    assert len(set(before.values())) == len({cls.__module__ for cls in classes})
-    digest = source_digest.module_digests
-    for module in ("baselines.clip_b", "tasks.math", "harness.methods.verbs"):
+    before = {cls: source_digest(cls) for cls in classes}
+    assert len({*before.values()}) == len(classes)
+    parsed = source_digests.parsed
 
-        def edited(name: str, module: str = module) -> tuple[str, str]:
-            text, tree = digest(name)
-            return text, tree + "x" * (name == module)
+    def edited(name: str, *stamp: Any) -> source_digests.Module:
+        module = parsed(name, *stamp)
+        more = source_digests.Statement((0, 0), "another", frozenset())
+        return Module(module.bound, [*module.others, more]) if name == "baselines.clip_b" else module
 
-        monkeypatch.setattr(source_digest, "module_digests", edited)
-        changed = {cls for cls in classes if digest_of(cls) != before[cls]}
-        above = {cls for cls in classes if module in {base.__module__ for base in cls.__mro__}}
-        calling = {baselines.ClipServo} if module == "baselines.clip_b" else set()
-        assert changed == (set() if module == "harness.methods.verbs" else above | calling)
-        assert len(above) > 1
+    monkeypatch.setattr(source_digests, "parsed", edited)
+    changed = {cls for cls in classes if source_digest(cls) != before[cls]}
+    above = {cls for cls in classes if "baselines.clip_b" in {base.__module__ for base in cls.__mro__}}
+    assert changed == above | {baselines.ClipServo}
+    assert len(above) > 1
 
 
 def test_a_cell_names_its_components() -> None:
     options = ["methods=[grpo,'ppo+clip_v(share=0.1)']", "eval.tasks=[countdown,gsm8k,'countdown(count=4)']"]
     grpo, other = matrix.cells(config.load_config("demo", ["seeds=[0]", *options]))
-    assert grpo.components.keys() == {"grpo", "countdown", "gsm8k"}
-    assert other.components.keys() == {"ppo", "clip_v", "countdown", "gsm8k"}
-    assert other.sources["clip_v"] == digest_of(method_classes(baselines.METHODS)["clip_v"])
+    assert grpo.sources.keys() == {"grpo", "countdown", "gsm8k"}
+    assert other.sources.keys() == {"ppo", "clip_v", "countdown", "gsm8k"}
+    assert other.sources["clip_v"] == source_digest(method_classes(baselines.METHODS)["clip_v"])
 
 
-def test_a_task_of_a_plugin_is_a_component(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cells_after_an_edit_of_a_task_of_a_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the cells of that task change; its problems count as its code does."""
     plugin = shutil.copytree(REPOSITORY / "tests/tasks/plugin_example/sums_example", tmp_path / "sums_example")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "sums_example", raising=False)
@@ -139,12 +179,18 @@ def test_a_task_of_a_plugin_is_a_component(tmp_path: Path, monkeypatch: pytest.M
         "smoke", ["methods=[grpo]", "plugins=[sums_example]", "tasks=[countdown,example_sums]"]
     )
     ours, theirs = matrix.cells(settings)
-    assert (ours.components.keys(), theirs.components.keys()) == ({"grpo", "countdown"}, {"grpo", "example_sums"})
-    before = ours.sources, theirs.sources
+    assert (ours.sources.keys(), theirs.sources.keys()) == ({"grpo", "countdown"}, {"grpo", "example_sums"})
+    assert ("problems" in ours.identity, theirs.identity["problems"].keys()) == (False, {"example_sums"})
     with open(plugin / "__init__.py", "a") as module:
-        module.write("EDITED = 1\n")
-    assert ours.sources == before[0]
-    assert edited_components(before[1], theirs.sources) == ["example_sums"]
+        module.write("print(end='')\n")
+    same, edited = matrix.cells(settings)
+    assert (same.id == ours.id, edited.id == theirs.id) == (True, False)
+    assert changed_parts(theirs.identity, edited.identity) == ["example_sums"]
+    problems = sys.modules["sums_example"].Sums.problems
+    monkeypatch.setattr(sys.modules["sums_example"].Sums, "problems", lambda *given: problems(*given)[::-1])
+    same, other = matrix.cells(settings)
+    assert (same.id == ours.id, other.id == edited.id) == (True, False)
+    assert changed_parts(other.identity, edited.identity) == ["example_sums"]
     monkeypatch.delitem(sys.modules, "sums_example")
 
 
@@ -180,33 +226,16 @@ class Base:
 """
 
 
-def test_comments_docstrings_and_layout_are_no_edit(modules: Path) -> None:
+def test_source_digest_of_other_comments_docstrings_and_layout(modules: Path) -> None:
     (modules / "source_base.py").write_text(CODE)
     import source_base
 
-    before = digest_of(source_base.Base)
+    before = source_digest(source_base.Base)
     (modules / "source_base.py").write_text(SAME_CODE)
-    after = digest_of(source_base.Base)
-    assert before != after, "the texts differ"
-    assert same_source(before, after)
-    assert edited_components({"mine": before}, {"mine": after}) == []
-    (modules / "source_base.py").write_text(CODE.replace(".3f", ".2f"))
-    assert not same_source(before, digest_of(source_base.Base))
-    (modules / "source_base.py").write_text(CODE.replace("of ", "in "))
-    assert not same_source(before, digest_of(source_base.Base))
-
-
-def test_records_of_earlier_versions_hold_the_digest_of_the_text_alone(modules: Path) -> None:
-    import source_base
-
-    assert (modules / "source_base.py").exists()
-    present = digest_of(source_base.Base)
-    text, _, tree = present.partition("-")
-    assert (len(text), len(tree)) == (12, 12)
-    assert same_source(text, present)
-    assert not same_source(tree, present)
-    assert edited_components({"mine": text}, {"mine": present}) == []
-    assert edited_components({"mine": "0123456789ab"}, {"mine": present}) == ["mine"]
+    assert source_digest(source_base.Base) == before
+    for old, new in ((".3f", ".2f"), ("of ", "in ")):
+        (modules / "source_base.py").write_text(CODE.replace(old, new))
+        assert source_digest(source_base.Base) != before
 
 
 ALL_SYNTAX = r"""
@@ -241,7 +270,7 @@ class C(B, metaclass=M):
 
 def test_the_digest_of_a_tree_is_the_same_in_every_version_of_python() -> None:
     """The tree is written by hand, since the output of ast.dump and ast.unparse depends on the version."""
-    tree = source_digest.canonical(ast.parse(ALL_SYNTAX))
+    tree = source_digests.canonical_text(ast.parse(ALL_SYNTAX))
     assert hashlib.sha256(tree.encode()).hexdigest()[:12] == "7727531d579e"
     assert tree.isascii()
     assert "docstring" not in tree

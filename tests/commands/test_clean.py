@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import os
 import socket
@@ -12,27 +13,27 @@ from pathlib import Path
 import pytest
 
 from harness import cli, config
-from harness.cells import attempts, lease, provenance
+from harness.cells import lease
 from harness.cells.state import State
 from harness.matrix import cells, claim
 
+OLD = "clip_b-of-old-code"
 GONE = 2**22 + 1  # no process has such a number
 
 
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
-    """Returns a results folder with two cells of the smoke matrix, two of others, and what was left over."""
+    """Return a results folder with two cells of the smoke matrix, two of other settings, and one of old code."""
     ours, others = (config.load_config("smoke", [f"results={tmp_path}", *more]) for more in ([], ["train.lr=0.5"]))
     claim(ours)
     for cell in (*cells(ours), *cells(others)):
         cell.spec.write(cell.folder)
-        attempt = provenance.begin_attempt(cell.folder, {"grpo": "1"}, "cpu", None)
         State("done").write(cell.folder)
-    aside = attempts.set_aside(
-        cells(ours)[0].folder, provenance.begin_attempt(cells(ours)[0].folder, {"grpo": "1"}, "cpu", None)
+    present = cells(ours)[1].spec
+    old = dataclasses.replace(
+        present, identity={**present.identity, "source": {**present.identity["source"], "clip_b": "1"}}
     )
-    assert aside.is_dir()
-    assert attempt.sources
+    old.write(ours.folder / OLD)
     folder = ours.folder
     (folder / f".matrix.json.{GONE}").write_text("half")
     (folder / f".matrix.json.{os.getpid()}").write_text("half, and a process is at it")
@@ -77,7 +78,7 @@ def test_what_no_configuration_means_goes_and_the_rest_stays(results: Path, caps
     assert files(results) == before - gone
     told = capsys.readouterr().out
     assert told.count("a cell that is not of this configuration") == 2
-    assert told.count("an earlier attempt at a cell") == 1
+    assert told.count("a cell of an earlier version of clip_b\n") == 1
     assert told.count("left by a process that ended while it wrote") == 2
     assert "removed 5 of 5" in told
     clean(results, code=0)
@@ -116,17 +117,13 @@ def test_the_user_is_asked(answer: str, removed: int, results: Path, monkeypatch
 
 
 def test_a_cell_that_a_process_works_on_stays(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ours, other = (
-        cells(config.load_config("smoke", [f"results={results}", *more]))[0].folder for more in ([], ["train.lr=0.5"])
-    )
-    [aside] = attempts.earlier_attempts(ours)
-    with lease.hold(ours), lease.hold(other):
+    other = cells(config.load_config("smoke", [f"results={results}", "train.lr=0.5"]))[0].folder
+    with lease.hold(other):
         clean(results, "--yes", code=0)
     assert other.is_dir()
-    assert aside.is_dir(), "its process may be moving files there"
     told = capsys.readouterr().out
     assert f"{other} is left: process {os.getpid()} on {socket.gethostname()} works on it" in told
-    assert "removed 3 of 5" in told
+    assert "removed 4 of 5" in told
 
 
 def break_marker(folder: Path) -> None:

@@ -31,7 +31,7 @@ from benchmarks.patience import HANG
 from harness import cli
 from harness.base import files, identities
 from harness.base.errors import UserError
-from harness.cells.source_digest import SourceDigests
+from harness.cells.source_digest import source_digest
 from harness.commands import eval as command
 from harness.elsewhere import assess
 from harness.elsewhere.assess import Assessment, EngineOnDemand, Wanted
@@ -279,7 +279,7 @@ def test_mlflow_holds_a_run_for_each_task(
     )
     tags = puzzles.data.tags
     assert (tags["model"], tags["task"], tags["device"]) == ("countdown-tiny", "countdown(target=50)", "cpu")
-    assert tags["source.countdown"] == SourceDigests().of(Countdown)
+    assert tags["source.countdown"] == source_digest(Countdown)
     assert {"code.version", "processor", "version.torch", "attempt"} <= tags.keys()
     asked = Countdown(target=50).problems("test")[:4]
     assert result["metrics"]["avg"] > 0
@@ -306,8 +306,8 @@ def test_other_numbers_have_a_run_of_their_own(
     called(monkeypatch, capsys, *arguments)
     called(monkeypatch, capsys, *arguments, "--problems", "2")
     assert [run.data.params["eval.problems"] for run in held(place)] == ["4", "2"]
-    digest = SourceDigests().of(Countdown)
-    monkeypatch.setattr(SourceDigests, "of", lambda digests, cls: f"{digest}-edited")
+    digest = source_digest(Countdown)
+    monkeypatch.setattr(assess, "source_digest", lambda cls: f"{digest}-edited")
     called(monkeypatch, capsys, *arguments)
     first, _, edited = held(place)
     assert first.data.metrics == edited.data.metrics, "what was sampled is kept"

@@ -34,21 +34,17 @@ class Made:
         self.cells: list[Cell] = cells(self.config)
         self.clock = itertools.count(1000.0, 10.0)
 
-    def end(self, cell: Cell, state: str = "done", last: float = 1.0, *, noted: bool = True, **fields: Any) -> None:
+    def end(self, cell: Cell, state: str = "done", last: float = 1.0, **fields: Any) -> None:
         """Write the records of a cell that has ended, and send them to MLflow; the arguments are those of `write`."""
-        self.write(cell, state, last, noted=noted, **fields)
+        self.write(cell, state, last, **fields)
         sync.sync(cell.folder, self.config.tracking_uri)
 
-    def write(self, cell: Cell, state: str = "done", last: float = 1.0, *, noted: bool = True, **fields: Any) -> None:
-        """Write a cell's records, with the entropy of its last step, and with or without a provenance record.
-
-        `fields`: of that record.
-        """
+    def write(self, cell: Cell, state: str = "done", last: float = 1.0, **fields: Any) -> None:
+        """Write a cell's records, with the entropy of its last step; `fields`: of its provenance record."""
         cell.spec.write(cell.folder)
         log, start = MetricsLog(cell.folder), next(self.clock)
         attempt = provenance.Made(cell.id, start, "0.1.0", "c" * 40, False, cell.sources, {}, "a processor", "cpu")
-        if noted:
-            dataclasses.replace(attempt, **fields).write(cell.folder)
+        dataclasses.replace(attempt, **fields).write(cell.folder)
         evaluated = {"eval/countdown/distinct_answers": 0.25, "eval/countdown/after_answer": 0.125}
         for step, value in enumerate((2.0, last)):
             metrics = {"entropy/mean": value, "weights/dropped": step / 4, "tokens/generated": 100.0}

@@ -90,10 +90,9 @@ def alive() -> Iterator[ExitStack]:
         yield locks
 
 
-def begun(cell: Cell, attempt: str, edited: bool = False) -> None:
-    """Notes what made a cell: an earlier source of its method, or the present one."""
-    sources = {**cell.sources, **({cell.method: "as it was"} if edited else {})}
-    Made(attempt, 0.0, None, None, None, sources, {}, "a processor", "cpu").write(cell.folder)
+def begun(cell: Cell, attempt: str) -> None:
+    """Note what made a cell."""
+    Made(attempt, 0.0, None, None, None, cell.sources, {}, "a processor", "cpu").write(cell.folder)
 
 
 def leave(cell: Cell, state: str, steps: int, reason: str | None = None, durable: int = -1, device: str = "") -> None:
@@ -230,8 +229,6 @@ def test_a_cell_that_restarts_is_reported_and_fed_from_its_first_step(
     anew, failed, *others = cells
     for cell in others:
         leave(cell, "done", 4)
-    leave(anew, "done", 4, durable=4)
-    begun(anew, "first", edited=True)
     leave(failed, "failed", 3, "its process ended by SIGKILL", durable=2)
     begun(failed, "only")
     view, terminal = in_a_terminal(cells, monkeypatch)

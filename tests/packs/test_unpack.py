@@ -64,7 +64,7 @@ def test_finished_cells_are_put_and_run_does_the_rest(tmp_path: Path) -> None:
     ours, counts = received(tmp_path, sent(tmp_path, 0, 1, 2))
     assert counts == Unpacked(put=3, failed=1)
     assert states(ours) == ["done"] * 3 + ["planned"] * 3
-    assert unfinished(ours.cells, keep_stale=False) == ours.cells[3:]
+    assert unfinished(ours.cells) == ours.cells[3:]
     sender = Made(tmp_path / "sender", NO_STORE)
     for theirs, cell in zip(sender.cells[:3], ours.cells[:3], strict=True):
         assert records(cell.folder) == records(theirs.folder)

@@ -191,41 +191,6 @@ def test_answers_that_were_changed_are_left_out_and_named(tmp_path: Path, mlflow
         assert "does not fit its sum" in page.render_page(each)
 
 
-def test_what_another_source_made_is_drawn_with_a_mark(tmp_path: Path, mlflow_uri: str) -> None:
-    settings = ["name=matrix", "methods=[grpo,clip_b]", "baseline=clip_b", "seeds=[0,1]", "eval.k=2", "eval.samples=4"]
-    config = configs.load_config("smoke", [*settings, f"tracking.uri={mlflow_uri}", f"results={tmp_path / 'results'}"])
-    matrix = cells(config)
-
-    def content_now(edited: dict[str, str]) -> PageContent:
-        for cell in matrix:
-            fill(cell.folder, cell.spec, ["countdown"], config.methods.index(cell.method))
-            sources = {**cell.sources, **(edited if (cell.method, cell.seed) == ("clip_b", 1) else {})}
-            # Of two attempts at a cell the newest that is done counts.
-            attempt, began = f"attempt {len(edited)}", BEGAN + len(edited)
-            Made(attempt, began, None, None, None, sources, {}, "a processor", "cpu").write(cell.folder)
-            (cell.folder / "mlflow.json").unlink(missing_ok=True)
-            sync.sync(cell.folder, mlflow_uri)
-        return gather.content_of_config(config, matrix, None)
-
-    def named(of: PageContent) -> list[Any]:
-        return [[line[0] for line in each.lines] for each in every_figure(of) if each.header[0] == "method"]
-
-    fresh, kept = content_now({}), content_now({"clip_b": "as it was"})
-    assert (fresh.methods, fresh.baseline, fresh.notes) == (["grpo", "clip_b"], "clip_b", [])
-    assert (kept.methods, kept.baseline) == (["grpo", "clip_b †"], "clip_b †")
-    assert kept.notes == ["† clip_b seed 1: made by another version of clip_b; `entrobench run` runs it again."]
-    assert named(kept) == [[name.replace("clip_b", "clip_b †") for name in names] for names in named(fresh)]
-    assert ["grpo", "clip_b †"] in named(kept)
-    for ours, theirs in zip(every_figure(fresh), every_figure(kept), strict=True):
-        assert [series["x"] for series in ours.series] == [series["x"] for series in theirs.series], (
-            "nothing is left out"
-        )
-        assert {"clip_b"} & {series["name"] for series in theirs.series} == set()
-    page_of = page.render_page(kept)
-    assert kept.notes[0] in html.unescape(page_of)
-    assert "<p>All 4 cells are done.</p>" in page_of
-
-
 def test_a_cell_knows_its_work_and_its_ends(page_content: PageContent) -> None:
     [cell] = page_content.cells[
         (page_content.cells["method"] == "clip_b") & (page_content.cells["seed"] == 1)

@@ -14,6 +14,7 @@ import pytest
 from boards import MOST_DISTINCT, Made, listed, told, trained
 
 from harness import runs
+from harness.base import identities
 from harness.base.errors import UserError
 from harness.cells.outcome import right_distinct
 from harness.cells.state import change
@@ -331,36 +332,45 @@ def test_only_failed_runs_and_a_missing_baseline(
     assert "No cell is of the baseline grpo" in told(capsys, "--experiment", "made", *at)
 
 
-def test_a_done_cell_without_provenance_is_described_alike_by_folder_and_table(
-    tmp_path: Path, mlflow_uri: str, at: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    made = Made(tmp_path, mlflow_uri)
-    for number, cell in enumerate(made.cells):
-        made.end(cell, noted=number > 0)
-    publish(made.config, made.cells)
-    states = [cell.progress() for cell in made.cells]
-    assert [(each.state, each.reason) for each in states] == [
-        ("outdated", "made by unknown code (no record of it was kept)"),
-        *[("done", None)] * 5,
-    ]
-    rows = {row["method"]: row["flags"] for row in trained(listed(capsys, "--experiment", "made", *at))}
-    assert rows == {"grpo": ["made by unknown code (no record of it was kept)"], "clip_b": [], "ppo": []}
-    made.end(made.cells[1], "failed", noted=False)  # of an attempt that failed, MLflow has no numbers
-    (made.cells[1].folder / "made.json").unlink()
-    assert made.cells[1].progress().state == "failed"
+def test_done_cell_without_a_record_of_its_attempt_is_named(tmp_path: Path) -> None:
+    made = Made(tmp_path, "sqlite://")
+    cell = made.write_all().cells[0]
+    for damage, why in ((Path.unlink, "it is missing"), (lambda path: path.write_text("{}"), "it must hold attempt, ")):
+        damage(cell.folder / "made.json")
+        progress = cell.progress()
+        assert progress.state == "failed"
+        assert str(progress.reason).startswith(f"{cell.folder / 'made.json'} is damaged: {why}")
 
 
-def test_runs_of_an_older_source_are_flagged_without_a_summary_too(
-    tmp_path: Path, mlflow_uri: str, at: list[str], capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("with_config", [True, False])
+def test_runs_of_an_earlier_version_are_left_out_and_counted(
+    with_config: bool, tmp_path: Path, mlflow_uri: str, at: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Two seeds of clip_b by its earlier version, of which only one was run again."""
     made = Made(tmp_path, mlflow_uri)
+    clips = [cell for cell in made.cells if cell.method == "clip_b"]
+    for cell in clips:
+        spec = cell.spec
+        sources = {**cell.sources, "clip_b": "0123456789abcdef"}
+        identity = {**spec.identity, "source": sources}
+        old = dataclasses.replace(spec, id=identities.key(identity), identity=identity)
+        made.write(cell, sources=sources)
+        folder = cell.folder.rename(cell.folder.with_name(f"old-{cell.seed}"))
+        old.write(folder)
+        sync.sync(folder, mlflow_uri)
     for cell in made.cells:
-        made.end(cell)
-    with store.store(mlflow_uri, write=True) as client, reader(mlflow_uri) as source:
-        oldest, *_ = Experiment(source, "made", mlflow_uri).runs
-        client.set_tag(oldest.id, "source.grpo", "another")
-    rows = {row["method"]: row["flags"] for row in trained(listed(capsys, "--experiment", "made", *at))}
-    assert rows == {"grpo": ["made by another version of grpo"], "clip_b": [], "ppo": []}
+        if cell is not clips[1]:
+            made.end(cell)
+    given = ["--experiment", "made", *at]
+    if with_config:
+        given = ["smoke", f"tracking.uri={mlflow_uri}", "name=made", "methods=[grpo,clip_b,ppo]", "seeds=[0,1]"]
+    assert "2 runs of an earlier version of clip_b are left out." in told(capsys, *given)
+    rows = {row["method"]: row for row in trained(listed(capsys, *given))}
+    assert {name: (row["seeds_done"], row["seeds_expected"]) for name, row in rows.items()} == {
+        "grpo": (2, 2),
+        "clip_b": (1, 2),
+        "ppo": (2, 2),
+    }
 
 
 def test_the_newest_complete_attempt_counts_and_a_later_failure_does_not(
