@@ -22,7 +22,7 @@ HERE = ["hardware.device=cpu", "rollout.engine=embedded"]  # independent of the 
 # What all versions of the first and of the last cell of shipped configurations have in common. It may change only with
 # a setting that changes results; all finished cells are then trained again, so a change here must be meant.
 KEYS = {
-    "demo": ("000", "000"),
+    "demo": ("6e2b008da699", "9df760a17181"),
     "demo-tuned": ("b702229fcf66", "95d126ed255d"),
     "smoke": ("d8ae1bd1a947", "dc7748b58336"),
     "field": ("381828fce317", "aee483e05267"),
