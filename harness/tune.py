@@ -30,8 +30,7 @@ from harness.table.leaderboard import LeaderboardRow
 from harness.table.render import as_markdown
 from harness.terminal.layout import boxed, console, visible, width_of
 
-TABLE = "candidates.md"  # next to the file of the choice
-CHOSEN, TOO_LOW, BROKEN = "chosen", "Avg@K too low", "not done"
+TOO_LOW, BROKEN = "Avg@K too low", "not done"
 
 
 @dataclass(frozen=True)
@@ -172,7 +171,7 @@ def choose(config: Config, rows: Sequence[LeaderboardRow]) -> tuple[list[list[st
         if each.avg_at_k is None or each.pass_at_k is None:
             lines.append([each.spec, each.method, "", "", BROKEN])
             continue
-        mark = CHOSEN if choice[each.method] is each else ""
+        mark = configs.CHOSEN if choice[each.method] is each else ""
         if not mark and not is_near(each, baseline_avg, slack):
             mark = TOO_LOW
         lines.append([each.spec, each.method, f"{each.avg_at_k:.3f}", f"{each.pass_at_k:.3f}", mark])
@@ -196,5 +195,5 @@ def write_choice(config: Config, lines: Sequence[Sequence[str]], choice: Mapping
     )
     files.write_text(path, heading + yaml.safe_dump(record, sort_keys=False))
     title = f"Candidates of {config.name}, validation problems, seeds {', '.join(map(str, config.tune.seeds))}"
-    files.write_text(path.with_name(TABLE), as_markdown(title, lines))
+    files.write_text(path.with_name(configs.CANDIDATES), as_markdown(title, lines))
     return path

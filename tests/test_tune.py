@@ -14,6 +14,7 @@ import baselines
 from harness import config as configs
 from harness import runs
 from harness.base.errors import UserError
+from harness.cells.spec import training_key
 from harness.config import Config
 from harness.matrix import cells
 from harness.methods.composition import Method
@@ -102,12 +103,14 @@ def test_a_tuned_matrix_needs_its_choice(tmp_path: Path) -> None:
 
 
 def write_choice_by_hand(tmp_path: Path, methods: dict[str, str], *overrides: str) -> None:
-    """Write a file of a choice that fits the candidates of a configuration, whoever chose these methods."""
+    """Write a choice that fits the candidates of a configuration, with the table that it seems to follow from."""
     config = loaded(tmp_path, *overrides)
     record = {"methods": methods, **configs.tuning_rules(config)}
     path = configs.choice_path(config)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(record))
+    rows = "".join(f"| {spec} | {method} | 0.5 | 0.5 | chosen |\n" for method, spec in methods.items())
+    path.with_name("candidates.md").write_text(rows)
 
 
 @pytest.mark.parametrize(
@@ -130,6 +133,18 @@ def test_a_choice_that_is_not_of_a_fair_search_is_refused(
     with pytest.raises(UserError) as raised:
         loaded(tmp_path, "ruleset=tuned", *overrides, with_choice=True)
     assert sentence in str(raised.value)
+
+
+def test_a_choice_that_its_table_does_not_mark_is_refused(tmp_path: Path) -> None:
+    write_choice_by_hand(tmp_path, {"grpo": "grpo", "clip_b": "clip_b(share=0.01)"})
+    path = configs.choice_path(loaded(tmp_path))
+    path.write_text(path.read_text().replace("clip_b: clip_b(share=0.01)", "clip_b: clip_b(share=0.05)"))
+    edited = r"names 'clip_b\(share=0.05\)' for 'clip_b', but by .* the rule chose 'clip_b\(share=0.01\)'; `entrobench"
+    with pytest.raises(UserError, match=edited):
+        loaded(tmp_path, "ruleset=tuned", with_choice=True)
+    path.with_name("candidates.md").unlink()
+    with pytest.raises(UserError, match=r"candidates\.md is missing, by which a choice"):
+        loaded(tmp_path, "ruleset=tuned", with_choice=True)
 
 
 def test_a_tuned_matrix_may_run_some_of_the_chosen_methods(tmp_path: Path) -> None:
@@ -174,9 +189,9 @@ def test_the_matrix_of_the_candidates_of_the_demo(tmp_path: Path) -> None:
         ],
     )
     assert [cell.id for cell in cells(matrix)] == [cell.id for cell in cells(by_hand)]
-    ids = {cell.id for cell in cells(matrix)}
+    keys = {training_key(cell.identity)[:12] for cell in cells(matrix)}
     # As they were run in the round of results/reference/demo-tune: grpo, and clip_b(share=0.02), each with seed 102.
-    assert {"9eee552761fb", "9c784858fd64"} <= ids
+    assert {"6ba8afee5bec", "f7d82a560182"} <= keys
 
 
 def test_some_of_the_methods_are_tuned_with_their_candidates_alone() -> None:

@@ -18,6 +18,7 @@ from harness.cells.source_digest import harness_digest
 
 FILE = "made.json"
 BASE_MODEL_TAG, HARNESS_TAG = "model.digest", "code.harness"
+VERSION_TAG, ROUNDING_TAG = "version.", "rounding."  # beginnings of tags
 PACKAGES = ("torch", "transformers", "lm-eval", "math-verify")
 
 
@@ -36,6 +37,8 @@ class Made:
     device: str  # cpu or cuda
     base_model: str | None = None  # the digest of its weights and tokenizer, or its commit on the hub
     harness: str | None = None  # the hash of the source of the harness; None in records of earlier versions
+    # Of the hardware, what decides the order of floating-point sums; empty in records of earlier versions.
+    rounding: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def read(cls, folder: Path) -> Made | None:
@@ -52,8 +55,8 @@ class Made:
                 needed.add(declared.name)
         if not isinstance(record, dict) or not needed <= record.keys() <= set(names):
             raise Damaged(path, f"it must hold {', '.join(names)}")
-        kinds = {"attempt": str, "started": int | float, "sources": dict, "versions": dict}
-        wrong = [name for name, kind in kinds.items() if not isinstance(record[name], kind)]
+        kinds = {"attempt": str, "started": int | float, "sources": dict, "versions": dict, "rounding": dict}
+        wrong = [name for name, kind in kinds.items() if name in record and not isinstance(record[name], kind)]
         if wrong:
             raise Damaged(path, f"{', '.join(wrong)} is not what it must be")
         return cls(**record)
@@ -84,7 +87,9 @@ class Made:
         for name, digest in self.sources.items():
             tags[f"source.{name}"] = digest
         for name, version in self.versions.items():
-            tags[f"version.{name}"] = version
+            tags[f"{VERSION_TAG}{name}"] = version
+        for name, value in self.rounding.items():
+            tags[f"{ROUNDING_TAG}{name}"] = value
         return {key: value for key, value in tags.items() if value is not None}
 
 
@@ -97,11 +102,12 @@ def begin_attempt(
     *,
     base_model: str | None = None,
     harness: str | None = None,
+    rounding: Mapping[str, str] | None = None,
 ) -> Made:
     """Write the record of a new attempt.
 
     `gpu`: the name of the device if it is one. `engine`: the packages that sample. `harness`: the hash of its source as
-    it was imported; None for the present one.
+    it was imported; None for the present one. `rounding`: as in the record.
     """
     commit, dirty = checkout(Path(__file__).parents[2])
     versions: dict[str, str] = {}
@@ -122,6 +128,7 @@ def begin_attempt(
         device=device,
         base_model=base_model,
         harness=harness or harness_digest(),
+        rounding=dict(rounding or {}),
     )
     made.write(folder)
     return made

@@ -96,6 +96,8 @@ TUNE_SUFFIX = "-tune"  # of the matrix of the candidates
 # cell would be shared, and belong to two rulesets.
 TUNED_SUFFIX = "-tuned"
 CHOICE = "choice.yaml"
+CANDIDATES = "candidates.md"  # next to it: the table of the candidates, in which the chosen ones have a mark
+CHOSEN = "chosen"
 # Keys that are never axes: results do not depend on them, or (ruleset, tune) only by way of the methods.
 NO_AXES = (
     *("name", "results", "baseline", "ruleset", "tune"),
@@ -207,6 +209,7 @@ def include_choice(config: Config) -> None:
         if record.get(key) != value:
             raise UserError(f"{short(str(path))} was chosen by other tune.{key}; `entrobench tune` chooses again")
     check_candidate_counts(config)
+    marked = marked_candidates(path.with_name(CANDIDATES))
     for method in (*config.methods, config.baseline):
         if method not in chosen:
             raise UserError(f"{short(str(path))} has no choice for {shown(method)}; {nearest(method, chosen)}")
@@ -216,10 +219,30 @@ def include_choice(config: Config) -> None:
                 f"{short(str(path))} names {shown(chosen[method])} for {shown(method)}, which is none of its "
                 f"candidates; {nearest(chosen[method], candidates)}"
             )
+        if marked.get(method) != chosen[method]:
+            raise UserError(
+                f"{short(str(path))} names {shown(chosen[method])} for {shown(method)}, but by the scores in "
+                f"{CANDIDATES} next to it the rule chose {shown(marked.get(method, 'none'))}; `entrobench tune` writes "
+                "both"
+            )
     config.methods = [chosen[method] for method in config.methods]
     config.baseline = chosen[config.baseline]
     config.name += TUNED_SUFFIX
     check_names(config)  # again: the suffix may make the name too long
+
+
+def marked_candidates(table: Path) -> dict[str, str]:
+    """Return the candidates that a table marks as chosen, by method."""
+    if not table.is_file():
+        raise UserError(
+            f"{short(str(table))} is missing, by which a choice of `entrobench tune` is checked; keep both files"
+        )
+    marked = {}
+    for line in table.read_text().splitlines():
+        cells = [re.sub(r"\\(.)", r"\1", cell.strip()) for cell in line.strip("|").split(" | ")]
+        if len(cells) > 2 and cells[-1] == CHOSEN:
+            marked[cells[1]] = cells[0]
+    return marked
 
 
 def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from harness.cells.source_digest import harness_digest, source_digest
 from harness.cells.spec import CellSpec, changed_parts
 from harness.cells.state import State
 from harness.cells.status_writer import StatusWriter
-from harness.config import OWN, TRL
+from harness.config import OWN, TRL, Hardware
 from harness.methods.composition import method_classes
 from harness.methods.refusals import TRL_DISTRIBUTIONS
 from harness.rollout import choice, digests, models
@@ -216,10 +216,28 @@ def begin(folder: Path, spec: CellSpec, status: StatusWriter, *, lost: bool = Fa
         packages = [*choice.DISTRIBUTIONS] if spec.config.rollout.engine == "vllm" else []
         if spec.config.train.backend == TRL:
             packages += TRL_DISTRIBUTIONS
-        provenance.begin_attempt(folder, sources, device, gpu, packages, base_model=base_model, harness=HARNESS)
+        provenance.begin_attempt(
+            folder,
+            sources,
+            device,
+            gpu,
+            packages,
+            base_model=base_model,
+            harness=HARNESS,
+            rounding=rounding(spec.config.hardware, device),
+        )
     before = State.read(folder)
     State("running", seconds=before.seconds).write(folder)
     return True
+
+
+def rounding(hardware: Hardware, device: str) -> dict[str, str]:
+    """Return what decides the order of floating-point sums, apart from the processor and the libraries."""
+    values = {"micro_tokens": str(hardware.micro_tokens)}
+    if device == "cpu":
+        # By torch, since an environment variable may choose a smaller set than the processor has.
+        values |= {"instructions": torch.backends.cpu.get_cpu_capability(), "threads": str(hardware.threads)}
+    return values
 
 
 def check_version(spec: CellSpec) -> dict[str, str]:

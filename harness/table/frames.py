@@ -21,6 +21,7 @@
 | flags | sentences about the problems, and about training without a signal |
 | device, version | cpu or cuda; version and commit of the code |
 | harness, base_model | the hash of the harness, the digest of the base model |
+| libraries, rounding | versions of what computes; instruction set, threads and micro-batch |
 | ruleset | published or tuned: how the options of methods were chosen |
 | checked | of a pack: reported, judged again or replayed |
 | trainer | `trl`, if `train.backend` is not our own |
@@ -61,7 +62,7 @@ from harness.base.errors import UserError
 from harness.cells import source_digest
 from harness.cells.no_signal import NO_SIGNAL
 from harness.cells.outcome import right_distinct
-from harness.cells.provenance import BASE_MODEL_TAG, HARNESS_TAG, sources_in
+from harness.cells.provenance import BASE_MODEL_TAG, HARNESS_TAG, ROUNDING_TAG, VERSION_TAG, sources_in
 from harness.config import OWN, PUBLISHED, setting_label
 from harness.matrix import BACKEND_AXIS
 from harness.rollout.digests import SHOWN
@@ -87,7 +88,7 @@ KEYS = ("method", "task", "model", "setting", "seed", "evaluated", "cell", "mome
 EVALUATION_MEASURES = ("length", "distinct", "distinct_answers", "after_answer")
 CELL_MEASURES = ("dropped", "hours", "tokens")
 NUMBERS = ("entropy_first", "entropy_last", *EVALUATION_MEASURES, *CELL_MEASURES, "collapsed")
-TEXTS = ("device", "version", "harness", "base_model", "ruleset", "checked", "trainer")
+TEXTS = ("device", "version", "harness", "base_model", "libraries", "rounding", "ruleset", "checked", "trainer")
 COLUMNS = (*KEYS, *NUMBERS, "flags", *TEXTS)
 
 Axes = tuple[str, str, str, tuple[tuple[str, str], ...]]  # the values of TABLE
@@ -243,6 +244,8 @@ def measures_of(outcome: Mapping[str, Any], record: Mapping[str, Any], run: Run)
         "version": version_text(run.tags),
         "harness": run.tags.get(HARNESS_TAG, ""),
         "base_model": run.tags.get(BASE_MODEL_TAG, "")[:SHOWN],
+        "libraries": tags_text(run.tags, VERSION_TAG),
+        "rounding": tags_text(run.tags, ROUNDING_TAG),
         "checked": run.tags.get(CHECKED_TAG, ""),
     }
     for name in EVALUATION_MEASURES:
@@ -250,6 +253,12 @@ def measures_of(outcome: Mapping[str, Any], record: Mapping[str, Any], run: Run)
     for name in CELL_MEASURES:
         measures[name] = outcome[name]
     return measures
+
+
+def tags_text(tags: Mapping[str, str], beginning: str) -> str:
+    """Return the tags that begin alike as one text, such as `python 3.13.1, torch 2.9.0`."""
+    names = sorted(key for key in tags if key.startswith(beginning))
+    return ", ".join(f"{key.removeprefix(beginning)} {tags[key]}" for key in names)
 
 
 def version_text(tags: Mapping[str, str]) -> str:
@@ -362,7 +371,7 @@ def before_training(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the row of the base model that a cell began from."""
     kept = (*TABLE, "seed", "cell", "state", "entropy_first", "flags", "version", "harness", "base_model", "ruleset")
     # The entropy of the first step is that of the model before its first update.
-    of_cell = {name: row[name] for name in kept}
+    of_cell = {name: row[name] for name in (*kept, "libraries", "rounding")}
     return of_cell | {"method": BASE_MODEL, "moment": BEFORE}
 
 

@@ -1,4 +1,4 @@
-"""Which methods of a table pool or compare cells of different code or base models; imports no torch."""
+"""Which methods of a table pool or compare cells that were not made alike; imports no torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ REFERENCE = Path(__file__).parents[2] / "results/reference/demo/base_model.json"
 KINDS = {
     "code": "cells were made by different code of the harness",
     "base_model": "cells began from different base models",
+    "libraries": "cells were computed by different versions of libraries",
+    "rounding": "cells were computed with sums in different orders",
 }
+LISTS = ("libraries", "rounding")  # of these, only the parts that differ are named
 
 SeedsByMethod = dict[str, list[int]]
 
@@ -62,6 +65,10 @@ def names_of_values(methods: Mapping[str, DataFrame], kind: str) -> dict[str, st
                 names[value] = " ".join(filter(None, (version, digits)))
             else:
                 names[value] = value
+    if kind in LISTS:
+        parts = {value: value.split(", ") for value in names if value}
+        for value, own in parts.items():
+            names[value] = ", ".join(part for part in own if not all(part in other for other in parts.values()))
     return names
 
 

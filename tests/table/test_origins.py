@@ -14,6 +14,7 @@ from boards import Made, listed, told
 from harness.base.errors import Damaged
 from harness.page import gather, page
 from harness.table import origins
+from harness.table.frames import DONE, cells_frame
 from harness.table.publish import publish
 
 HARNESS, EDITED = "1" * 64, "2" * 64
@@ -121,6 +122,36 @@ def test_a_seed_of_all_methods_from_another_base_model_is_named_once(
     )
     assert [row["mixed"] for row in listed(capsys, *asked(made))] == [[sentence]] * 4
     assert told(capsys, *asked(made), "--format", "md").count(sentence) == 1
+
+
+def test_mixtures_of_libraries_and_of_what_decides_rounding() -> None:
+    """Only parts that differ are named; a record without them differs from none."""
+    libraries = {0: "python 3.13.1, torch 2.9.0", 1: "python 3.13.1, torch 2.8.0", 2: ""}
+    rounding = {
+        0: "instructions AVX2, threads 1",
+        1: "instructions AVX2, threads 1",
+        2: "instructions AVX512, threads 2",
+    }
+    rows = []
+    for seed in range(3):
+        row = {"method": "grpo", "seed": seed, "state": DONE, "libraries": libraries[seed]}
+        rows.append(row | {"rounding": rounding[seed], "harness": HARNESS})
+    rows.append({"method": "ppo", "seed": 0, "state": DONE, **{name: rows[1][name] for name in origins.LISTS}})
+    cells = cells_frame(rows)
+    methods = {name: cells[cells["method"] == name] for name in ("grpo", "ppo")}
+    assert origins.mixtures(methods, "grpo") == [
+        (
+            "cells were computed by different versions of libraries: torch 2.9.0 (grpo: seed 0), torch 2.8.0 (grpo: "
+            "seed 1; ppo: seed 0)",
+            {"grpo", "ppo"},
+        ),
+        (
+            "cells were computed with sums in different orders: instructions AVX2, threads 1 (grpo: seeds 0, 1; ppo: "
+            "seed 0), instructions AVX512, threads 2 (grpo: seed 2)",
+            {"grpo", "ppo"},
+        ),
+    ]
+    assert origins.mixtures({"ppo": methods["ppo"]}, "ppo") == []
 
 
 @pytest.mark.slow
