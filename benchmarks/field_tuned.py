@@ -19,8 +19,8 @@ from typing import Any
 from benchmarks import field
 from benchmarks.field import BASE_MODEL, NEW, REFERENCE, Rows
 from harness.base import safe_yaml
+from harness.config import CANDIDATES as CANDIDATES
 from harness.config import CHOICE, TUNE_SUFFIX, TUNED_SUFFIX
-from harness.tune import TABLE as CANDIDATES
 
 TASKS = {"field-tuned": "Countdown", "field-tuned-coloring": "graph coloring"}  # the matrices, and their tasks in words
 NEW_SEEDS = {f"{matrix}{NEW}": words for matrix, words in TASKS.items()}  # the methods that rule 3 names

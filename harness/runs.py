@@ -28,6 +28,7 @@ from harness.matrix import Cell, cells, claim
 from harness.methods.refusals import backend_obstacle
 from harness.rollout import choice, digests, models
 from harness.terminal.layout import console, visible, width_of
+from harness.terminal.units import plural
 from tasks.data import cache
 
 if TYPE_CHECKING:

@@ -157,7 +157,7 @@ def test_what_is_done_is_not_run_again(matrix: entrobench.Matrix, capsys: pytest
 @pytest.mark.processes
 def test_curves_are_the_records_of_the_cells(matrix: entrobench.Matrix) -> None:
     curves = matrix.curves("entropy/mean", "eval/countdown/avg")
-    assert list(curves.columns) == ["cell", "method", "task", "model", "seed", "outdated", "step", "metric", "value"]
+    assert list(curves.columns) == ["cell", "method", "task", "model", "seed", "step", "metric", "value"]
     told = {(row.cell, row.metric, row.step): row.value for row in curves.itertuples()}
     assert len(told) == len(curves)
     expected = {}
@@ -188,7 +188,7 @@ def test_samples_are_all_responses_to_a_problem(matrix: entrobench.Matrix) -> No
     ids = matrix.samples()
     assert len(ids) == len(set(ids)) == 16
     samples = matrix.samples(ids[3])
-    columns = ["cell", "method", "task", "model", "seed", "outdated", "evaluated", "step"]
+    columns = ["cell", "method", "task", "model", "seed", "evaluated", "step"]
     columns += ["response", "verdict", "answer"]
     assert list(samples.columns) == columns
     assert samples.groupby(["method", "step"]).size().to_dict() == {

@@ -51,7 +51,7 @@ class Made:
         needed = set()
         for declared in dataclasses.fields(cls):
             names.append(declared.name)
-            if declared.default is dataclasses.MISSING:
+            if declared.default is declared.default_factory is dataclasses.MISSING:
                 needed.add(declared.name)
         if not isinstance(record, dict) or not needed <= record.keys() <= set(names):
             raise Damaged(path, f"it must hold {', '.join(names)}")

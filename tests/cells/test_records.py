@@ -12,7 +12,7 @@ import pytest
 from harness import config, matrix
 from harness.base import files
 from harness.base.errors import Damaged
-from harness.cells import checksums, lease, state
+from harness.cells import checksums, lease, provenance, state
 from harness.cells.log import TAIL, MetricsLog, collapse, last_lines
 from harness.cells.spec import CellSpec
 from harness.cells.state import Progress, State
@@ -40,6 +40,7 @@ def test_the_state_changes_by_field(tmp_path: Path) -> None:
         assert Progress.read(tmp_path).state == "running"
     MetricsLog(tmp_path).append(7, 1.0, {"entropy/mean": 0.5})
     checksums.write_checksums(tmp_path)
+    provenance.begin_attempt(tmp_path, {"grpo": "1"}, "cpu", None)
     state.change(tmp_path, state="done", reason=None)
     assert Progress.read(tmp_path) == Progress("done", None, 7, {"entropy/mean": 0.5}, 2.5)
     state.change(tmp_path, collapsed=7)

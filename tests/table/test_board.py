@@ -333,7 +333,7 @@ def test_only_failed_runs_and_a_missing_baseline(
 
 
 def test_done_cell_without_a_record_of_its_attempt_is_named(tmp_path: Path) -> None:
-    made = Made(tmp_path, "sqlite://")
+    made = Made(tmp_path, "sqlite:///unused.db")
     cell = made.write_all().cells[0]
     for damage, why in ((Path.unlink, "it is missing"), (lambda path: path.write_text("{}"), "it must hold attempt, ")):
         damage(cell.folder / "made.json")
@@ -364,7 +364,13 @@ def test_runs_of_an_earlier_version_are_left_out_and_counted(
     given = ["--experiment", "made", *at]
     if with_config:
         given = ["smoke", f"tracking.uri={mlflow_uri}", "name=made", "methods=[grpo,clip_b,ppo]", "seeds=[0,1]"]
-    assert "2 runs of an earlier version of clip_b are left out." in told(capsys, *given)
+    sentence = "2 runs of an earlier version of clip_b are left out."
+    if not with_config:  # without a summary nothing says which options the second seed of clip_b is to have
+        sentence = (
+            "1 run of an earlier version of clip_b is left out.\n"
+            "1 run of another cell with the same settings is left out."
+        )
+    assert sentence in told(capsys, *given)
     rows = {row["method"]: row for row in trained(listed(capsys, *given))}
     assert {name: (row["seeds_done"], row["seeds_expected"]) for name, row in rows.items()} == {
         "grpo": (2, 2),
