@@ -26,7 +26,7 @@ from harness.conformance.computed import (
     twice,
     weights,
 )
-from harness.conformance.declared import MARKS, by_response, needs, silence, token_weights
+from harness.conformance.declared import MARKS, by_response, elsewhere, needs, silence, token_weights
 from harness.conformance.direction import direction
 from harness.conformance.probe import compute_outcome
 from harness.conformance.subject import FINITE, Failed, Finding, Subject, finding_of, first_line_of
@@ -100,6 +100,11 @@ class Check:
 
 CHECKS = {
     "needs": Check(needs, "declare in `needs` what the verbs read, and nothing else (entropy_now: without gradient)"),
+    "elsewhere": Check(
+        elsewhere,
+        "declare reads_answers or reads_sampler if a verb reads the batch's answers_B or behaviour_logp_T, and only "
+        "then; read no sequences, prompt_lengths_B or copy_of_B",
+    ),
     "gradient": Check(
         gradient,
         "leave out float(), item() and data, by which the present policy reaches the loss unseen by autograd; use "

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -37,7 +38,9 @@ from harness.conformance.subject import (
     step_record,
     unevenly,
 )
+from harness.methods.batch import TokenBatch, TokenStats
 from harness.methods.composition import Method, Signal, overrides
+from harness.methods.verbs import Component, View
 from harness.tokens.metrics import of_updates
 
 
@@ -168,10 +171,58 @@ def rewards(subject: Subject) -> str:
     return "only what is right counts" if ignores else "shaped ones reach the advantages"
 
 
+AnyComponent = TypeVar("AnyComponent", bound=Component)
+BEFORE_UPDATE = ("reward", "advantages", "returns", "reshape", "weights", "marks", "metrics")
+EACH_STEP = ("step_marks", "surrogate", "clips", "gate", "term", "update_metrics")
+
+
+def refusing_changes(component: AnyComponent) -> AnyComponent:
+    """Return a component whose verbs may not change a tensor that they receive."""
+
+    def guarded(verb: str) -> Callable[..., Any]:
+        def call(self: Component, *arguments: Any) -> Any:
+            tensors = received(arguments)
+            copies = {name: x.detach().clone() for name, x in tensors.items()}
+            result = getattr(type(component), verb)(self, *arguments)
+            for name, x in tensors.items():
+                require_unchanged(f"{name} of the verb {verb}", x, copies[name])
+            return result
+
+        return call
+
+    verbs = [verb for verb in (*BEFORE_UPDATE, *EACH_STEP) if hasattr(component, verb)]
+    own = {verb: guarded(verb) for verb in verbs if overrides(component, verb)}
+    watched = copy.copy(component)
+    object.__setattr__(watched, "__class__", type(type(component).__name__, (type(component),), own))
+    return watched
+
+
+def received(arguments: Iterable[Any], name: str = "an argument") -> dict[str, Tensor]:
+    """Return the tensors among the arguments of a verb, and in its views, statistics, marks and batches, by name."""
+    tensors = {}
+    for number, x in enumerate(arguments):
+        if isinstance(x, Tensor):
+            tensors[f"{name} ({number})"] = x
+        elif isinstance(x, Mapping):
+            tensors |= received(x.values(), "a mark")
+        elif isinstance(x, View | TokenStats | TokenBatch):
+            tensors |= {key: value for key, value in vars(x).items() if isinstance(value, Tensor)}
+            tensors |= received([value for value in vars(x).values() if isinstance(value, TokenStats | Mapping)])
+    return tensors
+
+
 def twice(subject: Subject) -> str:
-    """Compute the same batch twice, with different global seeds, and compare it with a copy from before."""
+    """Compute the same batch twice, with different global seeds, and see that no verb changes what it receives."""
     method, probe = subject.make(), subject.probe()
-    original = probe.cloned()
+    watched = Method(
+        method.name,
+        (method.base, refusing_changes(method.objective)),
+        {name: refusing_changes(control) for name, control in method.controls.items()},
+    )
+    state = copy.deepcopy(watched.state())
+    own_metrics(watched, probe, compute_outcome(watched, probe))
+    if watched.state() != state:
+        raise Failed("the memory changed before the step was observed")
     outcomes = []
     for seed in range(2):
         torch.manual_seed(seed)
@@ -180,12 +231,6 @@ def twice(subject: Subject) -> str:
         outcomes.append(compute_outcome(method, probe, updates=2))
     if not identical(*outcomes):
         raise Failed("the same batch gives a different loss or gradient the second time")
-    statistics = original.before(method.needs).columns
-    for name, column in outcomes[0].signal.old.columns.items():
-        require_unchanged(f"old.{name}", column, statistics[name])
-    for name, column in vars(probe.batch).items():
-        if isinstance(column, Tensor):
-            require_unchanged(name, column, vars(original.batch)[name])
     return "the same batch gives the same bits, and stays as it was"
 
 

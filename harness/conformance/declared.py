@@ -8,19 +8,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.conformance.computed import factors
-from harness.conformance.probe import Probe, signal_on, with_step_marks
+from harness.base.errors import UserError
+from harness.conformance.computed import factors, own_metrics
+from harness.conformance.probe import Probe, compute_outcome, signal_on, with_step_marks
 from harness.conformance.subject import (
     CLOSE,
     ENTROPIES,
     Failed,
     Subject,
     near,
+    require_equal,
     require_finite,
     step_record,
     unevenly,
 )
-from harness.methods.batch import DeclaredStats, TokenBatch, TokenStats
+from harness.methods.batch import AbsentColumn, DeclaredStats, TokenBatch, TokenStats
 from harness.methods.composition import BEFORE, DURING, Method, Signal
 from harness.methods.verbs import Component
 
@@ -90,6 +92,54 @@ def needs(subject: Subject) -> str:
         raise Failed("'entropy_grad' is declared, and no gradient goes through the present entropy")
     declared = ", ".join(sorted(method.needs)) or "none"
     return f"declared: {declared}; each is used, and nothing else is"
+
+
+def elsewhere(subject: Subject) -> str:
+    """Compare the outcome with that of a batch from another trainer, which has lengths in place of tokens.
+
+    It has answers and the policy that sampled where the method declares that it reads them, and then alone.
+    """
+    for seed in range(2):
+        method, probe = subject.make(), subject.probe(seed)
+        # Every second response is taken for a copy of the one before it.
+        batch = replace(probe.batch, copy_of_B=probe.batch.copy_of_B // 2)
+        probe = replace(probe, batch=batch)
+        without_tokens = TokenBatch.of_lengths(
+            batch.lengths_B,
+            batch.groups_B,
+            batch.rewards_B,
+            batch.right_B,
+            batch.finished_B,
+            batch.budget,
+            answers_B=batch.answers_B if method.reads_answers else None,
+            behaviour_logp_T=batch.behaviour_logp_T if method.reads_sampler else None,
+            seed=batch.seed,
+            progress=batch.progress,
+        )
+        there = replace(probe, batch=without_tokens)
+        expected, actual = compute_outcome(method, probe), compute_outcome(subject.make(), there)
+        require_equal(expected, actual, None, "in another trainer, which has no tokens and knows of no equal responses")
+        here_metrics, there_metrics = own_metrics(method, probe, expected), own_metrics(subject.make(), there, actual)
+        if here_metrics != there_metrics:
+            raise Failed("a metric differs in another trainer, which has no tokens and knows of no equal responses")
+    for name, needed in (("reads_answers", method.reads_answers), ("reads_sampler", method.reads_sampler)):
+        if needed and not reads(subject, name):
+            raise Failed(f"{name} is declared, and no verb reads it")
+    return "the same from lengths in place of tokens"
+
+
+def reads(subject: Subject, declaration: str) -> bool:
+    """Return whether a method fails without a column that it declares to read."""
+    column = {"reads_answers": "answers_B", "reads_sampler": "behaviour_logp_T"}[declaration]
+    absent: dict[str, Any] = {column: torch.empty(0).as_subclass(AbsentColumn)}
+    probe = subject.probe()
+    lacking = replace(probe, batch=replace(probe.batch, **absent))
+    try:
+        outcome = compute_outcome(subject.make(), lacking)
+        own_metrics(subject.make(), lacking, outcome)
+    except UserError:
+        return True
+    return False
 
 
 def learns_from_entropy(method: Method, probe: Probe) -> bool:

@@ -94,6 +94,8 @@ def direction(subject: Subject) -> str:
     for name in method.controls:
         if name not in exempt:
             refuse_slope_of_gate(method, name, subject.probe(drift=MOVED))
+            refuse_reversal(method, name, subject.probe())
+    refuse_repelling_critic(method, subject.probe())
     start = measure_pull(method, subject.probe(drift=0.0))
     moved = measure_pull(method, subject.probe(drift=MOVED))
     if exempt:
@@ -112,6 +114,36 @@ def direction(subject: Subject) -> str:
     if equal_except_rounding(start.gradient_T, start.advantages_T).all():
         return "at ratio 1 that of advantage times log p"
     return f"at ratio 1 {described(start)}, which is the slope of its value"
+
+
+def refuse_reversal(method: Method, name: str, probe: Probe) -> None:
+    """Refuse a control that turns rewards or advantages around, taken over the whole batch."""
+    control, old, batch = method.controls[name], method.before(method.controls[name], probe.old), probe.batch
+    if not control.ignores_rewards:
+        rewards_B = control.reward(batch.rewards_B, old, batch)
+        centered_B = batch.rewards_B - batch.rewards_B.mean()
+        if (centered_B * (rewards_B - rewards_B.mean())).sum() < 0:
+            raise Failed(f"{name} gives right responses lower rewards than wrong ones", "look for a sign in reward")
+    advantages_T = method.objective.advantages(method.before(method.objective, probe.old), batch)
+    if (advantages_T * control.reshape(advantages_T, old, batch)).sum() < 0:
+        raise Failed(f"{name} turns the advantages around", "look for a sign in reshape")
+
+
+def refuse_repelling_critic(method: Method, probe: Probe) -> None:
+    """Refuse a loss of the critic that does not draw each value toward its own target."""
+    if "values" not in method.needs:
+        return
+    returns_T = signal_on(method, probe).returns_T
+    assert returns_T is not None
+    values_T = (probe.values_T + 0.01 * probe.logits_TV[:, 0].sin()).requires_grad_()
+    loss_T = method.objective.value_loss(values_T, probe.values_T, returns_T)
+    (slope_T,) = torch.autograd.grad(loss_T.sum(), values_T, retain_graph=True)
+    (slope_of_one_T,) = torch.autograd.grad(loss_T[0], values_T)
+    advice = "give a loss for each token, which falls as its value comes nearer to its return"
+    if (slope_T * (values_T - returns_T) < 0).any() or not slope_T.any():
+        raise Failed("the critic's loss draws values away from their returns, or nowhere", advice)
+    if slope_of_one_T[1:].any():
+        raise Failed("the critic's loss of one token depends on the values of others", advice)
 
 
 def described(pull: Pull) -> str:

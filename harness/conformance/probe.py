@@ -103,10 +103,6 @@ class Probe:
         columns = {name: x[tokens_T] for name, x in tensors_in(self).items()}
         return Probe(batch, **columns)
 
-    def cloned(self) -> Probe:
-        """Return a copy that shares no memory."""
-        return self.changed(Tensor.clone)
-
     def changed(self, change: Callable[[Tensor], Tensor]) -> Probe:
         """Return the probe with a change to each tensor except the sequences."""
         batch_columns: dict[str, Any] = {}

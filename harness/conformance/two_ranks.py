@@ -6,7 +6,9 @@ while is killed, the method that it was working on has failed, and a new pair ta
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import os
 import socket
 import subprocess
@@ -14,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ from harness import ranks
 from harness.base.processes import python_command
 from harness.conformance.probe import Outcome, Probe, compute_outcome, tied, whole
 from harness.conformance.subject import (
+    CLOSE,
     Failed,
     Finding,
     Subject,
@@ -35,7 +38,9 @@ from harness.conformance.subject import (
     require_equal,
     require_finite,
     singly,
+    step_record,
 )
+from harness.methods.composition import Method
 
 NAME, WORLD, UPDATES, GROUPS = "ranks", 2, 2, 8
 PATIENCE_S = 60.0  # for the next sign of life
@@ -90,8 +95,9 @@ def load_part(path: Path) -> dict[str, Any]:
 
 def compare_with_one(subject: Subject, parts: list[dict[str, dict[str, Any]]]) -> str:
     """Compare the results of the ranks with those of one process that has all groups."""
+    method = subject.make()  # one for all batches, so that its memory develops
     for name, probe in probes(subject).items():
-        expected = compute_outcome(subject.make(), probe, UPDATES)
+        expected = compute_outcome(method, probe, UPDATES)
         joined: dict[str, torch.Tensor] = {}  # the columns of all ranks, one rank after the other
         for column in COLUMNS:
             joined[column] = torch.cat([part[name][column] for part in parts])
@@ -105,13 +111,53 @@ def compare_with_one(subject: Subject, parts: list[dict[str, dict[str, Any]]]) -
         loss = sum(part[name]["loss"] for part in parts)
         actual = Outcome(expected.signal, loss, joined["gradient_TV"])
         require_equal(expected, actual, index_T, f"on {WORLD} ranks{name}")
+        alone = observed_step(method, probe)
+        for part in parts:
+            require_same_numbers(alone, part[name]["observed"], name)
     return f"{WORLD} processes, with half of the groups each, compute the same as one"
+
+
+def observed_step(method: Method, probe: Probe) -> dict[str, float]:
+    """Return the metrics of a step that the method then observes, and its memory after that; a collective."""
+    record = step_record(method, probe)
+    method.observe(record)
+    for name, state in method.state().items():
+        record |= {f"state/{name}/{key}": value for key, value in state.items()}
+    return record
+
+
+def require_same_numbers(alone: Mapping[str, float], on_rank: Mapping[str, float], where: str) -> None:
+    """Refuse metrics and memory of a rank that are not those of one process."""
+    for key, number in alone.items():
+        # The loss and the gradient of a rank are its part of a sum.
+        if key in ("loss/policy", "gradient/norm"):
+            continue
+        if key not in on_rank or not math.isclose(number, on_rank[key], rel_tol=CLOSE, abs_tol=1e-12):
+            raise Failed(f"{key} is {on_rank.get(key)} on a rank of {WORLD}{where}, and {number} on one")
 
 
 def probes(subject: Subject) -> dict[str, Probe]:
     """Return the batches of this check by the end of a sentence on them."""
-    probe = subject.probe(groups=GROUPS)
-    return {"": probe, ", with ties": tied(probe)}
+    seeds = itertools.count()
+    candidates = (subject.probe(seed, groups=GROUPS) for seed in seeds)
+    # The longest response of one rank is shorter than that of the other.
+    probe = next(probe for probe in candidates if len(set(longest_on_ranks(subject, probe))) == WORLD)
+    return {"": probe, ", with ties": tied(probe), ", in the next step": subject.probe(1000, groups=GROUPS)}
+
+
+def longest_on_ranks(subject: Subject, probe: Probe) -> list[int]:
+    """Return the tokens of the longest response of each rank."""
+    return [int(probe.batch.lengths_B[rows_of_rank(subject, rank)].max()) for rank in range(WORLD)]
+
+
+def rows_of_rank(subject: Subject, rank: int) -> list[int]:
+    """Return the rows of a rank's equal part of each mini-batch."""
+    share = GROUPS // UPDATES // WORLD  # groups of a rank in a mini-batch
+    rows: list[int] = []
+    for update in range(UPDATES):
+        first_group = (WORLD * update + rank) * share
+        rows += range(first_group * subject.size, (first_group + share) * subject.size)
+    return rows
 
 
 def run_pair(specs: Sequence[str], plugins: Sequence[str], folder: Path) -> str:
@@ -180,17 +226,14 @@ def check_as_rank() -> None:
 
 def compute_half(subject: Subject, rank: int) -> dict[str, dict[str, Any]]:
     """Compute this rank's equal part of each mini-batch."""
-    share = GROUPS // UPDATES // WORLD  # groups of a rank in a mini-batch
-    rows: list[int] = []
-    for update in range(UPDATES):
-        first_group = (WORLD * update + rank) * share
-        rows += range(first_group * subject.size, (first_group + share) * subject.size)
+    rows, method = rows_of_rank(subject, rank), subject.make()
     # The ranks split into different numbers of parts, as they do when their responses differ in length.
     split = singly if rank else whole
     results = {}
     for name, probe in probes(subject).items():
-        outcome = compute_outcome(subject.make(), probe.take(rows), UPDATES, split)
+        outcome = compute_outcome(method, probe.take(rows), UPDATES, split)
         results[name] = {
+            "observed": observed_step(method, probe.take(rows)),
             "index_T": probe.batch.take(rows).index_T,
             "advantages_T": outcome.signal.advantages_T,
             "weights_T": outcome.signal.weights_T,

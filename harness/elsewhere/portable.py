@@ -29,7 +29,7 @@ from torch import Tensor
 import baselines
 from harness import ranks
 from harness.base.errors import UserError, shown
-from harness.methods.batch import TokenBatch, TokenStats
+from harness.methods.batch import AbsentColumn, TokenBatch, TokenStats
 from harness.methods.composition import Method as ComposedMethod
 from harness.methods.composition import Signal, overrides
 from harness.methods.refusals import lr_refusal
@@ -177,7 +177,9 @@ class PortableSignal:
             # A mark of one number holds for all tokens.
             columns[name] = self.arranged(x) if x.ndim else x
         for name in OF_RESPONSES:
-            columns[name] = vars(self.batch)[f"{name}_B"][self.row_B]
+            x_B = vars(self.batch)[f"{name}_B"]
+            if not isinstance(x_B, AbsentColumn):
+                columns[name] = x_B[self.row_B]
         for name in OF_BATCH:
             columns[name] = torch.tensor(vars(self.batch)[name])
         return columns
@@ -361,7 +363,7 @@ class PortableMethod:
             term_scale_T=flat["term_scale"],
             returns_T=flat.get("returns"),
         )
-        in_batch: dict[str, Any] = {f"{name}_B": columns[name] for name in OF_RESPONSES}
+        in_batch: dict[str, Any] = {f"{name}_B": columns[name] for name in OF_RESPONSES if name in columns}
         in_batch |= {name: columns[name].item() for name in OF_BATCH}
         batch = TokenBatch.of_lengths(layout.lengths_B, **in_batch)
         row_B = torch.arange(len(batch), device=layout.lengths_B.device)

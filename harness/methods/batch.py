@@ -116,6 +116,19 @@ class DeclaredStats(TokenStats):
         return f"TokenStats({', '.join(f'{name}={x}' for name, x in self.columns.items())})"
 
 
+class AbsentColumn(Tensor):
+    """A column that a batch from elsewhere lacks; any use but a selection of rows says how to declare it."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.__getitem__:
+            return args[0]
+        raise UserError(
+            "a component reads answers_B or behaviour_logp_T of the batch, which are not there without its "
+            "declaration; declare reads_answers = True or reads_sampler = True"
+        )
+
+
 @dataclass(frozen=True)
 class TokenBatch:
     """Responses in order, whole groups one after the other; also any part of such a batch (see `take`)."""
@@ -200,8 +213,8 @@ class TokenBatch:
         finished_B: Tensor,
         budget: int,
         *,
-        answers_B: Tensor | None = None,  # None: unknown
-        behaviour_logp_T: Tensor | None = None,  # None: unknown
+        answers_B: Tensor | None = None,  # None: unknown, so that reading them is refused
+        behaviour_logp_T: Tensor | None = None,  # the same
         places_B: Tensor | None = None,  # None: 0, 1 ...
         seed: int = 0,
         progress: float = 0.0,
@@ -210,10 +223,7 @@ class TokenBatch:
         no_tokens = torch.empty(0, dtype=torch.long)
         tokens = int(lengths_B.sum())
         numbers_B = torch.arange(len(lengths_B), device=lengths_B.device)
-        if answers_B is None:
-            answers_B = torch.full_like(lengths_B, -1)
-        if behaviour_logp_T is None:
-            behaviour_logp_T = torch.zeros(tokens, device=lengths_B.device)
+        absent = torch.empty(0).as_subclass(AbsentColumn)
         return cls(
             sequences=[no_tokens] * len(lengths_B),
             prompt_lengths_B=torch.zeros_like(lengths_B),
@@ -221,11 +231,11 @@ class TokenBatch:
             groups_B=groups_B,
             rewards_B=rewards_B,
             right_B=right_B,
-            answers_B=answers_B,
+            answers_B=absent if answers_B is None else answers_B,
             finished_B=finished_B,
             places_B=numbers_B if places_B is None else places_B,
             copy_of_B=numbers_B,  # without tokens, no two responses are known to be equal
-            behaviour_logp_T=behaviour_logp_T,
+            behaviour_logp_T=absent if behaviour_logp_T is None else behaviour_logp_T,
             budget=budget,
             seed=seed,
             progress=progress,

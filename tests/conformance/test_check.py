@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -16,6 +17,7 @@ from torch import Tensor
 
 import baselines
 from baselines.grpo import GroupObjective, Grpo
+from baselines.ppo import Ppo
 from benchmarks.patience import patient
 from harness import cli
 from harness.base.errors import UserError
@@ -406,6 +408,214 @@ class LogsInfinity(Control):
         return {"surprise": 1 / view.old.logp}
 
 
+@dataclass(frozen=True)
+class ReadsSampler(Control):
+    """Keeps the tokens near the policy that sampled, without a declaration."""
+
+    def weights(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> Tensor:
+        return ((old.logp - batch.behaviour_logp_T).abs() < 0.2).double()
+
+
+@dataclass(frozen=True)
+class ReadsAnswers(Control):
+    """Drops responses without an answer, without a declaration."""
+
+    by_response = True
+
+    def weights(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> Tensor:
+        return (batch.answers_B >= 0)[batch.sequence_T].double()
+
+
+@dataclass(frozen=True)
+class ReadsNoSampler(Control):
+    """Asks for the policy that sampled, and does not read it."""
+
+    reads_sampler = True
+
+
+@dataclass(frozen=True)
+class CountsCopies(Control):
+    """Weighs equal responses as one."""
+
+    by_response = True
+
+    def weights(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> Tensor:
+        return (1 / batch.copy_of_B.bincount()[batch.copy_of_B])[batch.sequence_T]
+
+
+@dataclass(frozen=True)
+class ReadsTokens(Control):
+    """Drops responses that end with a certain token."""
+
+    by_response = True
+
+    def weights(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> Tensor:
+        ends = torch.tensor([int(tokens[-1]) if len(tokens) else 0 for tokens in batch.sequences])
+        return (ends > 2)[batch.sequence_T].double()
+
+
+@dataclass(frozen=True)
+class ChangesAdvantages(Control):
+    """Bounds the advantages that all others read."""
+
+    def weights(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> float:
+        advantages_T.clamp_(-0.5, 0.5)
+        return 1.0
+
+
+@dataclass(frozen=True)
+class ChangesRewards(Control):
+    """Shifts the rewards in place."""
+
+    def reward(self, rewards_B: Tensor, old: TokenStats, batch: TokenBatch) -> Tensor:
+        rewards_B[0] += 1
+        return rewards_B
+
+
+@dataclass(frozen=True)
+class ChangesMarks(Control):
+    """Halves its marks whenever they are read."""
+
+    def marks(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> Mapping[str, Tensor]:
+        return {"factor": torch.ones_like(old.logp)}
+
+    def gate(self, view: View) -> Tensor:
+        return view.marks["factor"].mul_(0.5)
+
+
+@dataclass(frozen=True)
+class RemembersEarly(Control):
+    """Counts the batches when it logs them."""
+
+    @cached_property
+    def remembered(self) -> dict[str, float]:
+        return {"steps": 0.0}
+
+    def metrics(self, view: View) -> Mapping[str, float]:
+        self.remembered["steps"] += 1
+        return {}
+
+
+@dataclass(frozen=True)
+class CountsCalls(Control):
+    """Weighs less at each call."""
+
+    @cached_property
+    def calls(self) -> list[int]:
+        return []
+
+    def weights(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> float:
+        self.calls.append(1)
+        return 1 / len(self.calls)
+
+
+@dataclass(frozen=True)
+class Clock(Control):
+    """Weighs by the time of day."""
+
+    def weights(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> float:
+        return time.perf_counter() % 1
+
+
+@dataclass(frozen=True)
+class FirstBatch(Control):
+    """Centres every batch on the mean entropy of the first one."""
+
+    @cached_property
+    def seen(self) -> dict[str, Tensor]:
+        return {}
+
+    def weights(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> Tensor:
+        assert old.entropy is not None
+        level = self.seen.setdefault("level", batch.global_mean(old.entropy))
+        return (old.entropy > level).double()
+
+
+@dataclass(frozen=True)
+class FirstGroup(Control):
+    """Weighs the first group of the batch twice."""
+
+    by_response = True
+
+    def weights(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> Tensor:
+        return 1.0 + (batch.groups_B == batch.groups_B[0])[batch.sequence_T]
+
+
+@dataclass(frozen=True)
+class OwnGenerator(Control):
+    """Draws with the seed of the batch, in the order of its tokens."""
+
+    def weights(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> Tensor:
+        generator = torch.Generator().manual_seed(batch.seed)
+        return torch.rand(len(advantages_T), generator=generator).double()
+
+
+@dataclass(frozen=True)
+class CountsPrompts(Grpo):
+    """Divides by the tokens of prompts, too."""
+
+    def scale(self, batch: TokenBatch, counted_T: Tensor) -> Tensor:
+        return counted_T / batch.global_sum((batch.prompt_lengths_B + batch.lengths_B).double())
+
+
+@dataclass(frozen=True)
+class DividesByPart(Grpo):
+    """Divides by the tokens that happen to be together."""
+
+    def surrogate(self, view: View) -> Tensor:
+        return super().surrogate(view) / max(len(view.advantages_T), 1)
+
+
+@dataclass(frozen=True)
+class PaddedMean(Grpo):
+    """Averages each response over the longest one that happens to be with it."""
+
+    def surrogate(self, view: View) -> Tensor:
+        return super().surrogate(view) / max(int(view.batch.lengths_B.max()), 1)
+
+
+@dataclass(frozen=True)
+class TurnsAdvantages(Control):
+    """Loses a sign in the advantages."""
+
+    def reshape(self, advantages_T: Tensor, old: TokenStats, batch: TokenBatch) -> Tensor:
+        return -advantages_T
+
+
+@dataclass(frozen=True)
+class TurnsRewards(Control):
+    """Loses a sign in the rewards."""
+
+    def reward(self, rewards_B: Tensor, old: TokenStats, batch: TokenBatch) -> Tensor:
+        return 1 - rewards_B
+
+
+@dataclass(frozen=True)
+class RepelledCritic(Ppo):
+    """Draws values away from their returns."""
+
+    def value_loss(self, values_T: Tensor, old_values_T: Tensor, returns_T: Tensor) -> Tensor:
+        return -super().value_loss(values_T, old_values_T, returns_T)
+
+
+@dataclass(frozen=True)
+class AveragedCritic(Ppo):
+    """Gives each token the mean loss of all."""
+
+    def value_loss(self, values_T: Tensor, old_values_T: Tensor, returns_T: Tensor) -> Tensor:
+        loss_T = super().value_loss(values_T, old_values_T, returns_T)
+        return loss_T.mean().expand_as(loss_T)
+
+
+@dataclass(frozen=True)
+class NeedsTokens(Control):
+    """Takes the largest value of each response."""
+
+    def weights(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> Tensor:
+        largest_B = torch.stack([x_T.max() for x_T in old.logp.split(batch.lengths_B.tolist())])
+        return (old.logp < largest_B[batch.sequence_T]).double()
+
+
 WRONG: dict[str, tuple[type[Component], str, str]] = {
     "part_mean": (PartMean, "micro-batches", "in other micro-batches, and"),
     "largest": (Largest, "micro-batches", "max"),
@@ -423,7 +633,7 @@ WRONG: dict[str, tuple[type[Component], str, str]] = {
     "renormalised": (Renormalised, "denominators", "makes up for it in the weights of the others"),
     "negative": (Negative, "weights", "a weight below 0"),
     "chance": (Chance, "twice", "a different loss or gradient the second time"),
-    "in_place": (InPlace, "twice", r"old\.logp was changed"),
+    "in_place": (InPlace, "twice", "logp of the verb weights was changed"),
     "hidden": (Hidden, "gradient", "but its gradient predicts"),
     "product": (Product, "token weights", "a token that is dropped still has a gradient"),
     "falsely_by_response": (FalselyByResponse, "by response", "weighs the tokens of a response differently"),
@@ -442,6 +652,28 @@ WRONG: dict[str, tuple[type[Component], str, str]] = {
     "doubled": (Doubled, "direction", "nor that of the surrogate's value: 2 times advantage"),
     "reversed_beyond": (ReversedBeyond, "direction", "where the policy has moved the gradient goes against"),
     "leaky": (Leaky, "direction", "a gradient goes through the gate of leaky, by the present entropy"),
+    "reads_sampler": (ReadsSampler, "elsewhere", "declare reads_answers = True or reads_sampler = True"),
+    "reads_answers": (ReadsAnswers, "elsewhere", "declare reads_answers = True or reads_sampler = True"),
+    "reads_no_sampler": (ReadsNoSampler, "elsewhere", "reads_sampler is declared, and no verb reads it"),
+    "counts_copies": (CountsCopies, "elsewhere", "in another trainer"),
+    "reads_tokens": (ReadsTokens, "elsewhere", "in another trainer"),
+    "changes_advantages": (ChangesAdvantages, "twice", "of the verb weights was changed"),
+    "changes_rewards": (ChangesRewards, "twice", "of the verb reward was changed"),
+    "changes_marks": (ChangesMarks, "twice", "of the verb gate was changed"),
+    "remembers_early": (RemembersEarly, "twice", "the memory changed before the step was observed"),
+    "counts_calls": (CountsCalls, "twice", "a different loss or gradient the second time"),
+    "clock": (Clock, "twice", "a different loss or gradient the second time"),
+    "first_batch": (FirstBatch, "memory", "state leaves something out"),
+    "first_group": (FirstGroup, "order", "in another order"),
+    "own_generator": (OwnGenerator, "order", "in another order"),
+    "counts_prompts": (CountsPrompts, "order", "behind longer prompts"),
+    "divides_by_part": (DividesByPart, "micro-batches", "in other micro-batches"),
+    "padded_mean": (PaddedMean, "micro-batches", "in other micro-batches"),
+    "turns_advantages": (TurnsAdvantages, "direction", "turns the advantages around"),
+    "turns_rewards": (TurnsRewards, "direction", "gives right responses lower rewards than wrong ones"),
+    "repelled_critic": (RepelledCritic, "direction", "draws values away from their returns"),
+    "averaged_critic": (AveragedCritic, "direction", "depends on the values of others"),
+    "needs_tokens": (NeedsTokens, "edges", "where some responses are empty"),
     "leaky_ratio": (LeakyRatio, "direction", "a gradient goes through the gate of leaky_ratio, by the present log p"),
 }
 
@@ -701,6 +933,9 @@ def test_mistakes_get_one_sentence(arguments: list[str], words: str) -> None:
 
 ON_RANKS = """
 from dataclasses import dataclass
+from functools import cached_property
+from baselines.grpo import Grpo
+from harness import ranks
 from harness.methods.verbs import Control
 
 @dataclass(frozen=True)
@@ -713,7 +948,53 @@ class Waits(Control):
     def gate(self, view):
         return 1.0 + 0 * view.batch.global_mean(view.old.logp)
 
-METHODS = {"own_mean": OwnMean, "waits": Waits}
+@dataclass(frozen=True)
+class OwnMetric(Control):
+    @cached_property
+    def remembered(self):
+        return {"level": 1.0}
+
+    def reshape(self, advantages_T, old, batch):
+        return advantages_T * self.remembered["level"]
+
+    def metrics(self, view):
+        return {"level": view.old.entropy.mean().item()}
+
+    def observe(self, metrics):
+        self.remembered["level"] = metrics["level"]
+
+@dataclass(frozen=True)
+class Longest(Control):
+    def reshape(self, advantages_T, old, batch):
+        return advantages_T / batch.lengths_B.max()
+
+@dataclass(frozen=True)
+class Responses(Grpo):
+    def scale(self, batch, counted_T):
+        return counted_T / len(batch)
+
+@dataclass(frozen=True)
+class OwnBaseline(Grpo):
+    def advantages(self, old, batch):
+        return (batch.rewards_B - batch.rewards_B.mean())[batch.sequence_T]
+
+@dataclass(frozen=True)
+class OwnMarks(Control):
+    def marks(self, old, advantages_T, batch):
+        return {"most": old.logp.mean()}
+
+    def gate(self, view):
+        return (view.current.logp.detach() > view.marks["most"]) * 1.0
+
+@dataclass(frozen=True)
+class OwnNumber(Control):
+    def weights(self, old, advantages_T, batch):
+        return 1.0 + ranks.own_rank()
+
+METHODS = {
+    "own_mean": OwnMean, "waits": Waits, "own_metric": OwnMetric, "longest": Longest, "responses": Responses,
+    "own_baseline": OwnBaseline, "own_marks": OwnMarks, "own_number": OwnNumber,
+}
 """
 
 
@@ -724,8 +1005,19 @@ def test_two_ranks_are_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.syspath_prepend(tmp_path)
     patience_s = patient(8.0)  # which includes the start of the processes
     monkeypatch.setattr(two_ranks, "PATIENCE_S", patience_s)
-    specs = ["own_mean", "waits", "ppo+clip_v(share=0.2)", "grpo(normalise=sequence)+adaptive_entropy"]
-    found = two_ranks.check_on_two_ranks(specs, ["on_ranks"])
-    assert [found[spec].passed for spec in specs] == [False, False, True, True]
-    assert found["own_mean"].message == "weights differ between 2 ranks and one"
-    assert f"waited {patience_s:.0f} s for another" in found["waits"].message
+    wrong = {
+        "own_mean": "weights differ between 2 ranks and one",
+        "waits": f"waited {patience_s:.0f} s for another",
+        "own_metric": "own_metric/level is .* on a rank of 2, and .* on one",
+        "longest": "advantages differ",
+        "responses": "the loss is .* on 2 ranks",
+        "own_baseline": "advantages differ",
+        "own_marks": "on 2 ranks",
+        "own_number": "weights differ",
+    }
+    right = ["ppo+clip_v(share=0.2)", "grpo(normalise=sequence)+adaptive_entropy"]
+    found = two_ranks.check_on_two_ranks([*wrong, *right], ["on_ranks"])
+    for spec, words in wrong.items():
+        assert not found[spec].passed, spec
+        assert re.search(words, found[spec].message), spec
+    assert all(found[spec].passed for spec in right)

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from ragged import Case, batch_of, case, rollouts
 from torch import Tensor
 
 import baselines
+from harness.base.errors import UserError
 from harness.methods.batch import Rollout, TokenBatch, TokenStats
 from harness.methods.composition import Method
 from harness.tokens import dynamics
@@ -336,3 +337,16 @@ def test_two_ranks_see_what_one_process_sees(tmp_path: Path) -> None:
                 assert torch.equal(ranks[0][name], ranks[rank][name])
                 together = ranks[rank][name]
         torch.testing.assert_close(together, alone, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    "read", [lambda x: x == -1, lambda x: x.abs(), lambda x: torch.zeros(2) - x, lambda x: x[0].item()]
+)
+@pytest.mark.parametrize("column", ["answers_B", "behaviour_logp_T"])
+def test_of_lengths_absent_column(column: str, read: Callable[[torch.Tensor], object]) -> None:
+    lengths_B, groups_B = torch.tensor([1, 2]), torch.tensor([0, 0])
+    rewards_B = torch.tensor([1.0, 0.0])
+    batch = TokenBatch.of_lengths(lengths_B, groups_B, rewards_B, rewards_B > 0, rewards_B > 0, 4)
+    for part in (batch, batch.take([1])):
+        with pytest.raises(UserError, match="declare reads_answers = True or reads_sampler = True"):
+            read(vars(part)[column])
