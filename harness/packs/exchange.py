@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from harness.base import files, identities
 from harness.base.errors import UserError
 from harness.cells import checksums
 from harness.cells.provenance import Made
-from harness.cells.spec import CellSpec, id_in
+from harness.cells.spec import CellSpec, changed_parts, id_in, training_key
 from harness.cells.state import State
 from harness.config import Config
 from harness.matrix import Cell, cells, claim
@@ -78,13 +78,16 @@ def unpack_cells(pack: Pack, config: Config, matrix: Sequence[Cell]) -> Unpacked
     """Put each finished cell of a pack that the matrix has, and that has not begun there, into the matrix's folder."""
     ours = {cell.id: cell for cell in matrix}
     # By the hash of each identity: the stated id may be wrong.
-    packed = {identities.key(CellSpec.read(folder).identity): folder for folder in pack.cells}
+    specs = {folder: CellSpec.read(folder) for folder in pack.cells}
+    packed = {identities.key(spec.identity): folder for folder, spec in specs.items()}
     shared = sorted(packed.keys() & ours.keys())
     if not shared:
         differences = protocol_of_cells(config, matrix).differences(pack.protocol)
         why = "cells are the same if method, task, model, seed, settings and the kind of device are"
         if differences:
             why = f"the protocols differ in {', '.join(differences[:DIFFERENCES_LISTED])}"
+        if edited := edited_since(specs.values(), matrix):
+            why = f"its cells are of another version of {', '.join(edited)}; `entrobench leaderboard --pack` reads them"
         raise UserError(f"no cell of {pack.path} (matrix {pack.matrix!r}) is one of the matrix {config.name!r}; {why}")
     done = [name for name in shared if State.read(packed[name]).state == "done"]
     for name in done:
@@ -101,6 +104,16 @@ def unpack_cells(pack: Pack, config: Config, matrix: Sequence[Cell]) -> Unpacked
         else:
             counts.begun += 1
     return counts
+
+
+def edited_since(packed: Iterable[CellSpec], matrix: Sequence[Cell]) -> list[str]:
+    """Return the parts in which packed cells are other versions of a matrix's; none if they are other cells."""
+    identities_by_training = {training_key(cell.identity): cell.identity for cell in matrix}
+    edited: set[str] = set()
+    for spec in packed:
+        if present := identities_by_training.get(training_key(spec.identity)):
+            edited.update(changed_parts(spec.identity, present))
+    return sorted(edited)
 
 
 def put(packed: Path, cell: Cell) -> bool:

@@ -12,6 +12,7 @@ import pytest
 from boards import Made, listed
 
 from harness import cli
+from harness.base import identities
 from harness.base.errors import Damaged, UserError
 from harness.cells import checksums
 from harness.cells.spec import CellSpec
@@ -102,6 +103,17 @@ def test_cells_of_another_setting_are_left_out(tmp_path: Path) -> None:
     ):
         received(tmp_path, pack, "train.lr=0.5", name="third")
     assert not (tmp_path / "receiver" / "third").exists()
+
+
+def test_cells_of_another_version_are_refused_by_name(tmp_path: Path) -> None:
+    made = Made(tmp_path / "sender", NO_STORE).write_all()
+    for cell in made.cells:
+        identity = {**cell.identity, "source": {**cell.sources, "grpo": "1" * 16}}
+        dataclasses.replace(cell.spec, id=identities.key(identity), identity=identity).write(cell.folder)
+    path, folders = tmp_path / "made.zip", [cell.folder for cell in made.cells]
+    archive.write_pack(path, "made", "{}", folders, protocol_of_cells(made.config, made.cells))
+    with pytest.raises(UserError, match="its cells are of another version of grpo; `entrobench leaderboard --pack`"):
+        received(tmp_path, path)
 
 
 def test_another_matrix_keeps_its_folder(tmp_path: Path) -> None:
