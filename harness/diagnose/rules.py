@@ -46,7 +46,6 @@ class Rule:
     find: Find
     remedy: str
     verdicts: frozenset[str] = ANY
-    measured: tuple[str, ...] = ()  # the methods of `remedies.MEASURED` that act on it
     smoothed: bool = True  # whether it looks at the smoothed curve, whose values are then shown
 
 
@@ -155,7 +154,6 @@ def pushes_more(push: MetricCurve, other_push: MetricCurve) -> int | None:
 
 
 SLOWER = "lower the learning rate, warm it up, or take fewer updates from each rollout batch"
-HOLDING = ("clip_b", "clip_v", "adaptive_entropy")  # the methods that kept more entropy than GRPO in the demo
 
 RULES = (
     Rule(
@@ -194,7 +192,6 @@ RULES = (
         has_bonus,
         "lower its coefficient, or use a bonus that switches off above a target entropy",
         RISING,
-        ("entropy_bonus", "adaptive_entropy"),
     ),
     Rule(
         "negative_mass",
@@ -278,7 +275,6 @@ RULES = (
         few_signals,
         no_signal.FEW_SIGNALS,
         FALLING | {HEALTHY, UNTRAINED},
-        HOLDING,
     ),
     Rule(
         "fewer_distinct_answers",
@@ -296,7 +292,6 @@ RULES = (
         clip_never_active,
         "use a control that acts at a ratio of 1, such as Clip_B or Clip_V",
         FALLING | RISING,
-        HOLDING,
     ),
     Rule(
         "unlikely_wrong_tokens",
@@ -305,7 +300,6 @@ RULES = (
         pushes_more,
         "drop the strongest of these penalties: Clip_B and Clip_V do",
         FALLING,
-        HOLDING,
     ),
     Rule(
         "likely_right_tokens",
@@ -314,7 +308,6 @@ RULES = (
         pushes_more,
         "weigh right responses less, or hold the entropy at a target",
         FALLING,
-        HOLDING,
     ),
 )
 

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 from math import isfinite
 from typing import Any
 
-from harness.diagnose.course import FALLING, HEALTHY, UNTRAINED
+from harness.diagnose.course import HEALTHY
 from harness.diagnose.curves import MetricCurve
-from harness.diagnose.remedies import CONDITIONS, MEASURED
 from harness.diagnose.rules import Diagnosis, FoundCause, Rule, needed_keys
 from harness.terminal import layout
 
@@ -50,7 +49,7 @@ def diagnosis_lines(diagnosis: Diagnosis) -> Iterator[str]:
 
 
 def causes_lines(diagnosis: Diagnosis) -> Iterator[str]:
-    """Yield the causes with their curves and remedies, the effects, and the measured figures."""
+    """Yield the causes with their curves and remedies, and the effects."""
     title = "signs to watch:" if diagnosis.verdict == HEALTHY else "likely causes, the most likely first:"
     if diagnosis.causes:
         yield ""
@@ -66,12 +65,6 @@ def causes_lines(diagnosis: Diagnosis) -> Iterator[str]:
         yield f"only after the turn (step {turn}), so more likely effects than causes:"
         for cause in diagnosis.effects:
             yield from cause_lines("- ", cause)
-    methods = measured_methods(diagnosis)
-    if methods:
-        yield ""
-        yield f"measured by this harness: {CONDITIONS}:"
-        for name in methods:
-            yield f"  {MEASURED[name]}"
 
 
 def cause_lines(mark: str, cause: FoundCause) -> Iterator[str]:
@@ -98,19 +91,6 @@ def curve_ends(curve: MetricCurve, changed: int | None, *, smoothed: bool) -> li
     if last != first:
         steps.append(last)
     return [(step, curve.at(step, smoothed=smoothed)) for step in steps]
-
-
-def measured_methods(diagnosis: Diagnosis) -> list[str]:
-    """Return the methods that act on the causes and were measured, without the methods that the run has already."""
-    if diagnosis.verdict in (HEALTHY, UNTRAINED):
-        return []
-    names: dict[str, None] = {}  # each once, in the order of the causes
-    for cause in (*diagnosis.causes, *diagnosis.effects):
-        names |= dict.fromkeys(cause.rule.measured)
-    if diagnosis.verdict in FALLING and not names:
-        names = dict.fromkeys(("clip_b", "clip_v", "adaptive_entropy"))
-    own_method = diagnosis.run.method or ""
-    return [name for name in names if name not in own_method]
 
 
 def unchecked_text(rules: Sequence[Rule], trainer: str) -> str:
@@ -154,8 +134,6 @@ def diagnosis_record(diagnosis: Diagnosis) -> dict[str, Any]:
         "causes": list(map(cause_record, diagnosis.causes)),
         "effects": list(map(cause_record, diagnosis.effects)),
         "unchecked": unchecked,
-        "measured": {name: str(MEASURED[name]) for name in measured_methods(diagnosis)},
-        "measured_on": CONDITIONS,
     }
 
 
@@ -166,7 +144,6 @@ def cause_record(cause: FoundCause) -> dict[str, Any]:
         "since": cause.since,
         "curves": [curve_record(curve, cause.since, smoothed=cause.rule.smoothed) for curve in cause.curves],
         "remedy": cause.rule.remedy,
-        "measured": list(cause.rule.measured),
     }
 
 
