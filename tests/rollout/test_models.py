@@ -290,9 +290,13 @@ def test_a_local_folder_goes_before_a_name_on_the_hub(tmp_path: Path, monkeypatc
     assert models.resolve("me/tiny@main").folder() == folder
 
 
-@pytest.mark.parametrize(
-    "name", ["gpt2", "a/b/c", "/a/b", "./a", "me/.hidden", "me/ti ny", "me/", "me/mine.yaml", "gpt2@main"]
-)
+@pytest.mark.parametrize("name", ["/a/b", "./a", "~/a", "me/mine.yaml"])
+def test_resolve_says_that_a_path_does_not_exist(name: str) -> None:
+    with pytest.raises(UserError, match=rf"^model '{name}' does not exist; it must be a YAML file or a Hugging Face"):
+        models.resolve(name)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "a/b/c", "me/.hidden", "me/ti ny", "me/", "gpt2@main"])
 def test_what_is_neither_a_file_nor_a_name_on_the_hub_gets_one_sentence(name: str) -> None:
     with pytest.raises(UserError, match=r"^unknown model .*; allowed: .* or owner/name on the hub$") as said:
         models.resolve(name)
