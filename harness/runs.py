@@ -84,13 +84,14 @@ def run_matrix(
             launcher.run_cells(todo, launcher_of(where, todo[0].settled, jobs), view)
     failed = [cell for cell in chosen if not is_done(cell)]
     for cell in failed:
-        console.print(f"{cell.progress().state}  {cell.label}: see {cell.folder / 'log.txt'}", style="red")
+        log = cell.folder / "log.txt"
+        console.print(f"{cell.progress().state}  {cell.label}: see {log}, and docs/trouble.md", style="red")
     conclude(config, matrix)
     untrained = [cell for cell in chosen if State.known(cell.folder).untrained]
     if untrained:
         console.print(
             f"{len(untrained)} of {plural(len(chosen), 'cell')} learned nothing, since no step had a signal; the notes "
-            "below the table say why",
+            "below the table say why, and docs/trouble.md what to do",
             style="red",
         )
     return int(bool(failed or untrained))

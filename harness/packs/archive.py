@@ -245,6 +245,10 @@ def extracted(path: Path, folder: Path) -> dict[str, Any]:
         *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, tarfile.TarError),
         *(NotImplementedError, RuntimeError, EOFError, OSError),
     ) as error:
+        if reason := files.unwritten(error):
+            raise UserError(
+                f"{path} cannot be opened in {folder.parent}: {reason}; set TMPDIR to another folder"
+            ) from error
         raise Damaged(path, f"it is not a zip that `entrobench pack` writes ({error})") from error
     return manifest
 

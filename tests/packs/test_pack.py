@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import lzma
+import resource
 import shutil
 import tarfile
 import zipfile
@@ -200,6 +201,22 @@ def test_a_pack_that_was_cut_off_is_refused(
     sentence = refusal(capsys, ["leaderboard", "--pack", str(short)])
     assert "is not a pack" in sentence or "was cut off" in sentence
     assert len(sentence.splitlines()) == 1
+
+
+def test_a_full_temporary_folder_is_no_damage_to_a_pack(pack: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        with (
+            pytest.raises(
+                UserError, match=r"cannot be opened in .*: File too large; set TMPDIR to another folder"
+            ) as it,
+            archive.unpacked(pack),
+        ):
+            pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not isinstance(it.value, Damaged)
 
 
 def test_a_missing_pack_is_named(capsys: pytest.CaptureFixture[str]) -> None:
