@@ -12,10 +12,10 @@ from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.base import files
 from harness.base.addresses import visible_address, without_address
 from harness.base.errors import UserError, nearest, root_cause
 from harness.base.locks import lock
-from harness.tracking import migration
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -83,7 +83,9 @@ def unusable_store(uri: str, error: Exception) -> UserError:
     cause = root_cause(error)
     reason = getattr(cause, "strerror", None)  # of the network or the disk; around it, libraries write much more
     remedy = "; start the server, or correct tracking.uri or MLFLOW_TRACKING_URI" if reason and is_server(uri) else ""
-    reason = without_address(reason or str(error).partition("\n")[0] or type(error).__name__, uri)
+    if reason is None:
+        reason = str(cause if isinstance(cause, sqlite3.Error) else error).partition("\n")[0] or type(error).__name__
+    reason = without_address(reason, uri)
     if is_damage(error):
         return UserError(
             f"the MLflow store at {visible_address(uri)} is damaged ({reason}); put the file aside, and `entrobench "
@@ -159,22 +161,65 @@ def load_mlflow() -> None:
 
     for noisy in ("mlflow", "alembic"):  # they log every table that they create
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    logging.getLogger("mlflow.store").setLevel(logging.CRITICAL)  # it logs the tracebacks of errors that it also raises
 
 
 @functools.cache
 def prepare_tables(path: Path, write: bool) -> None:
-    """Create or upgrade the tables of an SQLite store; if it is only read, refuse one without them."""
+    """Create an SQLite store that is missing or empty, if it is to be written; refuse one of another MLflow."""
     configure_mlflow()
     from mlflow.exceptions import MlflowException
+    from mlflow.store.db.utils import _get_latest_schema_revision  # has no public equivalent
     from sqlalchemy.exc import SQLAlchemyError
 
     try:
-        if write:
-            migration.make_ready(path)
-        elif not migration.is_ready(path):
-            raise UserError(f"the MLflow store {path} lacks tables of this version; `entrobench sync` creates them")
+        if write and not (path.exists() and path.stat().st_size):
+            create_database(path)
+        if table_version(path) != _get_latest_schema_revision():
+            raise UserError(
+                f"another version of MLflow wrote the store: copy the file, then run `mlflow db upgrade sqlite:///{path}`"
+                ", or move it away, and `entrobench sync` fills a new one"
+            )
     except (MlflowException, SQLAlchemyError, sqlite3.Error, UnicodeDecodeError) as error:
         raise unusable_store(f"sqlite:///{path}", error) from error
+
+
+def table_version(path: Path) -> str | None:
+    """Return the version of MLflow's tables in a database; None if none is recorded."""
+    with closing(sqlite3.connect(path)) as connection:
+        if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'alembic_version'").fetchone():
+            return None
+        row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
+    return row[0] if row else None
+
+
+def create_database(path: Path) -> None:
+    """Create a database with MLflow's tables, which takes its place when it is complete.
+
+    MLflow itself does that in hundreds of statements over a second or more. A process that is killed meanwhile, or a
+    full disk, would leave a database that MLflow can neither use nor complete.
+    """
+    import sqlalchemy
+    from mlflow.store.db.utils import _initialize_tables
+
+    for abandoned in path.parent.glob(f".{path.name}.*"):  # by killed processes; the caller holds the lock
+        files.remove_path(abandoned)
+    # A folder, so that the files that SQLite keeps next to a database are removed with it.
+    with files.temporary_path(path) as folder:
+        folder.mkdir()
+        engine = sqlalchemy.create_engine(f"sqlite:///{folder.absolute() / path.name}")
+        # Each of the statements would wait for the disk; one wait at the end is enough.
+        sqlalchemy.event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA synchronous = OFF"))
+        try:
+            _initialize_tables(engine)
+        finally:
+            engine.dispose()  # closes the file, so that SQLite removes its journal
+        for suffix in ("-journal", "-wal", "-shm"):  # of a database that was moved away: SQLite would apply them
+            files.remove_path(path.with_name(path.name + suffix))
+        files.flush_to_disk(folder / path.name)
+        os.replace(folder / path.name, path)
+        files.flush_to_disk(path.parent)
+        files.remove_path(folder)
 
 
 @functools.cache

@@ -6,6 +6,8 @@ import itertools
 import json
 import random
 import re
+import resource
+import shutil
 import socket
 import sqlite3
 import subprocess
@@ -195,6 +197,25 @@ def test_text_that_is_no_text_is_damage(whole: Path, tmp_path: Path) -> None:
     for opened in (reader(uri), store.store(uri, write=True)):
         with pytest.raises(UserError, match=r"is damaged \(.+\); put the file aside"), opened:
             pass
+
+
+def test_a_full_disk_is_one_sentence_without_tracebacks_of_mlflow(
+    whole: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = Path(shutil.copy(whole / "mlflow.db", tmp_path))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def write() -> None:
+        with store.store(f"sqlite:///{path}", write=True) as client:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+            client.create_experiment("x" * 400)
+
+    try:
+        with pytest.raises(UserError, match=r"^the MLflow store at sqlite:///.* cannot be used: [^(]"):
+            write()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert capfd.readouterr() == ("", "")
 
 
 def test_rows_of_a_run_that_is_not_there_are_damage(whole: Path, tmp_path: Path) -> None:

@@ -1,0 +1,122 @@
+"""The tables of an MLflow store: complete or absent, whenever the process that makes them ends."""
+
+from __future__ import annotations
+
+import random
+import resource
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from mlflow.store.db.utils import _get_latest_schema_revision
+from places import REPOSITORY
+
+from benchmarks.patience import HANG
+from harness.base.errors import UserError
+from harness.tracking import store
+
+pytestmark = pytest.mark.slow
+
+SENDER = """
+import sys
+from harness.tracking.store import store
+import mlflow
+from mlflow.store.db import utils
+print("ready", flush=True)
+with store(sys.argv[1], write=True) as client:
+    client.create_run(client.create_experiment(sys.argv[2])).info.run_id
+print("sent", flush=True)
+"""
+
+
+def sender(path: Path, experiment: str) -> subprocess.Popen[str]:
+    """Return a process that is about to make a store."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", SENDER, f"sqlite:///{path}", experiment],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=REPOSITORY,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def send(path: Path, experiment: str) -> None:
+    with store.store(f"sqlite:///{path}", write=True) as client:
+        client.create_run(client.create_experiment(experiment))
+
+
+def experiments(path: Path) -> list[str]:
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        return sorted(name for (name,) in connection.execute("SELECT name FROM experiments"))
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("ending", "times"), [(signal.SIGKILL, 2), (signal.SIGINT, 1), (signal.SIGTERM, 1)])
+def test_a_store_whose_maker_is_ended_is_made_by_the_next_one(
+    ending: signal.Signals, times: int, tmp_path: Path
+) -> None:
+    """At moments of the first second in which the file is there, and on the way to it."""
+    dice = random.Random(int(ending))
+    for number in range(times):
+        path = tmp_path / f"{number}.db"
+        process = sender(path, "first")
+        while process.poll() is None and not any(file.stat().st_size for file in tmp_path.rglob(f"{number}.db")):
+            time.sleep(0.001)
+        time.sleep(dice.random() * 0.5)
+        process.send_signal(ending)
+        process.communicate(timeout=HANG)
+        assert not path.exists() or store.table_version(path) == _get_latest_schema_revision()
+        send(path, "second")
+        assert {"Default", "second"} <= {*experiments(path)}
+        assert not list(tmp_path.glob(f".{number}.db*")), "what was half made is gone"
+
+
+@pytest.mark.processes
+def test_two_that_make_a_store_at_once_both_send(tmp_path: Path) -> None:
+    path = tmp_path / "mlflow.db"
+    processes = [sender(path, name) for name in ("one", "other")]
+    for process in processes:
+        said, errors = process.communicate(timeout=HANG)
+        assert (process.returncode, said) == (0, "sent\n"), errors
+    assert experiments(path) == ["Default", "one", "other"]
+
+
+def test_a_disk_that_is_full_leaves_no_store(tmp_path: Path) -> None:
+    path, (soft, hard) = tmp_path / "mlflow.db", resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))
+    try:
+        with pytest.raises(UserError, match=r"the MLflow store at .* cannot be used: "):
+            send(path, "first")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [file.name for file in tmp_path.iterdir()] == ["mlflow.db.lock"]
+    send(path, "second")
+    assert experiments(path) == ["Default", "second"]
+
+
+def test_store_of_another_mlflow_is_left_as_it_is_with_the_command_that_upgrades_it(tmp_path: Path) -> None:
+    path = tmp_path / "mlflow.db"
+    send(path, "kept")
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE alembic_version SET version_num = 'older'")
+    before = path.read_bytes()
+    store.prepare_tables.cache_clear()
+    for write in (True, False):
+        with (
+            pytest.raises(
+                UserError,
+                match=r"another version of MLflow wrote the store: copy the file, then run `mlflow db upgrade sqlite",
+            ),
+            store.store(f"sqlite:///{path}", write=write),
+        ):
+            pass
+    assert path.read_bytes() == before
