@@ -25,7 +25,7 @@ from harness.table.frames import Frames, done_cells, read_frames
 from harness.table.leaderboard import LeaderboardRow, leaderboard_rows
 from harness.table.render import render_rows, row_notes
 from harness.terminal.layout import escaped, visible
-from harness.tracking.artifacts import Artifacts, settled_files
+from harness.tracking.artifacts import Artifacts, LocalFiles, folder_for_files
 from harness.tracking.origin import origin
 from harness.tracking.reader import database_reader, reader
 from harness.tracking.runs import FINAL, Run
@@ -128,10 +128,8 @@ class MatrixSummary:
         run = self.run_in(experiment)
         if run is None or run.tags.get(WRITTEN) != self.digest or database(experiment.uri) is None:
             return False
-        run_files = settled_files(run.artifacts, experiment.uri)
-        if run_files is None:
-            return False
-        return all(run_files.holds(name, text) for name, text in self.texts.items())
+        folder = folder_for_files(run.artifacts, experiment.uri)
+        return folder is not None and all(LocalFiles(folder).holds(name, text) for name, text in self.texts.items())
 
     def write(self, client: MlflowClient, experiment: Experiment) -> None:
         present = self.run_in(experiment)
@@ -141,7 +139,6 @@ class MatrixSummary:
             tags = origin(None) | {board.KIND: board.SUMMARY, board.KEY: self.key, "mlflow.note.content": NOTE}
             run = client.create_run(experiment.id, tags=tags, run_name="leaderboard").info.run_id
         artifacts = Artifacts(client.get_run(run), experiment.uri)
-        artifacts.bring_home()
         for name, text in self.texts.items():
             artifacts.write(name, text)
         write_description(client, run, experiment.id, self.rows)

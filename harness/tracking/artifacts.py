@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import shutil
-import sqlite3
 import tempfile
-from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -13,7 +11,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlparse
 
 from harness.base import files
-from harness.tracking.store import database, unusable_store
+from harness.tracking.store import database
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -43,16 +41,14 @@ class LocalFiles:
 class Artifacts:
     """The files of one run: in a folder on this machine, or on a server.
 
-    MLflow records the absolute path of a run's files. That path, `recorded`, is wrong once the results are moved, and
-    names the original's files once they are copied. The files of our own stores belong next to the database, in `home`.
-    They are read from there, except if only the recorded path exists.
+    MLflow records the absolute path of a run's files. That path is wrong once the results are moved, and names the
+    original's files once they are copied. The files of our own stores belong next to the database, and are sent there.
+    MLflow's own pages look for them at the recorded path alone.
     """
 
     def __init__(self, run: Run, uri: str) -> None:
         self.run, self.uri = run, uri
-        self.recorded = local_folder(run.info.artifact_uri) if database(uri) else None
-        self.home = None if self.recorded is None else home_of_run(self.recorded, uri)
-        self.place = artifact_folder(run.info.artifact_uri, uri)
+        self.place = folder_for_files(run.info.artifact_uri, uri)
 
     @cached_property
     def repository(self) -> ArtifactRepository:
@@ -100,33 +96,6 @@ class Artifacts:
         for folder in (self.place, *self.place.glob("*")):
             files.sweep(folder)
 
-    def bring_home(self) -> None:
-        """Keep the files next to the database from now on, and correct MLflow's record of their path.
-
-        Files that were sent to the old path are not moved: the caller sends again what is missing.
-        """
-        if self.home is None or self.home == self.recorded:
-            return
-        assert self.recorded is not None
-        self.place = self.home
-        # An experiment's folder is two levels above the files of its runs: EXPERIMENT/RUN/artifacts.
-        old_experiment, new_experiment = self.recorded.parents[1].as_uri(), self.home.parents[1].as_uri()
-        path, info = database(self.uri), self.run.info
-        assert path is not None
-        try:
-            # In MLflow's own tables, since its client has no call that changes these paths. The context of a connection
-            # commits both changes at once, but does not close it.
-            with closing(sqlite3.connect(path)) as connection, connection:
-                connection.execute(
-                    "UPDATE runs SET artifact_uri = ? WHERE run_uuid = ?", (self.home.as_uri(), info.run_id)
-                )
-                connection.execute(
-                    "UPDATE experiments SET artifact_location = ? WHERE experiment_id = ? AND artifact_location = ?",
-                    (new_experiment, int(info.experiment_id), old_experiment),
-                )
-        except sqlite3.Error as error:
-            raise unusable_store(self.uri, error) from error
-
 
 def artifact_repository(artifacts: str, uri: str) -> ArtifactRepository:
     """Return MLflow's access to the files of a run, given their URI.
@@ -149,36 +118,23 @@ def download(repository: ArtifactRepository, path: str) -> bytes:
         return Path(copy.name).read_bytes()
 
 
-def settled_files(artifacts: str, uri: str) -> LocalFiles | None:
-    """Return the files of a run of an SQLite store, given the URI that MLflow recorded.
-
-    None if a server has them, or if the store was moved and MLflow's record of their path is to be corrected first.
-    """
-    recorded = local_folder(artifacts)
-    if recorded is None:
-        return None
-    home = home_of_run(recorded, uri)
-    if home not in (None, recorded):
-        return None
-    return LocalFiles(recorded)
-
-
 def local_folder(uri: str) -> Path | None:
     """Return the folder that a URI names; None if it is not on this machine."""
     parsed = urlparse(uri)
     return Path(unquote(parsed.path)) if parsed.scheme in ("", "file") else None
 
 
-def artifact_folder(artifacts: str, uri: str) -> Path | None:
-    """Return the folder with the files of a run, given the URI that MLflow recorded; None if a server has them."""
+def folder_for_files(artifacts: str, uri: str) -> Path | None:
+    """Return the folder into which a run's files belong, given the URI that MLflow recorded; None for a server."""
     recorded = local_folder(artifacts) if database(uri) else None
-    if recorded is None:
-        return None
-    home = home_of_run(recorded, uri)
-    if home is None:
-        return recorded
-    only_recorded_exists = recorded.is_dir() and not home.is_dir()
-    return recorded if only_recorded_exists else home
+    return None if recorded is None else home_of_run(recorded, uri) or recorded
+
+
+def artifact_folder(artifacts: str, uri: str) -> Path | None:
+    """Return the folder from which a run's files are read: that of a moved store may still be the recorded one."""
+    folder, recorded = folder_for_files(artifacts, uri), local_folder(artifacts)
+    only_recorded_exists = folder is not None and recorded is not None and recorded.is_dir() and not folder.is_dir()
+    return recorded if only_recorded_exists else folder
 
 
 def home_of_experiment(uri: str, matrix: str) -> Path | None:

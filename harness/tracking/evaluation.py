@@ -48,7 +48,6 @@ def sync_evaluation(evaluated: Evaluated, uri: str) -> None:
     with lock(evaluated.folder / "mlflow.lock"), store(uri, write=True) as client:
         run = run_of_evaluation(client, evaluated, uri)
         artifacts = Artifacts(run, uri)
-        artifacts.bring_home()
         unsent = list(unsent_evaluation_files(evaluated.folder, artifacts))
         if run.info.status == "FINISHED" and not unsent:
             return

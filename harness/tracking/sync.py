@@ -30,7 +30,7 @@ from harness.cells.provenance import Made
 from harness.cells.spec import FILE, CellSpec
 from harness.cells.state import State
 from harness.config import PUBLISHED
-from harness.tracking.artifacts import COMPLETE, Artifacts, LocalFiles, home_of_experiment, settled_files
+from harness.tracking.artifacts import COMPLETE, Artifacts, LocalFiles, folder_for_files, home_of_experiment
 from harness.tracking.origin import KIND, NOTE, commit_tags, dataset_input, origin
 from harness.tracking.reader import database_reader
 from harness.tracking.store import database, foreign_server, is_server, store
@@ -138,8 +138,10 @@ def is_sent(records: CellRecords, uri: str) -> bool:
             steps = source.metric_steps(run_id)
     except UserError:  # `send_records` creates or upgrades the store, or reports the error
         return False
-    run_files = settled_files(run.artifacts, uri)
-    return run_files is not None and holds_all(records, RunContent(run.tags, run.params.keys(), steps, run_files))
+    folder = folder_for_files(run.artifacts, uri)
+    if folder is None:  # the database is here, but a server has the files
+        return False
+    return holds_all(records, RunContent(run.tags, run.params.keys(), steps, LocalFiles(folder)))
 
 
 def send_records(client: MlflowClient, records: CellRecords, uri: str) -> bool:
@@ -148,7 +150,6 @@ def send_records(client: MlflowClient, records: CellRecords, uri: str) -> bool:
     run = run_of_cell(client, records, uri)
     run_id, present_tags = run.info.run_id, run.data.tags
     artifacts = Artifacts(run, uri)
-    artifacts.bring_home()
     artifacts.sweep()
     content = RunContent(present_tags, run.data.params.keys(), steps_in_run(run, uri), artifacts)
     if holds_all(records, content):
