@@ -37,8 +37,15 @@ FIRING = [
 ]
 
 
+# A second each: every fourth in each run, the others in `make soak`. `entrobench check` checks a method that is new.
+SPECS = [
+    pytest.param(spec, marks=[pytest.mark.long] if place % 4 else [])
+    for place, spec in enumerate([*baselines.METHODS, *FIRING])
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("spec", [*baselines.METHODS, *FIRING])
+@pytest.mark.parametrize("spec", SPECS)
 def test_every_method_of_the_registry_passes(spec: str) -> None:
     assert not [finding for finding in checks.run_checks(spec, baselines.METHODS) if not finding.passed]
 

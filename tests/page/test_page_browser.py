@@ -98,8 +98,17 @@ class Opened:
         return int(self.page.locator(".plot").count())
 
 
-@pytest.mark.parametrize("name", MATRICES)
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(
+    ("name", "width"),
+    [
+        ("plain", 1400),
+        ("one-seed", 420),
+        ("hostile", 1400),
+        ("several", 420),
+        ("fifty", 420),
+        *(pytest.param(name, width, marks=pytest.mark.long) for name in MATRICES for width in WIDTHS),
+    ],
+)
 def test_all_is_drawn_without_a_complaint_and_nothing_overflows(
     name: str, width: int, written: dict[str, Path], browser: Any
 ) -> None:
@@ -359,7 +368,12 @@ def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
         ("hostile", "light", 420),
         ("one-seed", "light", 1400),
         ("several", "dark", 1400),
-        *(("fifty", scheme, width) for scheme in ("light", "dark") for width in WIDTHS),
+        ("fifty", "light", 420),
+        *(
+            pytest.param("fifty", scheme, width, marks=pytest.mark.long)
+            for scheme in ("light", "dark")
+            for width in WIDTHS
+        ),
     ],
 )
 def test_axe_finds_nothing(
