@@ -21,6 +21,7 @@ from harness.tracking.feeder import Feeder
 
 # Between two progress lines if the output is not a terminal: often enough to see progress, rare enough for a log.
 QUIET_SECONDS = 30
+PACE = 5.0  # between two times that MLflow is fed with a running cell: it takes a core from quick cells
 QUIET_COUNT_SECONDS = 3  # the same for work that takes seconds instead of minutes
 NUMBERS = {"entropy": "entropy/mean", "reward": "reward/mean"}  # the metrics that are shown, by column
 
@@ -88,7 +89,7 @@ class LiveView:
             self.steps_todo += cell.config.train.steps - self.steps_before[cell.id]
         self.steps_ended = 0
         self.last_line = time.monotonic()
-        self.fed: dict[str, tuple[str | None, int]] = {}  # by cell, the attempt and step that MLflow was last fed
+        self.fed: dict[str, tuple[tuple[str | None, int], float]] = {}  # by cell, its attempt and step, and when
         self.started = False
         # The step count and time at which the first step was seen. The time left is estimated from there on, because
         # loading models and the first evaluation take long and say nothing about the speed of steps.
@@ -160,15 +161,17 @@ class LiveView:
         self.console.print(Text.assemble(("done    ", "green"), line))
 
     def feed(self, snapshot: Snapshot, *, last: bool = False) -> None:
-        """Bring MLflow up to the last checkpoint of a cell."""
+        """Bring MLflow up to the last step of a cell; one of quick steps is fed every PACE seconds."""
         cell = snapshot.cell
         try:
             # The attempt counts as well as the step: a cell that restarts may come to the same step again.
-            newest = snapshot.attempt(), snapshot.progress.record.durable_step
+            newest = snapshot.attempt(), snapshot.progress.step
         except Damaged:  # the state of the cell reports it
             return
-        if last or (newest[1] >= 0 and newest != self.fed.get(cell.id)):
-            self.fed[cell.id] = newest
+        before, at = self.fed.get(cell.id, (None, -PACE))
+        now = time.monotonic()
+        if last or (snapshot.progress.metrics and newest != before and now - at >= PACE):
+            self.fed[cell.id] = newest, now
             self.feeder.feed(cell.folder)
 
     def summary(self, running: list[Snapshot], waiting: int) -> str:

@@ -1,11 +1,16 @@
-"""Feed a cell's MLflow run from the cell's folder; nothing is sent twice, even after an interruption."""
+"""Feed a cell's MLflow run from the cell's folder; nothing is sent twice, even after an interruption.
+
+A step is sent as soon as it is in metrics.jsonl. If an interruption takes back steps that were sent, the run is deleted
+in MLflow, which has no call that removes a point, and a new one gets all steps that are left. So the store has
+each step once, with the value that counts.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from collections.abc import Container, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -37,7 +42,7 @@ from harness.tracking.store import database, foreign_server, is_server, store
 
 RUN_STATUS = {"running": "RUNNING", "done": "FINISHED", "failed": "FAILED"}
 LINES = "lines"  # a tag: the number of lines of metrics.jsonl that the run holds in full
-SENDING = "lines.sending"  # a tag: some or all lines up to this number were sent before a checkpoint covered them
+SENDING = "lines.sending"  # a tag: some or all lines up to this number may be in the run; with the time of that line
 MLFLOW_RUN = "mlflow.json"  # a file in the folder of a cell: the id of its run
 SOURCE = "mlflow.source.name"  # a tag, written after metrics and parameters: with it, the first sync was complete
 METRICS_PER_CALL = 1000  # MLflow refuses more
@@ -58,17 +63,11 @@ class CellRecords:
     spec: CellSpec
     state: State
     made: Made | None
-    lines: Lines  # of the steps that MLflow may hold
+    lines: Lines
 
     @classmethod
     def read(cls, folder: Path) -> CellRecords:
-        """Read a cell's folder.
-
-        Until the cell has ended, only the steps count that a checkpoint covers: an interrupted cell repeats later ones.
-        """
-        spec, state, made = CellSpec.read(folder), State.read(folder), Made.read(folder)
-        lines = [line for line in MetricsLog(folder).read() if state.ended or line["step"] <= state.durable_step]
-        return cls(folder, spec, state, made, lines)
+        return cls(folder, CellSpec.read(folder), State.read(folder), Made.read(folder), MetricsLog(folder).read())
 
     @property
     def attempt(self) -> str:
@@ -78,6 +77,14 @@ class CellRecords:
     def belongs(self, tags: Mapping[str, str]) -> bool:
         """Return whether a run with these tags is that of the present attempt."""
         return (tags.get("cell"), tags.get("attempt")) == (self.spec.id, self.attempt)
+
+    def taken_back(self, tags: Mapping[str, str]) -> bool:
+        """Return whether a run with these tags may hold points of steps that an interruption has taken back."""
+        number, _, time = tags.get(SENDING, tags.get(LINES, "0")).partition(" ")
+        sent = int(number)
+        if sent > len(self.lines):
+            return True
+        return bool(time) and repr(self.lines[sent - 1]["time"]) != time  # stores of earlier versions have no time
 
     @cached_property
     def outcome(self) -> dict[str, Any] | None:
@@ -90,11 +97,9 @@ class CellRecords:
     def outcome_text(self) -> str | None:
         return None if self.outcome is None else json.dumps(self.outcome)
 
-    def tags(self, present: Mapping[str, str]) -> dict[str, str]:
-        """Return the tags that vouch for the content of the cell's run, given its present ones."""
-        tags = status_tags(self.spec, self.state)
-        # A failed cell that is resumed repeats steps: its run may already hold more lines than the cell has now.
-        tags[LINES] = str(max(confirmed_lines(present), len(self.lines)))
+    def tags(self) -> dict[str, str]:
+        """Return the tags that vouch for the content of the cell's run."""
+        tags = status_tags(self.spec, self.state) | {LINES: str(len(self.lines))}
         if self.outcome is not None:
             tags[OUTCOME_TAG] = identities.hash_of(self.outcome)
         return tags
@@ -111,10 +116,7 @@ class RunContent:
 
 
 def sync(folder: Path, uri: str) -> bool:
-    """Bring a cell's run up to date with its folder, and return whether anything was missing.
-
-    A failed cell's steps are sent in full; if it is resumed and repeats some of them, these are not sent again.
-    """
+    """Bring a cell's run up to date with its folder, and return whether anything was missing."""
     with lock(folder / "mlflow.lock"):
         records = CellRecords.read(folder)
         if is_sent(records, uri):
@@ -131,9 +133,9 @@ def is_sent(records: CellRecords, uri: str) -> bool:
     try:
         with database_reader(uri) as source:
             run = source.run(run_id)
-            if run is None or not records.belongs(run.tags):
+            if run is None or not records.belongs(run.tags) or records.taken_back(run.tags):
                 return False
-            if not records.tags(run.tags).items() <= run.tags.items():
+            if not records.tags().items() <= run.tags.items():
                 return False
             steps = source.metric_steps(run_id)
     except UserError:  # `send_records` creates or upgrades the store, or reports the error
@@ -148,6 +150,9 @@ def send_records(client: MlflowClient, records: CellRecords, uri: str) -> bool:
     """Send all that a cell's run lacks, and return whether it lacked anything; the caller holds the cell's lock."""
     folder, spec, state, lines = records.folder, records.spec, records.state, records.lines
     run = run_of_cell(client, records, uri)
+    if records.taken_back(run.data.tags):
+        client.delete_run(run.info.run_id)
+        run = run_of_cell(client, records, uri)
     run_id, present_tags = run.info.run_id, run.data.tags
     artifacts = Artifacts(run, uri)
     artifacts.sweep()
@@ -159,16 +164,13 @@ def send_records(client: MlflowClient, records: CellRecords, uri: str) -> bool:
         for damage, _ in checksums.changed_records(folder):
             raise damage
     confirmed = confirmed_lines(present_tags)
-    # Points up to `attempted` may be in the run already, and MLflow would show a repeated step as a second point.
-    attempted = int(present_tags.get(SENDING, confirmed))
     if not holds_records(records, content):  # the tags vouch for records that are not there: send all of them again
-        confirmed, attempted = 0, len(lines)
-    repeated = points_in_run(client, run, lines[confirmed:attempted])
+        confirmed = 0
     # Before the points: after a kill while they are sent, the next sync must know which of them may be in the run.
-    if lines and lines[-1]["step"] > state.durable_step:
-        client.set_tag(run_id, SENDING, str(max(attempted, len(lines))))
-    send_metrics(client, uri, run_id, lines[confirmed:], repeated)
-    tags = records.tags(present_tags)
+    if lines[confirmed:]:
+        client.set_tag(run_id, SENDING, f"{len(lines)} {lines[-1]['time']!r}")
+        send_metrics(client, uri, run_id, lines[confirmed:])
+    tags = records.tags()
     if SOURCE not in present_tags:
         send_dataset(client, run_id, spec)
         tags |= origin(records.made)
@@ -195,7 +197,7 @@ def confirmed_lines(tags: Mapping[str, str]) -> int:
 
 def holds_all(records: CellRecords, content: RunContent) -> bool:
     """Return whether a run has everything of its cell."""
-    if not records.tags(content.tags).items() <= content.tags.items():
+    if not records.tags().items() <= content.tags.items():
         return False
     if not holds_records(records, content):
         return False
@@ -231,7 +233,7 @@ def holds_records(records: CellRecords, content: RunContent) -> bool:
         return True
     if not params_of(records.spec).keys() <= content.params:
         return False
-    steps_of: dict[str, set[int]] = {}  # by metric; a step that was repeated counts once
+    steps_of: dict[str, set[int]] = {}  # by metric
     for line in records.lines[: confirmed_lines(content.tags)]:
         for key in line["metrics"]:
             steps_of.setdefault(metric_name(key), set()).add(line["step"])
@@ -356,25 +358,8 @@ def experiment_of(client: MlflowClient, matrix: str, uri: str) -> str:
     return experiment.experiment_id
 
 
-def points_in_run(client: MlflowClient, run: Run, lines: Lines) -> set[tuple[str, int]]:
-    """Return the points of these steps that a run has, by name and step."""
-    steps: set[int] = set()
-    names: set[str] = set()
-    for line in lines:
-        steps.add(line["step"])
-        names.update(map(metric_name, line["metrics"]))
-    present = set()
-    for name in sorted(names):
-        for point in client.get_metric_history(run.info.run_id, name):
-            if point.step in steps:
-                present.add((point.key, point.step))
-    return present
-
-
-def send_metrics(
-    client: MlflowClient, uri: str, run_id: str, lines: Lines, repeated: Container[tuple[str, int]]
-) -> None:
-    """Send the points of some lines, without repeated ones.
+def send_metrics(client: MlflowClient, uri: str, run_id: str, lines: Lines) -> None:
+    """Send the points of some lines.
 
     An interrupted call may be made again: MLflow keeps one of several equal points (key, value, time, step).
     """
@@ -384,8 +369,7 @@ def send_metrics(
     for line in lines:
         milliseconds = int(line["time"] * 1000)
         for key, value in line["metrics"].items():
-            if (metric_name(key), line["step"]) not in repeated:
-                points.append(Metric(metric_name(key), value, milliseconds, line["step"]))
+            points.append(Metric(metric_name(key), value, milliseconds, line["step"]))
     # Metric by metric, the last step first: MLflow keeps the latest point of each metric in a table of its own, which
     # then has to change only once for each metric, and in few rows for each call.
     points.sort(key=lambda point: (point.key, -point.step))

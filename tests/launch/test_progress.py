@@ -252,8 +252,8 @@ def test_a_cell_that_restarts_is_reported_and_fed_from_its_first_step(
             leave(failed, "running", 2, durable=2)
             view.tick(looks(anew, failed), 0)
             fed_by.append(fed.count(anew.folder.name))
-        assert fed_by == [0, 1, 1, 2], "though the first attempt was fed up to step 4"
-        assert fed.count(failed.folder.name) == 0, "up to step 2 it was fed before"
+        assert fed_by == [1, 2, 3, 4]
+        assert fed.count(failed.folder.name) == 1, "its third step was taken back"
         # 3 steps in 30 seconds, of 4 and of the last 2 of the other.
         assert seen(view, terminal)[0].endswith("2 of 4 cells done, 2 running, 0 waiting; about 0 min 20 s left")
 
@@ -360,22 +360,23 @@ def test_items_are_counted(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Non
     assert log.getvalue() == "feeding: 3 of 9, last c\n"
 
 
-def test_mlflow_is_fed_at_each_checkpoint_and_at_the_end(
-    cells: list[Cell], alive: ExitStack, fed: list[str], monkeypatch: pytest.MonkeyPatch
+def test_feed_at_each_step_but_not_too_often(
+    cells: list[Cell], alive: ExitStack, clock: Clock, fed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other, *_ = cells
     view, _ = in_a_terminal(cells, monkeypatch)
     start(one, alive)
     start(other, alive)
     counts = []
-    for steps, durable in ((1, -1), (2, 2), (3, 2), (4, 4)):
-        leave(one, "running", steps, durable=durable)
-        view.tick(looks(one, other), 2)
+    for steps, seconds in ((1, 0.0), (2, progress.PACE - 1), (3, 1.0), (3, progress.PACE), (4, 0.0)):
+        clock.now += seconds
+        leave(one, "running", steps)
+        view.tick(looks(one), 2)
         counts.append(len(fed))
     leave(one, "done", 4, durable=4)
     view.ended(one, None)
-    assert counts == [0, 1, 1, 2]
-    assert fed == [one.folder.name] * 3
+    assert counts == [1, 1, 2, 2, 3]
+    assert fed == [one.folder.name] * 4
 
 
 @pytest.mark.usefixtures("fed")

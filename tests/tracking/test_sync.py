@@ -2,11 +2,14 @@ import contextlib
 import dataclasses
 import json
 import math
+import os
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -30,6 +33,8 @@ from harness.cells.state import State
 from harness.config import Config, Correction, Eval, RolloutConfig, Stop, Train
 from harness.tracking import store, sync
 from harness.tracking.artifacts import artifact_folder
+from harness.tracking.reader import reader
+from harness.tracking.runs import Point
 
 pytestmark = pytest.mark.slow
 
@@ -188,6 +193,7 @@ def test_sync_sends_everything_of_a_cell_that_is_done(tmp_path: Path, mlflow_uri
         "baseline": "grpo",
         "outcome": identities.hash_of(told),
         "lines": "3",
+        "lines.sending": "3 1002.5",
         "attempt": "a" * 32,
         "code.version": "0.1.0",
         "code.commit": "c" * 40,
@@ -206,20 +212,89 @@ def test_sync_sends_everything_of_a_cell_that_is_done(tmp_path: Path, mlflow_uri
         assert (beside / name).read_bytes() == (folder / name).read_bytes()
 
 
-def test_sync_holds_back_steps_that_may_run_again(tmp_path: Path, mlflow_uri: str) -> None:
+def test_sync_of_a_running_cell_that_is_killed_and_resumed(tmp_path: Path, mlflow_uri: str) -> None:
     folder = make_cell(tmp_path / "cell")
     log_steps(folder, 0, 1, 2, 3)
     sync.sync(folder, mlflow_uri)
-    assert history(mlflow_uri, "entropy/mean") == []
+    assert history(mlflow_uri, "entropy/mean") == expected_history(0, 1, 2, 3), "no checkpoint is needed"
     set_state(folder, "running", durable=1)
+    (before,) = runs(mlflow_uri)
+    for steps in ((2,), (2, 3), (2, 3, 4)):  # fewer, as many and more steps than were sent
+        MetricsLog(folder).truncate(1)
+        log_steps(folder, *steps, offset=50.0 * len(steps))
+        sync.sync(folder, mlflow_uri)
+        again = [(step, time + 50_000 * len(steps), value) for step, time, value in expected_history(*steps)]
+        assert history(mlflow_uri, "entropy/mean") == [*expected_history(0, 1), *again]
+        (run,) = runs(mlflow_uri)
+        assert run.info.run_id != before.info.run_id
+        before = run
+    log_steps(folder, 5)
     sync.sync(folder, mlflow_uri)
-    assert history(mlflow_uri, "entropy/mean") == expected_history(0, 1)
-    # Killed and resumed: the later steps come again, at another time.
-    MetricsLog(folder).truncate(1)
-    log_steps(folder, 2, 3, 4)
-    set_state(folder, "done", durable=4)
-    sync.sync(folder, mlflow_uri)
-    assert history(mlflow_uri, "entropy/mean") == expected_history(0, 1, 2, 3, 4)
+    assert [run.info.run_id for run in runs(mlflow_uri)] == [before.info.run_id], "a step more takes nothing back"
+
+
+PATIENT = """
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from entrobench import Control
+
+
+@dataclass(frozen=True)
+class Patient(Control):
+    'Waits in the last step until the file `go` is there.'
+
+    def weights(self, old, advantages_T, batch):
+        while batch.progress > 0.7 and not Path("go").exists():
+            time.sleep(0.05)
+        return torch.ones_like(advantages_T)
+
+
+METHODS = {"patient": Patient}
+"""
+
+
+@pytest.mark.processes
+def test_curves_of_a_killed_run_are_the_surviving_ones(tmp_path: Path, mlflow_uri: str) -> None:
+    """The first run is killed in step 4, with steps in MLflow that no checkpoint covers."""
+    (tmp_path / "patient_methods.py").write_text(PATIENT)
+    words = ["run", "smoke", "methods=[patient]", "baseline=patient", "seeds=[0]", "train.steps=4", "train.prompts=4"]
+    words += ["train.group=4", "eval.problems=2", "checkpoint.every=100", "results=.", f"tracking.uri={mlflow_uri}"]
+    program = "from harness import cli; from harness.launch import progress; progress.PACE = 0.0; cli.main()"
+    command = [sys.executable, "-c", program, *words, "--plugin", "patient_methods"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, start_new_session=True) as run:
+        while len(sent_entropies(mlflow_uri)) < 3:
+            assert run.poll() is None, "it has ended before it was killed"
+            time.sleep(0.05)
+        os.killpg(run.pid, signal.SIGKILL)
+    killed = sent_entropies(mlflow_uri)
+    assert [point.step for point in killed] == [1, 2, 3]
+    [folder] = tmp_path.glob("smoke/patient-*")
+    assert State.read(folder).durable_step < 1
+    (tmp_path / "go").touch()
+    subprocess.run(command, cwd=tmp_path, stdout=subprocess.DEVNULL, check=True)
+    points = []
+    for line in MetricsLog(folder).read()[1:]:
+        points.append(Point(line["step"], int(line["time"] * 1000) / 1000, line["metrics"]["entropy/mean"]))
+    assert [point.step for point in points] == [1, 2, 3, 4]
+    assert sent_entropies(mlflow_uri) == points
+    assert not set(killed) & set(points), "these steps were taken back"
+
+
+def sent_entropies(uri: str) -> list[Point]:
+    """Return the points of the only run that an SQLite store has of a cell; none if it has none yet."""
+    if not Path(uri.removeprefix("sqlite:///")).exists():
+        return []
+    curves = []
+    with contextlib.suppress(UserError), reader(uri) as source:  # MLflow may still be making its tables
+        for experiment in source.experiments().values():
+            sent = [run for run in source.runs(experiment) if "cell" in run.tags]
+            curves += source.curves(sent, "entropy/mean".__eq__)
+    assert len(curves) < 2
+    return curves[0].get("entropy/mean", []) if curves else []
 
 
 def test_a_cell_that_collapsed_says_so(tmp_path: Path, mlflow_uri: str) -> None:
@@ -247,11 +322,10 @@ def test_a_failed_cell_sends_all_and_its_resumption_sends_no_step_twice(tmp_path
     sync.sync(folder, mlflow_uri)
     (run,) = runs(mlflow_uri)
     assert (run.info.status, run.data.tags["status"], run.data.tags["reason"]) == ("RUNNING", "running", "")
-    log_steps(folder, 3, offset=50)
-    log_steps(folder, 4)
+    log_steps(folder, 3, 4)
     set_state(folder, "done", durable=4)
     sync.sync(folder, mlflow_uri)
-    assert history(mlflow_uri, "entropy/mean") == expected_history(0, 1, 2, 3, 4)
+    assert history(mlflow_uri, "entropy/mean") == [*expected_history(0, 1), (2, 1052500, 1.8), *expected_history(3, 4)]
 
 
 def test_a_sync_killed_between_metrics_and_tags_duplicates_nothing(tmp_path: Path, mlflow_uri: str) -> None:
