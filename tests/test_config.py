@@ -148,6 +148,8 @@ def test_the_field_is_every_method_there_is() -> None:
         ("eval.by_task.countdown=3", ["eval.by_task.countdown is 3; it must be a mapping of keys"]),
         ("methods=[grpo,adaptive_entropy(target=.nan)]", ["adaptive_entropy.target is nan; allowed: 0 and more"]),
         ("method_options.adaptive_entropy.target=.nan", ["adaptive_entropy.target is nan; allowed: 0 and more"]),
+        ("tune.candidates.grpo=5", ["tune.candidates.grpo is 5; it must be a list"]),
+        ("tune.candidates.grpo=[[1]]", ["tune.candidates.grpo[0] is [1]; it must be text"]),
         ("method_options=3", ["method_options is 3; it must be a mapping of keys"]),
         ("seeds=-1", ["seeds[0] is -1; allowed: 0 and more"]),
         ("seeds=first", ["seeds[0] is 'first'; it must be a whole number"]),

@@ -157,8 +157,11 @@ def check_keys(values: Mapping[Any, Any], schema: Any, where: str) -> None:
             check_keys(mapping(value, key), inner, f"{where}{name}.")
         elif get_origin(hint) is dict:
             for child, content in mapping(value, key).items():
-                if get_origin(get_args(hint)[1]) is dict:
-                    mapping(content, short(f"{key}.{child}"))
+                inner_kind, inner_key = get_args(hint)[1], short(f"{key}.{child}")
+                if get_origin(inner_kind) is dict:
+                    mapping(content, inner_key)
+                elif get_origin(inner_kind) is list:
+                    check_list(content, inner_key, known[name], get_args(inner_kind)[0])
         elif get_origin(hint) is list:
             check_list(value, key, known[name], get_args(hint)[0])
 
