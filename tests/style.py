@@ -26,7 +26,7 @@ SHARED = {"main", "add", "call"}  # the entry of a script, and the two functions
 
 def texts() -> Iterator[tuple[str, str]]:
     """Yield all that people read: code with its messages, pages, configurations and templates."""
-    for top in (*TOPS, "benchmarks", "docs", "configs"):
+    for top in (*TOPS, "benchmarks", "studies", "docs", "configs"):
         for path in sorted((REPOSITORY / top).rglob("*")):
             if path.suffix in (".py", ".md", ".yaml", ".j2", ".js"):
                 yield str(path.relative_to(REPOSITORY)), path.read_text()

@@ -26,7 +26,9 @@ KEPT = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", config.shipped_configs().values(), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", (config.shipped_configs() | config.study_configs()).values(), ids=lambda path: path.stem
+)
 def test_every_shipped_config_plans(path: Path) -> None:
     loaded = config.load_config(str(path))
     planned = matrix.cells(loaded)
@@ -48,7 +50,7 @@ def test_shipped_configs_say_only_what_differs_from_the_defaults() -> None:
 
     defaults = flat(OmegaConf.to_container(OmegaConf.structured(config.Config())))
     assert len(config.shipped_configs()) > 1
-    for path in config.shipped_configs().values():
+    for path in (config.shipped_configs() | config.study_configs()).values():
         effective = dict(defaults)
         for layer in config.with_base(path):
             given = flat(layer)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy.stats import nct, t
 
-from benchmarks import power
 from harness import config
+from studies.demo import power
 
 
 def test_components_equal_the_products_of_differences_between_seeds_and_problems() -> None:

@@ -149,7 +149,8 @@ def test_the_configuration_plans(tmp_path: Path) -> None:
     assert yaml.safe_load(CONFIGURATION)["base"] == "demo"
 
 
-PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
+BELOW = sorted(path for top in ("docs", "studies") for path in (REPOSITORY / top).rglob("*.md"))
+PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *BELOW]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
@@ -194,11 +195,20 @@ def test_anchors_are_those_of_github(heading: str, anchor: str, tmp_path: Path) 
     assert anchors(page) == ["title", anchor, f"{anchor}-1"]
 
 
-@pytest.mark.parametrize("folder_name", ["docs", "docs/evidence"])
-def test_the_index_has_every_page(folder_name: str) -> None:
-    index = (REPOSITORY / folder_name / "README.md").read_text()
-    pages = {page.name for page in (REPOSITORY / folder_name).glob("*.md")} - {"README.md"}
-    assert set(re.findall(r"\]\(([\w-]+\.md)\)", index)) == pages
+def test_the_index_has_every_page() -> None:
+    docs = REPOSITORY / "docs"
+    index = (docs / "README.md").read_text()
+    pages = {str(page.relative_to(docs)) for page in docs.rglob("*.md")} - {"README.md"}
+    generated = {page for page in pages if page.startswith("methods/")}
+    assert set(re.findall(r"\]\(((?:evidence/)?[\w-]+\.md)\)", index)) == pages - generated
+
+
+def test_the_index_of_the_studies_has_every_folder_with_a_page() -> None:
+    studies = REPOSITORY / "studies"
+    index = (studies / "README.md").read_text()
+    assert {page.parent.name for page in studies.glob("*/README.md")} == set(
+        re.findall(r"\]\(([\w-]+)/README\.md\)", index)
+    )
 
 
 def paths_in_the_tree() -> list[Path]:

@@ -19,12 +19,17 @@ import pytest
 from places import REPOSITORY
 from scipy.stats import kendalltau
 
-from benchmarks import field, field_again, field_tuned, reference, staleness, transfer
 from harness import config, tune
 from harness.base import safe_yaml
 from harness.rollout import digests
 from harness.table import origins
 from harness.table.verdict import significance, verdict
+from studies import pages as reference
+from studies.field import again as field_again
+from studies.field import analysis as field
+from studies.field import tuned as field_tuned
+from studies.staleness import analysis as staleness
+from studies.transfer import analysis as transfer
 
 KEPT = reference.REFERENCE
 README = (REPOSITORY / "README.md").read_text()
@@ -109,7 +114,7 @@ def test_the_two_files_of_a_leaderboard_agree(folder: str) -> None:
 
 @pytest.mark.parametrize("page", reference.PAGES, ids=lambda page: page.name)
 def test_pages_show_the_numbers_of_the_reference(page: Path) -> None:
-    """`python -m benchmarks.reference` writes them."""
+    """`python -m studies.pages` writes them."""
     text = page.read_text()
     tables, figures = reference.TABLE.findall(text), reference.FIGURE.findall(text)
     assert len(tables) >= 1
@@ -117,7 +122,8 @@ def test_pages_show_the_numbers_of_the_reference(page: Path) -> None:
     assert numbers(text) == numbers(reference.fill(text))
 
 
-DOCUMENTS = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
+BELOW = sorted(path for top in ("docs", "studies") for path in (REPOSITORY / top).rglob("*.md"))
+DOCUMENTS = [REPOSITORY / "README.md", *BELOW]
 
 
 def test_verdicts_in_texts_are_those_of_the_reference() -> None:
@@ -194,7 +200,7 @@ def test_the_findings_of_one_instruction_set() -> None:
 
 
 def test_the_finding_holds_on_graph_coloring() -> None:
-    """By the criteria that docs/evidence/coloring.md had before the run."""
+    """By the criteria that studies/coloring/README.md had before the run."""
     table = TABLES["coloring"]
     assert table["base model"]["delta_to_baseline"]["high"] < 0
     assert table["base model"]["delta_pass_at_k"]["16"]["low"] > 0
@@ -245,7 +251,7 @@ def gains_and_prices(rows: field.Rows) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def test_no_method_of_the_shortlist_wins_with_equal_tuning() -> None:
-    """By rule 2 of docs/evidence/field.md, with Holm's correction over the eleven methods."""
+    """By rule 2 of studies/field/README.md, with Holm's correction over the eleven methods."""
     rows, chosen = field_tuned.by_name(field_tuned.SHORTLIST), field_tuned.chosen(field_tuned.SHORTLIST)
     assert chosen["grpo"] == "grpo(lr=1.75e-4)"
     assert {name: scores[field.PASS]["seeds"] for name, scores in rows.items()} == dict.fromkeys(rows, 5)
@@ -262,7 +268,7 @@ def test_no_method_of_the_shortlist_wins_with_equal_tuning() -> None:
 
 
 def test_no_method_of_the_tuned_field_wins_with_three_seeds() -> None:
-    """By rule 2 of docs/evidence/field-tuned.md."""
+    """By rule 2 of studies/field/tuned.md."""
     rows = field_tuned.by_name("field-tuned")
     assert len(rows) == 65
     assert not any(field.verdict(rows[name]) for name in rows)
@@ -307,7 +313,7 @@ def test_tuning_chooses_otherwise_on_graph_coloring() -> None:
 
 
 def test_no_method_of_the_tuned_field_wins_on_graph_coloring_with_three_seeds() -> None:
-    """By rule 2 of docs/evidence/field-tuned.md; and what rule 3's limit in Avg@K means there."""
+    """By rule 2 of studies/field/tuned.md; and what rule 3's limit in Avg@K means there."""
     rows = field_tuned.by_name("field-tuned-coloring")
     assert len(rows) == 65
     assert not any(field.verdict(rows[name]) for name in rows)
@@ -343,7 +349,7 @@ def test_rule_3_names_the_methods_with_new_seeds(matrix: str) -> None:
 
 
 def test_what_the_new_seeds_decide_on_countdown() -> None:
-    """By rule 3 of docs/evidence/field-tuned.md."""
+    """By rule 3 of studies/field/tuned.md."""
     rows = field_tuned.by_name("field-tuned-new")
     assert {scores[field.PASS]["seeds"] for scores in rows.values()} == {5}
     verdicts = {name: field.verdict(scores) for name, scores in rows.items()}
@@ -366,7 +372,7 @@ def test_what_the_new_seeds_decide_on_countdown() -> None:
 
 
 def test_what_the_new_seeds_decide_on_graph_coloring() -> None:
-    """By rule 3 of docs/evidence/field-tuned.md."""
+    """By rule 3 of studies/field/tuned.md."""
     rows = field_tuned.by_name("field-tuned-coloring-new")
     assert {scores[field.PASS]["seeds"] for scores in rows.values()} == {5}
     verdicts = {name: field.verdict(scores) for name, scores in rows.items()}

@@ -1,16 +1,17 @@
-"""entrobench list: the methods, tasks, models and configurations that exist."""
+"""entrobench list: the methods, tasks, models, configurations and studies that exist."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import baselines
 import tasks
 from harness import config as configs
 from harness.base.errors import UserError
 from harness.commands.common import Commands, command, with_plugins
-from harness.methods import refusals as doors
+from harness.methods import refusals
 from harness.methods.composition import Method
 from harness.methods.verbs import Composition, Control, Objective
 from harness.rollout import models
@@ -26,16 +27,19 @@ EXAMPLES = (
     "entrobench list methods",
     "entrobench list methods --for trl",
     "entrobench list tasks --plugin my_tasks",
+    "entrobench list studies",
 )
 
 
 def add(commands: Commands) -> None:
-    parser = command(commands, "list", "methods, tasks, models and configs that exist, one line each", EXAMPLES)
+    parser = command(
+        commands, "list", "methods, tasks, models, configs and studies that exist, one line each", EXAMPLES
+    )
     parser.add_argument("what", nargs="?", choices=[*LISTS], help="without it: the number of each")
     parser.add_argument(
         "--for",
         dest="trainer",
-        choices=[*doors.REFUSALS],
+        choices=[*refusals.REFUSALS],
         help="only methods that run in this trainer, and why others do not",
     )
     with_plugins(parser)
@@ -90,7 +94,7 @@ def by_trainer(groups: dict[str, Rows], trainer: str, plugins: Plugins) -> dict[
     for title, rows in groups.items():
         running[title] = []
         for name, about in rows:
-            reason = doors.REFUSALS[trainer](Method.of(name, table))
+            reason = refusals.REFUSALS[trainer](Method.of(name, table))
             if reason is None:
                 running[title].append([name, about])
             else:
@@ -109,11 +113,16 @@ def list_models(plugins: Plugins) -> dict[str, Rows]:
 
 
 def list_configs(plugins: Plugins) -> dict[str, Rows]:
-    rows = []
-    for name, path in configs.shipped_configs().items():
-        comment = path.read_text().splitlines()[0]
-        rows.append([name, comment.removeprefix("#").strip()])
-    return {"configs": rows}
+    return {"configs": described(configs.shipped_configs())}
+
+
+def list_studies(plugins: Plugins) -> dict[str, Rows]:
+    return {"studies": described(configs.study_configs())}
+
+
+def described(paths: Mapping[str, Path]) -> Rows:
+    """Return the name of each configuration, and the comment in its first line."""
+    return [[name, path.read_text().splitlines()[0].removeprefix("#").strip()] for name, path in paths.items()]
 
 
 LISTS: dict[str, Callable[[Plugins], dict[str, Rows]]] = {
@@ -121,6 +130,7 @@ LISTS: dict[str, Callable[[Plugins], dict[str, Rows]]] = {
     "tasks": list_tasks,
     "models": list_models,
     "configs": list_configs,
+    "studies": list_studies,
 }
 
 

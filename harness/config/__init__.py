@@ -84,12 +84,13 @@ __all__ = [  # with the sections, so that other modules need only this one
     "scalars",
     "setting_label",
     "shipped_configs",
+    "study_configs",
     "tuning_rules",
     "variants",
 ]
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-STUDIES = "studies"  # its folder of configurations that answer one question each
+STUDIES = CONFIGS.parent / "studies"  # a folder for each question, with its configurations
 KEY = re.compile(r"[^\W\d][\w-]*(\.[^\W\d][\w-]*)*")  # the part of an override before the =
 TUNE_SUFFIX = "-tune"  # of the matrix of the candidates
 # Of the matrix of the chosen methods. It has a folder of its own, since a chosen method may be the published one: its
@@ -106,10 +107,13 @@ NO_AXES = (
 
 
 def shipped_configs(folder: Path = CONFIGS) -> dict[str, Path]:
-    """Return the configurations that come with entrobench by name, in the order of their names."""
-    paths = (*folder.glob("*.yaml"), *folder.glob(f"{STUDIES}/*.yaml"))
-    by_name = sorted(paths, key=lambda path: path.stem)
-    return {path.stem: path for path in by_name}
+    """Return the configurations of a folder by name, in the order of their names."""
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def study_configs() -> dict[str, Path]:
+    """Return the configurations of the studies by name, in the order of their names."""
+    return {path.stem: path for path in sorted(STUDIES.glob("*/*.yaml"), key=lambda path: path.stem)}
 
 
 def find(name: str, folder: Path = CONFIGS) -> Path:
@@ -117,7 +121,7 @@ def find(name: str, folder: Path = CONFIGS) -> Path:
     path = Path(name)
     if path.suffix in (".yaml", ".yml"):
         return path
-    shipped = shipped_configs(folder)
+    shipped = shipped_configs(folder) | study_configs()
     if name not in shipped:
         raise UserError(
             f"no configuration is called {shown(name)}; {nearest(name, shipped)}, or the path of a YAML file"

@@ -82,7 +82,7 @@ def test_an_option_is_written_once() -> None:
 def test_the_options_of_shipped_configurations_are_what_yaml_says_they_are() -> None:
     """A cell is who it was when options were read by YAML."""
     read = 0
-    for path in config.shipped_configs().values():
+    for path in (config.shipped_configs() | config.study_configs()).values():
         for spec in config.load_config(str(path)).methods:
             for part in registry.split(spec, "+"):
                 for key, value in registry.parse(part)[1].items():

@@ -22,7 +22,7 @@ def listed(*arguments: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
 
 def test_alone_it_counts_what_can_be_listed(capsys: pytest.CaptureFixture[str]) -> None:
     lines = listed(capsys=capsys)
-    assert [line.split()[0] for line in lines] == ["methods", "tasks", "models", "configs"]
+    assert [line.split()[0] for line in lines] == ["methods", "tasks", "models", "configs", "studies"]
     assert all(line.rstrip().endswith(f"entrobench list {line.split()[0]}") for line in lines)
     numbers = map(int, re.findall(r"\d+", lines[0]))
     assert sum(numbers) == len(baselines.METHODS)

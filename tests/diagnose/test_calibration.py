@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from places import REPOSITORY
 
-from benchmarks.calibrate_diagnose import KEPT, LOST, PAGE, calibration_row, filled_page, finished_cells, kept_rows
 from harness.packs.archive import unpacked
+from studies.diagnose.calibration import KEPT, LOST, PAGE, calibration_row, filled_page, finished_cells, kept_rows
 
 ROWS = {row["cell"]: row for row in kept_rows()}
 
@@ -26,7 +26,7 @@ def test_the_cells_of_the_demo_are_diagnosed_as_in_the_table() -> None:
 
 def test_the_page_shows_the_table() -> None:
     text = PAGE.read_text()
-    assert text == filled_page(text), "run `python -m benchmarks.calibrate_diagnose page`"
+    assert text == filled_page(text), "run `python -m studies.diagnose.calibration page`"
 
 
 def test_the_misses_are_as_the_page_describes_them() -> None:

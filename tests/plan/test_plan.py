@@ -842,13 +842,13 @@ def test_planning_every_shipped_config_needs_nothing_and_leaves_nothing(tmp_path
     code = """
 import socket, sys
 from harness import cli
-from harness.config import shipped_configs
+from harness.config import shipped_configs, study_configs
 
 def refuse(*_):
     raise AssertionError("a plan asks the network nothing")
 
 socket.socket.connect = socket.getaddrinfo = refuse
-for name in shipped_configs():
+for name in shipped_configs() | study_configs():
     try:
         cli.main(["plan", name])
     except SystemExit as end:

@@ -129,9 +129,9 @@ def test_no_number_of_a_leaderboard_changes(
 
 def test_only_the_command_and_the_comparison_with_papers_read_it() -> None:
     readers = set()
-    for top in ("harness", "entrobench", "baselines", "tasks", "benchmarks"):
+    for top in ("harness", "entrobench", "baselines", "tasks", "studies"):
         for path in (REPOSITORY / top).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.ImportFrom) and node.module == "harness.table.literature":
                     readers.add(str(path.relative_to(REPOSITORY)))
-    assert readers == {"harness/commands/leaderboard.py", "benchmarks/transfer.py"}
+    assert readers == {"harness/commands/leaderboard.py", "studies/transfer/analysis.py"}

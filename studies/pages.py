@@ -1,0 +1,298 @@
+"""The reference results as the README and docs/evidence/ show them: tables, figures in the text, picture.
+
+    python -m studies.pages demo     # first take the curves from results/demo, after `entrobench run demo`
+    python -m studies.pages          # fill the pages and draw the picture from results/reference
+
+Tables lie between `<!-- table: NAME -->` and `<!-- end -->`. A figure in the text is followed by a comment with its
+place in a table, for example `0.533<!-- demo/grpo/Pass@16 -->`; it keeps its interval if it has one. A verdict in the
+text is followed by its table and the methods that have it: `win<!-- field-tuned-more/passk, kl_cov/verdict -->`. The
+comment `<!-- demo/none/verdict -->` says that no method of a table wins or trades.
+tests/test_reference.py fails where a page shows another number than results/reference.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from functools import cache
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+import pandas
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from pandas import DataFrame
+
+import entrobench
+from harness.config import CHOICE
+from harness.table import render
+from studies.field import again as field_again
+from studies.field import analysis as field
+from studies.field import tuned as field_tuned
+from studies.transfer import analysis as transfer
+
+REPOSITORY = Path(__file__).parent.parent
+REFERENCE = REPOSITORY / "results/reference"
+CURVES = REFERENCE / "demo/curves.csv"
+PICTURE = REFERENCE / "demo/curves.svg"
+STUDIES = (
+    "objective-or-entropy",
+    "strength",
+    "sign",
+    "dynamic-sampling",
+    "overtaking",
+    "dial",
+    "clip-and-reward",
+    "lr-kl-clip",
+    "warm-start",
+    "staleness",
+)
+# Tables of studies that other benchmarks wrote: they are not leaderboards.
+FURTHER = {
+    "crossings": "overtaking/crossing.csv",
+    "dynamic-sampling-settings": "dynamic-sampling/max_batches.csv",
+    "lr-kl-clip-settings": "lr-kl-clip/lr.csv",
+    "staleness-ends": "staleness/ends.csv",
+}
+PAGE_NAMES = (
+    "README.md",
+    "docs/evidence/demo.md",
+    "studies/coloring/README.md",
+    "studies/field/README.md",
+    "studies/field/tuned.md",
+    "studies/transfer/README.md",
+    *(f"studies/{name}/README.md" for name in STUDIES),
+)
+PAGES = tuple(REPOSITORY / name for name in PAGE_NAMES)
+
+SEVERAL_VERSIONS = " §"  # after a method whose cells are of several versions of the code
+PASS_AT_16 = "eval/countdown/pass@16"
+ENTROPY = "entropy/mean"
+
+# The columns of the tables in the pages.
+SHORT = ["method", "Avg@K", "Pass@16", "Pass@16 - grpo", "distinct right"]
+FULL = ["method", "Avg@K", "Pass@16", "Avg@K - grpo", "Pass@16 - grpo", "distinct right", "entropy, end"]
+TUNED_FULL = ["method", "chosen", "Avg@K", "Pass@16", "Avg@K - grpo", "Pass@16 - grpo", "verdict", "distinct right"]
+SHOWN_FIRST = ["base model", "grpo", "clip_b", "clip_v", "adaptive_entropy"]
+
+TITLE = re.compile(r"^\*\*(.*)\*\*$", re.MULTILINE)  # of a table in leaderboard.md
+TABLE = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(\n<!-- end -->)", re.DOTALL)
+TUNED_BASELINE = re.compile(r" - grpo\(.*\)$")  # at the end of a column's name
+FIGURE = re.compile(r"[+-]?\d+\.\d+(\s±\d+\.\d+)?(\**<!-- ([\w-]+)/([^/>]+)/([^>]+?) -->)")
+
+VERDICT = re.compile(r"(?:\b(win|trade|lose)s?)?<!-- ([\w-]+)/([^/>]+)/verdict -->")
+# A word that states a verdict; in italics it names the rule. "Loses" with an object is no verdict.
+CLAIM = re.compile(r"(?<![*\w-])(?:wins?|trades?|loses(?=[.,;:]| against))\b(?![*\w-]|<!-- )")
+
+# Okabe and Ito's colors, with a dash pattern each, so that lines differ in print and for the color-blind.
+STYLES = {
+    "grpo": ("#000000", "-"),
+    "clip_b": ("#0072B2", "-"),
+    "clip_v": ("#D55E00", "--"),
+    "adaptive_entropy": ("#009E73", "-."),
+}
+
+
+def reference_table(folder: str) -> DataFrame:
+    """Return the leaderboard that a matrix ended with, as text, its tables one below the other.
+
+    It is indexed by method, or by method and setting where cells differ in more than the method: `grpo, 4, 0`.
+    """
+    # Backslashes keep the brackets of an interval from being read as a link.
+    text = (REFERENCE / folder / "leaderboard.md").read_text().replace("\\", "")
+    _, *titles_and_tables = TITLE.split(text)
+    parts = []
+    for title, below in zip(titles_and_tables[::2], titles_and_tables[1::2], strict=True):
+        part = table_below(below)
+        if len(titles_and_tables) > 2:  # a table for each model
+            part.insert(1, "model", title.removesuffix(render.FLAG).split(", ")[1])
+        parts.append(part)
+    table = pandas.concat(parts, ignore_index=True)
+    table["method"] = table["method"].str.removesuffix(SEVERAL_VERSIONS)  # the page says so in words
+    return table.set_index(table[["method", *settings_of(table)]].agg(", ".join, axis=1))
+
+
+def table_below(text: str) -> DataFrame:
+    """Return the Markdown table of a text."""
+    lines = []
+    for line in text.splitlines():
+        if line.startswith("|"):
+            lines.append([cell.strip() for cell in line.strip("|").split("|")])
+    heading, _, *rows = lines
+    return DataFrame(rows, columns=heading)
+
+
+def settings_of(table: DataFrame) -> list[str]:
+    """Return the columns of a leaderboard that hold settings: those between the method and the first score."""
+    return list(table.columns[1 : table.columns.get_loc(FULL[1])])
+
+
+def study_table(name: str) -> DataFrame:
+    """Return the table of a study's page."""
+    return reference_table(name).drop(columns=["entropy, start", "seeds"])
+
+
+def staleness_grid(method: str, column: str) -> DataFrame:
+    """Return a column of the study of staleness by the updates of each batch (rows) and the lag (columns)."""
+    table = reference_table("staleness")
+    grid = table[table["method"] == method].pivot(index="train.updates", columns="rollout.lag", values=column)
+    grid.columns = [f"lag {lag}" for lag in grid.columns]
+    return grid.rename_axis("updates").reset_index()
+
+
+def tuned(folder: str) -> DataFrame:
+    """Return the table of tuned methods with plain names of its columns; its baseline is the tuned GRPO."""
+    return reference_table(folder).rename(columns=lambda column: TUNED_BASELINE.sub(" - grpo", column))
+
+
+def tuned_field(matrix: str) -> DataFrame:
+    """Return the table of a tuned matrix with the names of methods, the verdict, the highest gain first."""
+    table = tuned(matrix)
+    table["chosen"] = table["method"]
+    rows, specs = field_tuned.by_name(matrix), field_tuned.chosen(matrix)
+    ordered = [field.BASELINE, *field.methods_of([rows])]
+    table = table.loc[[field.BASE_MODEL, *(specs[name] for name in ordered)]]
+    table["method"] = [field.BASE_MODEL, *ordered]
+    table["verdict"] = [field.verdict(rows[name]) for name in table["method"]]
+    table.loc[field.BASE_MODEL, "chosen"] = ""
+    return table[TUNED_FULL]
+
+
+def verdicts(folder: str) -> dict[str, str]:
+    """Return the verdict on each method of a table, tuned methods by their names."""
+    matrix = folder.removesuffix(field_again.SECOND)
+    is_tuned = (REFERENCE / matrix.removesuffix(field.NEW).removesuffix(field_tuned.MORE) / CHOICE).exists()
+    rows = field_tuned.by_name(matrix, folder) if is_tuned else field.compared(folder)
+    return {method: field.verdict(scores) for method, scores in rows.items()}
+
+
+def as_markdown(table: DataFrame) -> str:
+    """Return a table in Markdown."""
+    table = table.rename(columns={"distinct right": "distinct right answers"})
+    lines = [f"| {' | '.join(table.columns)} |", "| --- |" + " ---: |" * (len(table.columns) - 1)]
+    for cells in table.to_numpy().tolist():
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+@cache
+def tables() -> dict[str, str]:
+    """Return each table of the pages by its name; read once for all pages."""
+    demo = reference_table("demo")
+    studies = {name: as_markdown(study_table(name)) for name in STUDIES}
+    seeds = {}
+    kept = [matrix for matrix in (*field_tuned.MORE_SEEDS, field_tuned.SHORTLIST) if field.is_kept(matrix)]
+    for matrix in kept:
+        seeds[matrix] = as_markdown(tuned_field(matrix))
+    further = {}
+    for name, path in FURTHER.items():
+        further[name] = as_markdown(pandas.read_csv(REFERENCE / path, dtype=str, keep_default_na=False))
+    return (
+        studies
+        | further
+        | seeds
+        | {
+            "demo-short": as_markdown(demo.loc[SHOWN_FIRST, SHORT]),
+            "demo": as_markdown(demo[FULL]),
+            "demo-avx2": as_markdown(reference_table("demo-avx2")[FULL]),
+            "demo-tuned": as_markdown(tuned("demo-tuned")[FULL]),
+            "coloring": as_markdown(reference_table("coloring")[FULL]),
+            "staleness-avg": as_markdown(staleness_grid("grpo", "Avg@K")),
+            "staleness-pass": as_markdown(staleness_grid("grpo", "Pass@16")),
+            "staleness-gain": as_markdown(staleness_grid("clip_b(share=0.02)", "Pass@16 - grpo")),
+            "field": as_markdown(field.table(field.by_task())),
+            "field-again": as_markdown(field_again.effects_table("field")),
+            "field-again-coloring": as_markdown(field_again.effects_table("field-coloring")),
+            "field-again-agreement": as_markdown(field_again.agreement_table(field.TASKS)),
+            "field-tuned-again": as_markdown(field_again.effects_table("field-tuned")),
+            "field-tuned-again-agreement": as_markdown(field_again.agreement_table(field_again.TUNED)),
+            "field-five-seeds": as_markdown(field.table(field.by_task(field.FIVE_SEEDS))),
+            "field-five-seeds-again": as_markdown(field.table(field_again.second_runs(field.FIVE_SEEDS))),
+            "field-five-seeds-again-agreement": as_markdown(field_again.agreement_table(field.FIVE_SEEDS)),
+            "field-new-seeds": as_markdown(field.table(field.by_task(field.NEW_SEEDS))),
+            "field-tuned": as_markdown(field.table(field_tuned.by_task())),
+            "field-tuned-coloring-slower": as_markdown(tuned(field_tuned.SLOWER)[FULL]),
+            "field-short": as_markdown(field.table(field_tuned.decided(), missing="not run again")),
+            "transfer-agreement": as_markdown(transfer.agreement_table()),
+            "transfer-effects": as_markdown(transfer.effects_table()),
+            "transfer-literature": as_markdown(transfer.literature_table()),
+        }
+    )
+
+
+def fill(page: str) -> str:
+    """Return the page with the numbers of the reference results in its tables and in its text."""
+    by_name = tables()
+
+    def figure(match: re.Match[str]) -> str:
+        shown_interval, comment, folder, method, column = match.groups()
+        mean, *interval = reference_table(folder).loc[method, column].split()
+        # The line may break before an interval.
+        return mean + (shown_interval[0] + interval[0] if shown_interval else "") + comment
+
+    page = TABLE.sub(lambda match: f"{match[1]}\n{by_name[match[2]]}\n{match[3]}", page)
+    return FIGURE.sub(figure, page)
+
+
+def recorded_curves(config: str) -> DataFrame:
+    """Return entropy and Pass@16 over steps: means over seeds (geometric for entropy) and the seeds' range."""
+    curves = entrobench.load(config).curves(ENTROPY, PASS_AT_16)
+    by_step = curves.groupby(["metric", "method", "step"])["value"]
+    summary = by_step.agg(mean="mean", low="min", high="max").reset_index()
+    # The leaderboard's mean of entropies is the geometric one, so that of the picture is, too.
+    geometric = by_step.apply(lambda values: np.exp(np.log(values.clip(lower=1e-12)).mean())).reset_index()
+    is_entropy = summary["metric"] == ENTROPY
+    summary["mean"] = geometric["value"].where(is_entropy, summary["mean"])
+    return summary
+
+
+def draw_panel(axes: Axes, curves: DataFrame, title: str) -> None:
+    """Draw one metric, a line for each method with its name at the end of the line."""
+    for method, (color, dashes) in STYLES.items():
+        line = curves[curves["method"] == method]
+        # Pass@16 is evaluated at few steps; markers show which.
+        marker = "o" if len(line) < 10 else ""
+        axes.plot(line["step"], line["mean"], color=color, linestyle=dashes, marker=marker, markersize=4, linewidth=1.8)
+        axes.fill_between(line["step"], line["low"], line["high"], color=color, alpha=0.12, linewidth=0)
+    last = curves["step"].max()
+    ends = curves[curves["step"] == last].set_index("method")["mean"]
+    low, high = axes.get_ylim()
+    place = low - 1.0
+    for method in sorted(STYLES, key=lambda name: ends[name]):
+        # Names closer than about a twelfth of the panel's height would overlap.
+        place = max(ends[method], place + (high - low) / 12)
+        axes.annotate(
+            method, (1.02 * last, place), color=STYLES[method][0], fontsize=9, va="center", annotation_clip=False
+        )
+    axes.set_title(title, fontsize=10, loc="left")
+    axes.set_xlim(0, last)
+    axes.tick_params(labelsize=9)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def draw_picture(curves: DataFrame) -> None:
+    """Write the picture of the README: Pass@16 above entropy, narrow enough for a phone."""
+    # Text stays text, and the same curves give the same file.
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "entrobench", "font.family": "sans-serif"}):
+        figure = Figure(figsize=(5.2, 4.8), layout="constrained")
+        top, bottom = figure.subplots(2, 1, sharex=True)
+        pass_at_16 = curves[curves["metric"] == PASS_AT_16]
+        draw_panel(top, pass_at_16, "Pass@16 on held-out problems (dotted: base model)")
+        top.axhline(pass_at_16.loc[pass_at_16["step"] == 0, "mean"].iloc[0], color="gray", linestyle=":")
+        draw_panel(bottom, curves[curves["metric"] == ENTROPY], "entropy, nats per token")
+        bottom.set_ylim(bottom=0)
+        bottom.set_xlabel("training step", fontsize=9)
+        figure.savefig(PICTURE, metadata={"Date": None})
+
+
+def main(*arguments: str) -> None:
+    for config in arguments:
+        recorded_curves(config).to_csv(CURVES, index=False, float_format="%.6g")
+    draw_picture(pandas.read_csv(CURVES))
+    for page in PAGES:
+        page.write_text(fill(page.read_text()))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
