@@ -62,13 +62,22 @@ def test_more_ranks_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize(
-    ("uri", "hint"),
+    ("uri", "experiment", "hint"),
     [
-        ("sqlite:///results/mlflow.db", "mlflow ui --backend-store-uri sqlite:///results/mlflow.db"),
-        ("http://tracking.local:5000", "MLflow at http://tracking.local:5000"),
-        ("HTTPS://tracking.local", "MLflow at HTTPS://tracking.local"),
-        ("databricks", "MLflow at databricks"),
+        (
+            "sqlite:///results/mlflow.db",
+            "3",
+            "mlflow ui --backend-store-uri sqlite:///results/mlflow.db, which shows them at "
+            "http://127.0.0.1:5000/#/experiments/3/runs?workflowType=machine_learning",
+        ),
+        (
+            "http://tracking.local:5000/",
+            "3",
+            "MLflow at http://tracking.local:5000/#/experiments/3/runs?workflowType=machine_learning",
+        ),
+        ("HTTPS://tracking.local", None, "MLflow at HTTPS://tracking.local"),
+        ("databricks", "3", "MLflow at databricks"),
     ],
 )
-def test_the_hint_names_a_command_that_works_or_the_server(uri: str, hint: str) -> None:
-    assert mlflow_hint(uri) == hint
+def test_mlflow_hint(uri: str, experiment: str | None, hint: str) -> None:
+    assert mlflow_hint(uri, experiment) == hint

@@ -67,6 +67,14 @@ def config_of_arguments(arguments: argparse.Namespace, *, with_choice: bool = Tr
     return config
 
 
+def words_of_config(arguments: argparse.Namespace) -> list[str]:
+    """Return the words of a command line that name the same configuration."""
+    words = [arguments.config, *arguments.overrides]
+    for name in arguments.plugin:
+        words += ["--plugin", name]
+    return words
+
+
 def check_out(out: Path | None) -> None:
     """Refuse to write to a folder, or into one that does not exist, before anything is read."""
     if out is not None and out.is_dir():

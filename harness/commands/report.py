@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 from harness.base.errors import UserError
-from harness.commands.common import Commands, check_out, command, config_of_arguments, with_plugins
+from harness.commands.common import Commands, check_out, command, config_of_arguments, with_plugins, words_of_config
 from harness.config import Config
 from harness.terminal.layout import console
 
@@ -53,9 +53,7 @@ def call(arguments: argparse.Namespace) -> int:
     elif arguments.experiment:
         path = page.write_experiment_report(arguments.experiment, arguments.uri or Config().tracking_uri, arguments.out)
     else:
-        words = ["entrobench", "run", arguments.config, *arguments.overrides]
-        for name in arguments.plugin:
-            words += ["--plugin", name]
-        path = page.write_report(config_of_arguments(arguments), shlex.join(words), arguments.out)
+        command_line = shlex.join(["entrobench", "run", *words_of_config(arguments)])
+        path = page.write_report(config_of_arguments(arguments), command_line, arguments.out)
     console.print(f"wrote {path}, {path.stat().st_size / 2**20:.1f} MiB")
     return 0

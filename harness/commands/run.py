@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 
 from harness.base.addresses import visible_address
-from harness.commands.common import Commands, command, config_of_arguments, with_config
+from harness.commands.common import Commands, command, config_of_arguments, with_config, words_of_config
 from harness.runs import LAUNCHERS, run_matrix
 from harness.terminal.layout import console
+from harness.tracking.reader import reader
 
 EXAMPLES = (
     "entrobench run demo",
@@ -48,13 +50,20 @@ def call(arguments: argparse.Namespace) -> int:
         only=arguments.only,
         retry_failed=arguments.retry_failed,
     )
-    console.print(f"curves: entrobench report {arguments.config}, or {mlflow_hint(config.tracking_uri)}")
+    again = shlex.join(["entrobench", "report", *words_of_config(arguments)])
+    with reader(config.tracking_uri) as source:
+        experiment = source.experiments().get(config.name)
+    console.print(f"curves: {again}, or {mlflow_hint(config.tracking_uri, experiment)}")
     return code
 
 
-def mlflow_hint(uri: str) -> str:
-    """Return a hint on seeing the curves in MLflow. `mlflow ui` shows stores; a tracking server has its own pages."""
+def mlflow_hint(uri: str, experiment: str | None) -> str:
+    """Return how to see an experiment in MLflow: a tracking server has its own pages, and `mlflow ui` shows stores."""
     address = visible_address(uri)
-    if uri.partition(":")[0].lower() in ("http", "https", "databricks"):
+    # By its kind: MLflow would open its pages for traces.
+    page = "" if experiment is None else f"/#/experiments/{experiment}/runs?workflowType=machine_learning"
+    if uri.lower().startswith(("http:", "https:")):
+        return f"MLflow at {address.rstrip('/')}{page}"
+    if uri.partition(":")[0].lower() == "databricks":
         return f"MLflow at {address}"
-    return f"mlflow ui --backend-store-uri {address}"
+    return f"mlflow ui --backend-store-uri {shlex.quote(address)}, which shows them at http://127.0.0.1:5000{page}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from functools import partial
 
 from rich.console import Console, Group, JustifyMethod
@@ -103,7 +104,8 @@ class LiveView:
 
     def __rich__(self) -> Group:
         """Return the picture. Rich draws it in its own thread, so the clock runs while the launcher is waiting."""
-        text = Text(f"{duration(time.monotonic() - self.began)}: {self.headline}")
+        line = f"{duration(time.monotonic() - self.began)}: {self.headline}"
+        text = Text(layout.folded(line, layout.width_of(self.console)))
         if self.table is None:
             return Group(text)
         return Group(text, self.table)
@@ -125,7 +127,7 @@ class LiveView:
             self.draw(running, waiting)
         elif time.monotonic() - self.last_line > QUIET_SECONDS:
             self.last_line = time.monotonic()
-            self.console.print(self.summary(running, waiting))
+            self.console.print(f"{datetime.now():%H:%M:%S} {self.summary(running, waiting)}")
             for snapshot in running:
                 if snapshot.progress.reason:
                     self.console.print(f"{snapshot.cell.label}: {snapshot.progress.reason}")

@@ -9,6 +9,7 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from datetime import datetime
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from types import SimpleNamespace
@@ -292,7 +293,9 @@ def test_a_run_names_the_process_for_which_it_waits(cells: list[Cell]) -> None:
         holder.join(HANG)
     owner = f"process {holder.pid} on {socket.gethostname()}"
     lines = text.getvalue().splitlines()
-    assert [line for line in lines if "waiting" in line] == [f"{cell.label}: waiting for {owner}, which is running it"]
+    assert [line for line in lines if "waiting for" in line] == [
+        f"{cell.label}: waiting for {owner}, which is running it"
+    ]
     assert lines[-1] == f"done    {cell.label}: Avg@K 0.250, entropy 1.000"
     assert f"another process works on this cell: {owner}\n" in (cell.folder / "log.txt").read_text()
 
@@ -400,7 +403,9 @@ def test_without_a_terminal_a_line_is_printed_occasionally(cells: list[Cell], al
         view.tick(looks(one, other), 2)
         leave(other, "failed", 0, "it took too long")
         view.ended(other, None)
-    assert out.getvalue().splitlines() == [
+    lines = out.getvalue().splitlines()
+    datetime.strptime(lines[1][:8], "%H:%M:%S")
+    assert [lines[0], lines[1][9:], *lines[2:]] == [
         "starting the processes",
         "0 of 4 cells done, 2 running, 2 waiting; time left not known yet",
         "grpo seed 0: making the base model",
