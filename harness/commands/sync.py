@@ -32,17 +32,17 @@ def call(arguments: argparse.Namespace) -> int:
     fed, damaged = runs.sync_and_publish(config, matrix)
     console.print(f"MLflow at {visible_address(config.tracking_uri)} holds the records of {plural(fed, 'cell')}")
     if arguments.tensorboard:
-        from harness.tracking import tensorboard
+        from harness.tracking import export
 
         for cell in matrix:
             if (cell.folder / "metrics.jsonl").exists():
-                tensorboard.write_tensorboard(cell.folder, arguments.tensorboard / config.name / cell.folder.name)
+                export.write_tensorboard(cell.folder, arguments.tensorboard / config.name / cell.folder.name)
         console.print(f"for the curves: tensorboard --logdir {arguments.tensorboard}")
     if arguments.wandb:
-        from harness.tracking import wandb
+        from harness.tracking import export
 
         for cell in matrix:
             if (cell.folder / "metrics.jsonl").exists():
-                wandb.write_wandb_run(cell.folder, arguments.wandb)
+                export.write_wandb_run(cell.folder, arguments.wandb)
         console.print(f"to upload them: wandb sync {arguments.wandb}/wandb/offline-run-*")
     return int(damaged > 0)

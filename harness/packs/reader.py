@@ -23,7 +23,7 @@ from harness.table import board
 from harness.table.board import Board, Expected
 from harness.table.experiment import Experiment
 from harness.table.verified import CHECKED_TAG, REPORTED, marks_of_pack
-from harness.tracking.runs import Curves, Point, Run
+from harness.tracking.reader import Curves, Point, Run
 from harness.tracking.sync import metric_name, params_of
 
 SUMMARY_RUN = "summary"

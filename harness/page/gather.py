@@ -35,8 +35,7 @@ from harness.table.frames import read_frames, setting_text
 from harness.table.leaderboard import leaderboard_rows
 from harness.table.select import runs_left_out
 from harness.tracking.artifacts import artifact_folder
-from harness.tracking.reader import reader
-from harness.tracking.runs import Curves, Run
+from harness.tracking.reader import Curves, Run, reader
 from harness.tracking.store import is_server
 
 DRAWN_METRICS = re.compile(

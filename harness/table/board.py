@@ -16,7 +16,7 @@ from harness.cells.adopted import TRAINER
 from harness.cells.provenance import sources_in
 from harness.config import PUBLISHED, Config
 from harness.matrix import Cell
-from harness.tracking.runs import Run
+from harness.tracking.reader import Run
 from harness.tracking.sync import READ_ONLY, params_of
 
 FILE = "matrix.json"  # among the artifacts of a summary

@@ -17,7 +17,7 @@ from harness.cells.spec import FILE as SPEC
 from harness.cells.spec import CellSpec
 from harness.table import board
 from harness.table.board import Board
-from harness.tracking.runs import Run, StoreReader
+from harness.tracking.reader import Run, StoreReader
 
 Outcome = dict[str, Any]
 

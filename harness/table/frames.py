@@ -74,7 +74,7 @@ if TYPE_CHECKING:
 
     from harness.table.board import Expected
     from harness.table.experiment import Experiment
-    from harness.tracking.runs import Run
+    from harness.tracking.reader import Run
 
 BASE_MODEL = "base model"  # the method of the rows of the model before any training
 BEFORE, AFTER = "before", "after"  # moments

@@ -27,8 +27,7 @@ from harness.table.render import render_rows, row_notes
 from harness.terminal.layout import escaped, visible
 from harness.tracking.artifacts import Artifacts, LocalFiles, folder_for_files
 from harness.tracking.origin import origin
-from harness.tracking.reader import database_reader, reader
-from harness.tracking.runs import FINAL, Run
+from harness.tracking.reader import FINAL, Run, database_reader, reader
 from harness.tracking.store import database, store
 from harness.tracking.sync import experiment_of, metric_name
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
     from harness.table.experiment import Experiment
-    from harness.tracking.runs import Curves
+    from harness.tracking.reader import Curves
 
 TOKENS = "tokens/generated"
 ROUNDING = 1e-9  # of a score: sums in another order differ by some 1e-16

@@ -17,7 +17,7 @@ from harness.table.experiment import Experiment
 from harness.table.frames import BASE_MODEL, NO_RUN, Frames, read_frames
 from harness.table.leaderboard import LeaderboardRow
 from harness.terminal.units import plural
-from harness.tracking.runs import Run
+from harness.tracking.reader import Run
 from harness.tracking.sync import READ_ONLY
 
 KEYS_LISTED = 4  # keys in a sentence, at most

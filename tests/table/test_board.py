@@ -26,8 +26,7 @@ from harness.table.leaderboard import LeaderboardRow
 from harness.table.notebook import leaderboard_frame
 from harness.table.publish import publish
 from harness.tracking import store, sync
-from harness.tracking.reader import reader
-from harness.tracking.runs import Run
+from harness.tracking.reader import Run, reader
 
 pytestmark = pytest.mark.slow
 

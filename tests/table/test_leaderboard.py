@@ -26,7 +26,7 @@ from harness.table.board import Expected
 from harness.table.experiment import Experiment
 from harness.table.frames import read_frames
 from harness.table.leaderboard import LeaderboardRow, leaderboard_rows
-from harness.tracking import reader, runs, store, sync
+from harness.tracking import reader, store, sync
 
 pytestmark = pytest.mark.slow
 
@@ -220,8 +220,8 @@ def test_runs_come_in_pages(matrix: Matrix, monkeypatch: pytest.MonkeyPatch) -> 
         (experiment,) = (number for name, number in direct.experiments().items() if name == "demo")
         whole = direct.runs(experiment)
         assert len(whole) == 5
-        monkeypatch.setattr(runs, "PAGE", 2)
-        paged = runs.ClientReader(client, matrix.uri)
+        monkeypatch.setattr(reader, "PAGE", 2)
+        paged = reader.ClientReader(client, matrix.uri)
         assert (paged.runs(experiment), paged.experiments()) == (whole, direct.experiments())
         assert paged.texts(whole, "outcome.json") == direct.texts(whole, "outcome.json")
         assert paged.texts(whole, "none.json") == direct.texts(whole, "none.json") == [None] * 5

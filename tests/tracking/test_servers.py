@@ -28,10 +28,10 @@ from harness.cells.provenance import Made
 from harness.cells.spec import FILE as SPEC
 from harness.launch import progress
 from harness.matrix import cells
-from harness.tracking import evaluation, runs, store, sync
+from harness.tracking import evaluation, store, sync
+from harness.tracking import reader as reading
 from harness.tracking.evaluation import Evaluated
-from harness.tracking.reader import reader
-from harness.tracking.runs import FINAL
+from harness.tracking.reader import FINAL, reader
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
@@ -161,7 +161,7 @@ def test_a_server_is_read_in_pages_and_without_deleted_runs(
     server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     experiment(tmp_path, server, name="same", failed=[("clip_b", 1)])
-    monkeypatch.setattr(runs, "PAGE", 3)
+    monkeypatch.setattr(reading, "PAGE", 3)
     with store.store(server, write=False) as client, reader(server) as source:
         known = source.experiments()
         assert known["same"] == client.get_experiment_by_name("same").experiment_id

@@ -33,8 +33,7 @@ from harness.cells.state import State
 from harness.config import Config, Correction, Eval, RolloutConfig, Stop, Train
 from harness.tracking import store, sync
 from harness.tracking.artifacts import artifact_folder
-from harness.tracking.reader import reader
-from harness.tracking.runs import Point
+from harness.tracking.reader import Point, reader
 
 pytestmark = pytest.mark.slow
 

@@ -6,7 +6,7 @@ import pytest
 
 from harness.base.errors import UserError
 from harness.cells.log import MetricsLog
-from harness.tracking import tensorboard
+from harness.tracking import export
 
 
 def test_event_files_hold_the_metrics(tmp_path: Path) -> None:
@@ -19,7 +19,7 @@ def test_event_files_hold_the_metrics(tmp_path: Path) -> None:
     (logs / "notes.txt").write_text("kept")
     for step in range(3):
         log.append(step, 1e9 + step, {"entropy/mean": 2.0 - step / 2, "eval/avg": step / 4})
-        tensorboard.write_tensorboard(tmp_path / "cell", logs)  # each time anew
+        export.write_tensorboard(tmp_path / "cell", logs)  # each time anew
     file, notes = sorted(logs.iterdir())
     assert notes.read_text() == "kept"
     found = [
@@ -36,4 +36,4 @@ def test_without_tensorboard_it_says_how_to_get_it(tmp_path: Path, monkeypatch: 
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     with pytest.raises(UserError, match=r"pip install -e '\.\[tensorboard\]'"):
-        tensorboard.write_tensorboard(tmp_path, tmp_path / "logs")
+        export.write_tensorboard(tmp_path, tmp_path / "logs")

@@ -9,7 +9,7 @@ from matrices import specs
 
 from harness.base.errors import UserError
 from harness.cells.log import MetricsLog
-from harness.tracking import wandb
+from harness.tracking import export
 
 
 def records_of(written: bytes) -> Iterator[bytes]:
@@ -35,7 +35,7 @@ def test_offline_runs_hold_the_metrics(tmp_path: Path, monkeypatch: pytest.Monke
         for step in range(3):
             MetricsLog(folder).append(step, 1e9 + step, {"entropy/mean": 2.0 - step / 2, "eval/avg": step / 4})
         for _ in range(2):
-            wandb.write_wandb_run(folder, logs)  # each time anew
+            export.write_wandb_run(folder, logs)  # each time anew
     found = {path.stem.removeprefix("run-"): path for path in logs.glob("wandb/offline-run-*/*.wandb")}
     assert sorted(found) == sorted(path.name[-12:] for path in logs.glob("wandb/offline-run-*"))
     assert found.keys() == {one.id, other.id}
@@ -61,4 +61,4 @@ def test_without_wandb_it_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(UserError, match=r"pip install -e '\.\[wandb\]'"):
-        wandb.write_wandb_run(tmp_path, tmp_path / "logs")
+        export.write_wandb_run(tmp_path, tmp_path / "logs")
