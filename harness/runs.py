@@ -297,6 +297,6 @@ def matrix_rows(config: Config, matrix: list[Cell]) -> list[LeaderboardRow]:
     uri = config.tracking_uri
     with reader(uri) as source:
         experiment = Experiment(source, config.name, uri)
-        board = Board.of_config(config, matrix).with_adopted(experiment.runs)
+        board = Board.of_config(config, matrix).with_adopted(experiment.runs).named()
         frames = read_frames(experiment, board.expected, board.baseline)
     return leaderboard_rows(frames, board.baseline, board.ks)

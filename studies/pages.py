@@ -82,8 +82,8 @@ TUNED_BASELINE = re.compile(r" - grpo\(.*\)$")  # at the end of a column's name
 FIGURE = re.compile(r"[+-]?\d+\.\d+(\s±\d+\.\d+)?(\**<!-- ([\w-]+)/([^/>]+)/([^>]+?) -->)")
 
 VERDICT = re.compile(r"(?:\b(win|trade|lose)s?)?<!-- ([\w-]+)/([^/>]+)/verdict -->")
-# A word that states a verdict; in italics it names the rule. "Loses" with an object is no verdict.
-CLAIM = re.compile(r"(?<![*\w-])(?:wins?|trades?|loses(?=[.,;:]| against))\b(?![*\w-]|<!-- )")
+# A word that states a verdict; in italics or as code it names the rule. "Loses" with an object is no verdict.
+CLAIM = re.compile(r"(?<![*`\w-])(?:wins?|trades?|loses(?=[.,;:]| against))\b(?![*`\w-]|<!-- )")
 
 # Okabe and Ito's colors, with a dash pattern each, so that lines differ in print and for the color-blind.
 STYLES = {

@@ -1,30 +1,42 @@
-"""The finding that a page opens with: a sentence on each score, and the methods that have a color at first."""
+"""The sentences of a page, and the methods that have a color at first.
+
+The finding says what training with the baseline did to the base model, and the verdicts on the other methods; the
+summary says what else bears on the table.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
+from pandas import DataFrame
+
 from harness.cells.no_signal import NO_SIGNAL
-from harness.page.content import PageContent, ScoreTable
-from harness.table.columns import format_estimate
+from harness.page.content import PageContent, ScoreTable, last_answers
+from harness.statistics import Estimate
+from harness.table.columns import MIXED, format_estimate, sign_mark
 from harness.table.compare import Comparison
 from harness.table.frames import BASE_MODEL
+from harness.table.leaderboard import LeaderboardRow
+from harness.table.verdict import LOSES, TRADES, WINS
 from harness.terminal.units import plural
 
-SIGNIFICANT = 0.05  # the chance, over all methods of a table, of any difference that is called significant by mistake
 COLORS = 8  # of the palette; colors of further methods repeat
+LISTED = 12  # methods that a sentence names; the tables name all
+PLURALS = {WINS: "win", TRADES: "trade", LOSES: "lose"}
+
+
+# The finding
 
 
 def finding_sentences(table: ScoreTable) -> list[str]:
-    """Return a sentence on each cell that learned nothing, and one on each score.
-
-    Of a score: how many methods differ from the baseline, and the largest differences.
-    """
+    """Return the cells that learned nothing, what the baseline did to the base model, and the verdicts."""
     sentences = [f"{flag}." for flag in untrained_flags(table)]
-    for score, compared in compared_by_score(table).items():
-        trained = [comparison for comparison in compared if comparison.method != BASE_MODEL]
-        sentences.append(score_sentence(score, trained))
-    return sentences
+    by_method = {row.method: row for row in table.rows if row.avg_at_k is not None}
+    base = by_method.get(BASE_MODEL)
+    if base is not None and base.baseline in by_method:
+        sentences.append(baseline_sentence(base, by_method[base.baseline]))
+    return [*sentences, verdict_sentence(table)]
 
 
 def untrained_flags(table: ScoreTable) -> list[str]:
@@ -35,14 +47,60 @@ def untrained_flags(table: ScoreTable) -> list[str]:
     return list(flags)
 
 
+def baseline_sentence(base: LeaderboardRow, row: LeaderboardRow) -> str:
+    """Say how both scores changed while the baseline was trained."""
+    passed = change_text(f"Pass@{row.k}", base.pass_at_k[row.k], row.pass_at_k[row.k], base.delta_pass_at_k.get(row.k))
+    average = change_text("Avg@K", base.avg_at_k, row.avg_at_k, base.delta_to_baseline)
+    return f"Training with {row.method}: {passed}; {average}."
+
+
+def change_text(score: str, before: Estimate | None, after: Estimate | None, difference: Estimate | None) -> str:
+    """Say how a score changed; `difference`: of the base model from the method."""
+    assert before is not None
+    assert after is not None
+    verb = "falls" if after.mean < before.mean else "rises"
+    text = f"{score} {verb} from {before.mean:.3f} to {after.mean:.3f}"
+    if difference is None or not sign_mark(difference):
+        text += " (not significant)"
+    return text
+
+
+def verdict_sentence(table: ScoreTable) -> str:
+    """Name the methods of each verdict, the highest difference in the headline score first."""
+    compared = compared_by_score(table)
+    headline, of_headline = next(iter(compared.items())) if compared else ("", [])
+    trained = [comparison for comparison in of_headline if comparison.method != BASE_MODEL]
+    if not trained:
+        return "No method can be compared with the baseline yet."
+    by_verdict: dict[str, list[Comparison]] = {WINS: [], TRADES: [], LOSES: [], "": []}
+    for comparison in trained:
+        by_verdict[comparison.verdict].append(comparison)
+    parts = []
+    for verdict, plural_verb in PLURALS.items():
+        of_verdict = by_verdict[verdict]
+        if of_verdict:
+            names = enumeration([f"{one.method} ({difference_text(one)})" for one in of_verdict])
+            parts.append(f"{names} {verdict if len(of_verdict) == 1 else plural_verb}")
+    tested = sum(comparison.p_holm is not None for comparison in trained)
+    if not tested:
+        parts.append(f"no difference of {plural(len(trained), 'method')} has an interval, so there is no verdict")
+    elif not by_verdict[WINS] and not by_verdict[TRADES]:
+        parts.append(f"none of {plural(tested, 'method')} has a significant gain (Holm's correction, 5 %)")
+        parts.append(f"the highest difference is {trained[0].method}'s ({difference_text(trained[0])})")
+    elif by_verdict[""]:
+        parts.append(f"{len(by_verdict[''])} of {plural(len(trained), 'method')} have no verdict")
+    return f"{headline} against {trained[0].baseline}: {'; '.join(parts)}."
+
+
 def compared_by_score(table: ScoreTable) -> dict[str, list[Comparison]]:
-    """Return the comparisons that have a difference by score, the highest first; the base model has one, too."""
+    """Return the comparisons that have a difference by score, the headline and the highest first."""
     by_score: dict[str, list[Comparison]] = {}
-    for comparison in table.comparisons:
+    for comparison in reversed(table.comparisons):  # of Avg@K first, and then of the headline
         of_score = by_score.setdefault(comparison.score, [])
         if comparison.method != comparison.baseline and comparison.difference is not None:
             of_score.append(comparison)
     for of_score in by_score.values():
+        of_score.reverse()  # of equal differences, the first of the table comes first
         of_score.sort(key=difference_of, reverse=True)
     return by_score
 
@@ -52,74 +110,119 @@ def difference_of(comparison: Comparison) -> float:
     return comparison.difference.mean
 
 
-def is_significant(comparison: Comparison) -> bool:
-    return comparison.p_holm is not None and comparison.p_holm < SIGNIFICANT
-
-
-def score_sentence(score: str, compared: Sequence[Comparison]) -> str:
-    """Say how the methods differ from the baseline in a score; they are sorted by their difference."""
-    if not compared:
-        return f"{score}: no method can be compared with the baseline yet."
-    best, worst, baseline = compared[0], compared[-1], compared[0].baseline
-    if len(compared) == 1:
-        return f"{score}: {best.method} {relation(best)} {baseline} ({difference_text(best)})."
-    extremes = f"the highest difference is {named_difference(best)}, the lowest {named_difference(worst)}"
-    tested = better = worse = 0
-    for comparison in compared:
-        tested += comparison.p_holm is not None
-        if is_significant(comparison):
-            better += difference_of(comparison) > 0
-            worse += difference_of(comparison) < 0
-    if not tested:
-        return f"{score}: no difference of {len(compared)} methods from {baseline} has an interval; {extremes}."
-    untested = len(compared) - tested
-    if untested:
-        extremes += f"; {untested} more without an interval"
-    correction = f"(Holm's correction for {plural(tested, 'comparison')}, 5 %)"
-    methods = plural(tested, "method")
-    if not better and not worse:
-        return f"{score}: none of {methods} differs significantly from {baseline} {correction}; {extremes}."
-    verb = "is" if better < 2 else "are"
-    better_text, worse_text = better or "none", worse or "none"
-    counts = f"{better_text} of {methods} {verb} significantly better than {baseline}, {worse_text} worse"
-    return f"{score}: {counts} {correction}; {extremes}."
-
-
-def relation(comparison: Comparison) -> str:
-    """Return how the only method of a table relates to the baseline, as the middle of a sentence."""
-    if comparison.p_holm is None:
-        return "has no interval of its difference from"
-    if not is_significant(comparison):
-        return "does not differ significantly from"
-    return "is significantly better than" if difference_of(comparison) > 0 else "is significantly worse than"
-
-
-def named_difference(comparison: Comparison) -> str:
-    return f"{comparison.method}'s ({difference_text(comparison)})"
-
-
 def difference_text(comparison: Comparison) -> str:
     return format_estimate(comparison.difference, "+")
 
 
-def extreme_methods(table: ScoreTable) -> list[str]:
-    """Return the methods with the highest and the lowest difference of the first score."""
-    for compared in compared_by_score(table).values():
-        trained = [comparison.method for comparison in compared if comparison.method != BASE_MODEL]
-        return [trained[0], trained[-1]] if trained else []
-    return []
-
-
-def colored_methods(content: PageContent, methods: Sequence[str]) -> list[str]:
+def colored_methods(content: PageContent, methods: Sequence[str], fronts: Sequence[Sequence[str]]) -> list[str]:
     """Return the methods that have a color before the reader chooses.
 
-    These are all, if the palette has enough colors, or else the best and the worst of each table, the baseline and the
-    base model.
+    These are all, if the palette has enough colors, or else the baseline, the base model and the front of each table.
     """
     if len(methods) <= COLORS:
         return list(methods)
-    colored: dict[str, None] = {}
-    for table in content.tables:
-        colored |= dict.fromkeys(extreme_methods(table))
-    colored |= dict.fromkeys([content.baseline, BASE_MODEL])
+    colored = dict.fromkeys([content.baseline, BASE_MODEL])
+    for front in fronts:
+        colored |= dict.fromkeys(front)
     return [method for method in colored if method in methods]
+
+
+# The summary
+
+
+def summary(content: PageContent) -> list[tuple[str, list[str]]]:
+    """Return the titles of the summary, each with its sentences; the first, on everything, has no title."""
+    parts = [("", general_sentences(content))]
+    for table in content.tables:
+        parts.append((table.title, table_sentences(table, content.cells, content.baseline)))
+    return [(title, sentences) for title, sentences in parts if sentences]
+
+
+def general_sentences(content: PageContent) -> list[str]:
+    states = Counter(content.cells["state"])
+    done = states.pop("done", 0)
+    counts = [f"{done} of {len(content.cells)} cells are done"]
+    for state, number in states.items():
+        counts.append(f"{number} {state}")
+    sentences = [f"{', '.join(counts)}."]
+    unfinished = []
+    for row in content.rows:
+        is_trained = row.method != BASE_MODEL
+        if is_trained and row.seeds_done < row.seeds_expected and row.method not in unfinished:
+            unfinished.append(row.method)
+    if unfinished:
+        names = enumeration(unfinished)
+        sentences.append(f"Not every expected seed is done for {names}; differences use the seeds that both have.")
+    seeds = content.cells["seed"].nunique()
+    if seeds == 1:
+        sentences.append(
+            "There is one seed. It does not show how much seeds differ, so intervals and significance are unknown."
+        )
+    if seeds == 2:
+        sentences.append("There are two seeds, which tell little about how much seeds differ: intervals are wide.")
+    return [*sentences, *content.notes]
+
+
+def table_sentences(table: ScoreTable, cells: DataFrame, baseline: str) -> list[str]:
+    others = [row for row in table.rows if row.method not in (baseline, BASE_MODEL)]
+    if not any(row.seeds_done for row in table.rows):
+        return ["No cell is done."]
+    sentences = []
+    if len(table.answers):
+        of_first_cell = table.answers[table.answers["cell"] == table.answers["cell"].iloc[0]]
+        last = last_answers(of_first_cell)
+        sentences.append(f"Each cell answers {len(last)} problems, {last['samples'].iloc[0]} times each.")
+    mixed: dict[str, None] = {}
+    flags: dict[str, None] = {}
+    for row in table.rows:
+        mixed |= dict.fromkeys(row.mixed)
+        flags |= dict.fromkeys(flag for flag in row.flags if NO_SIGNAL not in flag)  # which the finding says
+    sentences += [f"{MIXED} {sentence[0].upper()}{sentence[1:]}." for sentence in mixed]
+    if not others:
+        return [*sentences, f"There is only the baseline, {baseline}: nothing is compared."]
+    sentences += cost_sentences(table, cells, baseline)
+    return sentences + [f"Of the problems: {flag}." for flag in flags]
+
+
+def cost_sentences(table: ScoreTable, cells: DataFrame, baseline: str) -> list[str]:
+    """Say how long the methods took in comparison, and how much of the entropy is left."""
+    sentences = []
+    ratios = time_ratios(table, cells, baseline)
+    if ratios:
+        ascending = sorted(ratios.items(), key=lambda pair: pair[1])
+        listed = enumeration([f"{method} {ratio:.2f}" for method, ratio in ascending])
+        sentences.append(
+            f"Time of a cell, as a multiple of {baseline}'s with the same seed: {listed}. Cells may have shared a "
+            "machine with others, so small differences mean nothing."
+        )
+    kept = {}
+    for row in table.rows:
+        if row.method != BASE_MODEL and row.entropy_kept:
+            kept[row.method] = row.entropy_kept.mean
+    if kept:
+        descending = sorted(kept.items(), key=lambda pair: -pair[1])
+        listed = enumeration([f"{method} {share:.0%}" for method, share in descending])
+        sentences.append(f"Entropy at the last training step, as a share of that at the first: {listed}.")
+    return sentences
+
+
+def time_ratios(table: ScoreTable, cells: DataFrame, baseline: str) -> dict[str, float]:
+    """Return the time of each method's cells as a multiple of the baseline's, mean over the seeds that both have."""
+    timed = cells[cells["cell"].isin(table.answers["cell"]) & (cells["seconds"] > 0)]
+    seconds = timed.pivot(index="seed", columns="method", values="seconds")
+    ratios: dict[str, float] = {}
+    if baseline in seconds:
+        for row in table.rows:
+            if row.method in seconds and row.method != baseline:
+                of_pairs = (seconds[row.method] / seconds[baseline]).dropna()
+                if len(of_pairs):
+                    ratios[row.method] = float(of_pairs.mean())
+    return ratios
+
+
+def enumeration(words: Sequence[str]) -> str:
+    """Return words as in a sentence: `a, b and c`; of many only the first, and how many more there are."""
+    if len(words) > LISTED:
+        words = [*words[:LISTED], f"{len(words) - LISTED} more"]
+    *most, last = words
+    return f"{', '.join(most)} and {last}" if most else last

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.page.content import ScoreTable
-from harness.page.finding import compared_by_score, difference_text, is_significant
+from harness.page.finding import compared_by_score, difference_text
 from harness.statistics import Estimate
 from harness.table.columns import method_text
 from harness.table.compare import Comparison
@@ -23,12 +23,12 @@ Axis = tuple[float, float]  # its ends
 
 
 def forest_plot(table: ScoreTable) -> dict[str, Any] | None:
-    """Return a line for each method that has a difference, sorted by the first score; None if no method has one."""
+    """Return a line for each method that has a difference, sorted by the headline; None if no method has one."""
     compared = compared_by_score(table)
     if not any(compared.values()):
         return None
     cells: dict[str, list[dict[str, Any]]] = {}  # by method, in the order of the first score
-    names = {}
+    names, verdicts = {}, {}
     scores = []
     for score, of_score in compared.items():
         axis = forest_axis(of_score)
@@ -36,7 +36,10 @@ def forest_plot(table: ScoreTable) -> dict[str, Any] | None:
         for comparison in of_score:
             cells.setdefault(comparison.method, []).append(forest_cell(comparison, axis))
             names[comparison.method] = method_text(comparison.method, mixed=(), trainer=comparison.trainer)
-    lines = [{"method": method, "name": names[method], "cells": of_method} for method, of_method in cells.items()]
+            verdicts[comparison.method] = comparison.verdict
+    lines = []
+    for method, of_method in cells.items():
+        lines.append({"method": method, "name": names[method], "verdict": verdicts[method], "cells": of_method})
     return {"baseline": table.comparisons[0].baseline, "scores": scores, "lines": lines}
 
 
@@ -72,7 +75,7 @@ def forest_cell(comparison: Comparison, axis: Axis) -> dict[str, Any]:
     return {
         "value": comparison.difference.mean,
         "text": difference_text(comparison),
-        "significant": is_significant(comparison),
+        "significant": comparison.significance != 0,
         "low": place_on(axis, low),
         "mean": place_on(axis, comparison.difference.mean),
         "high": place_on(axis, high),

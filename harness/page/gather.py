@@ -93,6 +93,7 @@ def content_of_board(
     `settings` default to the newest run's. `origin` is the source of the runs; the default is MLflow. `folders` of
     the cells default to the folders of their runs' artifacts, where these are on this machine.
     """
+    board = board.named()
     expected = {cell.cell for cell in board.expected}
     runs = {}
     for key, run in experiment.newest.items():
@@ -134,7 +135,7 @@ def content_of_board(
         leaderboard_rows(frames, board.baseline, board.ks),
         comparisons(frames, board.baseline, board.ks),
         samples,
-        name=board.experiment,
+        name=board.title,
         source=origin or f"MLflow at {visible_address(experiment.uri)}",
         command=command,
         baseline=board.baseline,

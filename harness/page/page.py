@@ -20,10 +20,10 @@ from harness.base import files
 from harness.base.addresses import without_secrets
 from harness.cells.spec import ELSEWHERE
 from harness.config import Config
-from harness.page import figures, gather, sentences
+from harness.page import figures, gather
 from harness.page.content import ANSWERS, QUESTIONS, PageContent
 from harness.page.figures import Figure
-from harness.page.finding import colored_methods, finding_sentences
+from harness.page.finding import colored_methods, finding_sentences, summary
 from harness.page.forest import forest_plot
 from harness.page.links import files_of_method, files_of_unfinished
 from harness.page.sections import sections_of
@@ -131,6 +131,9 @@ def render_page(content: PageContent, folder: Path | None = None) -> str:
         for _, of_group in section["groups"]:
             for figure_id, figure in of_group:
                 drawn[figure_id] = figures.payload(figure)
+    fronts = []
+    for _, of_table in finding["groups"]:
+        fronts += [figure.options["front"] for _, figure in of_table]
     components = {}
     for method in content.methods:
         components[method] = method_parts(content.cells, method)
@@ -138,9 +141,9 @@ def render_page(content: PageContent, folder: Path | None = None) -> str:
     return environment.get_template(PAGE).render(
         content=content,
         methods=methods,
-        colored=colored_methods(content, methods),
+        colored=colored_methods(content, methods, fronts),
         findings=findings_of(content, dict(finding["groups"])),
-        summary=sentences.summary(content),
+        summary=summary(content),
         tables=page_tables(content, folder),
         notes=render.row_notes(content.rows),
         sections=others,

@@ -14,7 +14,7 @@ from harness.base import identities
 from harness.base.errors import UserError, nearest
 from harness.cells.adopted import TRAINER
 from harness.cells.provenance import sources_in
-from harness.config import PUBLISHED, Config
+from harness.config import PUBLISHED, TUNED, TUNED_SUFFIX, Config
 from harness.matrix import Cell
 from harness.tracking.reader import Run
 from harness.tracking.sync import READ_ONLY, params_of
@@ -49,6 +49,7 @@ class Expected:
     sources: Mapping[str, str] | None = None  # hashes of its components' source
     params: Mapping[str, str] = field(default_factory=dict)  # the same as the parameters of its run
     made_of: str | None = None  # its method with compositions written out; None if it contains none
+    options: str = ""  # the spec that tuning chose for it, where `method` is its name
 
     @property
     def setting(self) -> dict[str, str]:
@@ -117,6 +118,36 @@ class Board:
                     adopted[axes] = adopted_cell(run, cell)
                     break
         return dataclasses.replace(self, expected=[*self.expected, *adopted.values()])
+
+    @property
+    def title(self) -> str:
+        """The name of the configuration, without the ending that tuning adds for the experiment."""
+        is_tuned = (self.config or {}).get("ruleset") == TUNED
+        return self.experiment.removesuffix(TUNED_SUFFIX) if is_tuned else self.experiment
+
+    def named(self) -> Board:
+        """Return the board with tuned methods under their names, and what tuning chose for them as their options."""
+        config = self.config or {}
+        if config.get("ruleset") != TUNED or any(cell.options for cell in self.expected):
+            return self
+        names_by_spec: dict[str, set[str]] = {}
+        for name, specs in config["tune"]["candidates"].items():
+            for spec in specs:
+                names_by_spec.setdefault(spec, set()).add(name)
+        present = dict.fromkeys(cell.method for cell in self.expected)
+        names = {}
+        for spec in present:
+            if len(names_by_spec.get(spec, ())) == 1:
+                [names[spec]] = names_by_spec[spec]
+        if len({names.get(spec, spec) for spec in present}) < len(present):
+            return self  # packs with different choices: only specs tell their rows apart
+        expected = []
+        for cell in self.expected:
+            if cell.method in names:
+                cell = dataclasses.replace(cell, method=names[cell.method], options=cell.method)
+            expected.append(cell)
+        baseline = names.get(self.baseline, self.baseline)
+        return dataclasses.replace(self, expected=expected, baseline=baseline)
 
     def against(self, baseline: str) -> Board:
         """Return the same cells, compared with another method."""

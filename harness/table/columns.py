@@ -139,6 +139,7 @@ COLUMNS: dict[str, TableColumn] = {
     "collapsed": TableColumn("collapsed", lambda row: collapse_text(row), lambda row: len(row.collapsed)),
     "collapsed_share": shares("collapsed_share", "seeds collapsed"),
     "exploded_share": shares("exploded_share", "seeds exploded"),
+    "options": texts("options", "options"),
     "flags": TableColumn("problems", lambda row: "; ".join(row.flags), lambda row: "; ".join(row.flags)),
     "version": texts("version", "version"),
     "base_model": texts("base_model", "base model"),
@@ -186,6 +187,8 @@ def table_lines(
         further |= dict.fromkeys(row.setting)
     headline = "Pass@k" if "k" in varied else f"Pass@{rows[0].k}"
     names = header_names(rows, headline)
+    if columns is DEFAULT and any(row.options for row in rows):
+        columns = [*columns, "options"]
     chosen = list(map(COLUMNS.__getitem__, columns))
     lines = [["method", *further, *varied]]
     for column in chosen:

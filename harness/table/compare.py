@@ -83,6 +83,7 @@ class Comparison:
     trainer: str | None = None  # of its cells (train.backend), if that is not our own
     ruleset: str | None = None  # published or tuned; docs/fair.md
     checked: str | None = None  # how far the row of a pack was verified
+    options: str = ""  # the spec that tuning chose for the method
 
     @property
     def where(self) -> str:
@@ -165,7 +166,14 @@ def comparisons(frames: Frames, baseline: str, ks: Mapping[str, int]) -> list[Co
                 cells = frames.tables[tables[0]][result.method]
                 first, checked = cells.iloc[0], mark_of_row(done_cells(cells)["checked"])
                 trainer, ruleset = first["trainer"] or None, first["ruleset"] or None
-                known = replace(labeled, trainer=trainer, ruleset=ruleset, checked=checked, mixed=list(sentences))
+                known = replace(
+                    labeled,
+                    trainer=trainer,
+                    ruleset=ruleset,
+                    checked=checked,
+                    mixed=list(sentences),
+                    options=first["options"],
+                )
                 results.append(known)
     return results
 

@@ -10,6 +10,7 @@
 | moment | whose answers count: AFTER training, or BEFORE it (rows of the base model) |
 | state | done, failed, running ..., or "without a run" |
 | made_of | the method with compositions written out; empty if it names none |
+| options | the spec that tuning chose for the method; empty if it was not tuned |
 | entropy_first, entropy_last | at the first and at the last training step, in nats a token |
 | length | of the last evaluation, as the next three: tokens of a response |
 | distinct | share of the responses to a problem that are distinct |
@@ -84,7 +85,7 @@ COMMIT_DIGITS = 8  # digits of a commit in a table
 TABLE = ["task", "evaluated", "model", "setting"]  # methods are compared within these
 ROW = ["method", *TABLE]  # cells with the same values are the seeds of one row of the leaderboard
 
-KEYS = ("method", "task", "model", "setting", "seed", "evaluated", "cell", "moment", "state", "made_of")
+KEYS = ("method", "task", "model", "setting", "seed", "evaluated", "cell", "moment", "state", "made_of", "options")
 EVALUATION_MEASURES = ("length", "distinct", "distinct_answers", "after_answer")
 CELL_MEASURES = ("dropped", "hours", "tokens")
 NUMBERS = ("entropy_first", "entropy_last", *EVALUATION_MEASURES, *CELL_MEASURES, "collapsed")
@@ -219,6 +220,7 @@ def key_columns(expected: Expected) -> dict[str, Any]:
         "cell": expected.cell,
         "moment": AFTER,
         "made_of": expected.made_of or "",
+        "options": expected.options,
         "ruleset": expected.params.get("ruleset", PUBLISHED),
         "trainer": trainer,
     }

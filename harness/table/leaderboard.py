@@ -97,6 +97,7 @@ class LeaderboardRow:
     checked: str | None = None  # of a row of a pack: reported, judged again or replayed
     trainer: str | None = None  # of its cells (train.backend), if that is not our own
     verdict: str = ""  # wins, trades, loses or none
+    options: str = ""  # the spec that tuning chose for the method
 
     @property
     def where(self) -> str:
@@ -224,6 +225,7 @@ def row_of(frames: Frames, cells: DataFrame, baseline_cells: DataFrame, baseline
         exploded_share=exploded_share,
         checked=mark_of_row(done["checked"]),
         trainer=first["trainer"] or None,
+        options=first["options"],
         **measures(frames, done),
     )
 

@@ -62,7 +62,7 @@ def publish(config: Config, matrix: Sequence[Cell]) -> list[LeaderboardRow]:
             experiment_of(client, plan.experiment, uri)
     with reader(uri) as source:
         experiment = Experiment(source, plan.experiment, uri)
-        plan = plan.with_adopted(experiment.runs)
+        plan = plan.with_adopted(experiment.runs).named()
         frames = read_frames(experiment, plan.expected, plan.baseline)
         rows = leaderboard_rows(frames, plan.baseline, plan.ks)
         if not frames.any_done():

@@ -312,4 +312,4 @@ def drop_order(header: Sequence[str]) -> list[list[str]]:
     """
     # Headers of differences are a score and the baseline, as `Avg@K - grpo`; the last one is Pass@K's by default.
     differences = [[name] for name in header if " - " in name]
-    return [["seeds"], ["entropy, start"], ["distinct right"], *differences[:-1], ["entropy, end"]]
+    return [["options"], ["seeds"], ["entropy, start"], ["distinct right"], *differences[:-1], ["entropy, end"]]

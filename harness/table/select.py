@@ -105,6 +105,7 @@ def parts_of_experiment(experiment: Experiment, selection: Selection) -> list[Pa
 
 def part_of_board(board: Board, experiment: Experiment, selection: Selection, title: str) -> Part:
     """Return the selected part of a matrix."""
+    board = board.named()
     if selection.baseline:
         board = board.against(selection.baseline)
     check_conditions(board, selection.where)

@@ -68,7 +68,8 @@ def compared(matrix: str) -> Rows:
     rows: dict[str, dict[str, dict[str, Any]]] = {}
     for row in json.loads((REFERENCE / matrix / "compare.json").read_text()):
         if row["seeds"]:
-            rows.setdefault(row["method"], {})[row["score"]] = row
+            # Tables of tuned methods have their names, and their specs as options; old ones have the specs alone.
+            rows.setdefault(row.get("options") or row["method"], {})[row["score"]] = row
     return rows
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -79,29 +78,46 @@ def significant_by_loop(differences: Mapping[str, np.ndarray]) -> set[str]:
     return rejected
 
 
-@pytest.mark.parametrize(("place", "score"), [(0, "Avg@K"), (1, "Pass@2")])
-def test_the_sentence_is_what_loops_over_the_answers_give(
-    place: int, score: str, rights: dict[str, dict[int, np.ndarray]]
-) -> None:
-    differences = differences_by_loop(rights, score)
+def test_the_verdicts_are_what_loops_over_the_answers_give(rights: dict[str, dict[int, np.ndarray]]) -> None:
+    differences = differences_by_loop(rights, "Pass@2")
     rejected = significant_by_loop(differences)
-    better = sum(differences[method].mean() > 0 for method in rejected)
-    assert (better, len(rejected)) == (2, 3)  # or the test would show little
-    order = sorted(differences, key=lambda method: -differences[method].mean())
-    highest, lowest = (format_estimate(difference_interval(differences[order[end]]), "+") for end in (0, -1))
-    assert finding_sentences(table_of(made_up_frames(rights)))[place] == (
-        f"{score}: 2 of 4 methods are significantly better than grpo, 1 worse (Holm's correction for 4 comparisons, "
-        f"5 %); the highest difference is {order[0]}'s ({highest}), the lowest {order[-1]}'s ({lowest})."
+    assert rejected == {"best", "better", "worse"}  # or the test would show little
+    texts = {}
+    for method, x_SJ in differences.items():
+        texts[method] = format_estimate(difference_interval(x_SJ), "+")
+    assert finding_sentences(table_of(made_up_frames(rights))) == [
+        f"Pass@2 against grpo: best ({texts['best']}) and better ({texts['better']}) win; worse ({texts['worse']}) "
+        "loses; 1 of 4 methods have no verdict."
+    ]
+
+
+def test_the_finding_begins_with_the_change_of_the_baseline() -> None:
+    frames = made_up_frames({"grpo": {seed: np.eye(6, 8, dtype=int) for seed in range(3)}})
+    rows = leaderboard_rows(frames, "grpo", {"countdown": K})
+    lost = Estimate(0.25, 0.125, 0.375)
+    base = replace(
+        rows[0],
+        method="base model",
+        avg_at_k=Estimate(0.1),
+        pass_at_k={K: Estimate(0.5)},
+        delta_pass_at_k={K: lost},
+        delta_to_baseline=Estimate(-0.025, -0.05, 0.0),
     )
+    table = ScoreTable("countdown, tiny", [base, *rows], DataFrame(), [], [])
+    assert finding_sentences(table) == [
+        "Training with grpo: Pass@2 falls from 0.500 to 0.250; Avg@K rises from 0.100 to 0.125 (not significant).",
+        "No method can be compared with the baseline yet.",
+    ]
 
 
 def test_the_forest_has_the_numbers_of_compare(rights: dict[str, dict[int, np.ndarray]]) -> None:
     frames = made_up_frames(rights)
     drawn = forest_plot(table_of(frames))
     assert drawn is not None
-    assert [score["name"] for score in drawn["scores"]] == ["Avg@K", "Pass@2"]
+    assert [score["name"] for score in drawn["scores"]] == ["Pass@2", "Avg@K"]
     compared = {(one.score, one.method): one for one in comparisons(frames, "grpo", {"countdown": K})}
-    means = differences_by_loop(rights, "Avg@K")
+    means = differences_by_loop(rights, "Pass@2")
+    assert [line["verdict"] for line in drawn["lines"]] == ["wins", "wins", "", "loses"]
     assert [line["method"] for line in drawn["lines"]] == sorted(means, key=lambda method: -means[method].mean())
     for line, (place, score) in itertools.product(drawn["lines"], enumerate(drawn["scores"])):
         cell, comparison = line["cells"][place], compared[score["name"], line["method"]]
@@ -129,12 +145,12 @@ def test_the_forest_names_another_trainer() -> None:
     assert [(line["method"], line["name"]) for line in drawn["lines"]] == [("clip_b", "clip_b (trained by trl)")]
 
 
-def compared(method: str, difference: Estimate | None, p_holm: float | None) -> Comparison:
+def compared(method: str, difference: Estimate | None, p_holm: float | None, verdict: str = "") -> Comparison:
     no: dict[str, Any] = dict.fromkeys(("mean", "iqm", "improvement", "detectable", "rank_best", "rank_worst"))
     return Comparison(
         task="countdown",
         model="tiny",
-        score="Avg@K",
+        score="Pass@2",
         method=method,
         baseline="grpo",
         seeds=2,
@@ -142,6 +158,7 @@ def compared(method: str, difference: Estimate | None, p_holm: float | None) -> 
         p=None if p_holm is None else p_holm / 2,
         p_holm=p_holm,
         best=False,
+        verdict=verdict,
         **no,
     )
 
@@ -153,30 +170,25 @@ BASELINE = compared("grpo", None, None)
 @pytest.mark.parametrize(
     ("others", "sentence"),
     [
-        ([], "Avg@K: no method can be compared with the baseline yet."),
-        ([compared("a", UP, 0.01)], "Avg@K: a is significantly better than grpo (+0.100 ±0.050)."),
-        ([compared("a", DOWN, 0.01)], "Avg@K: a is significantly worse than grpo (-0.100 ±0.050)."),
-        ([compared("a", TIE, 0.9)], "Avg@K: a does not differ significantly from grpo (+0.010 ±0.210)."),
-        ([compared("a", Estimate(0.2), None)], "Avg@K: a has no interval of its difference from grpo (+0.200)."),
+        ([], "No method can be compared with the baseline yet."),
+        ([compared("a", UP, 0.01, "wins")], "Pass@2 against grpo: a (+0.100 ±0.050) wins."),
         (
             [compared("a", Estimate(0.2), None), compared("b", Estimate(0.3), None), compared("c", None, None)],
-            "Avg@K: no difference of 2 methods from grpo has an interval; the highest difference is b's (+0.300), the "
-            "lowest a's (+0.200).",
+            "Pass@2 against grpo: no difference of 2 methods has an interval, so there is no verdict.",
         ),
         (
             [compared("a", TIE, 0.9), compared("b", UP, 0.06), compared("c", Estimate(0.0), None)],
-            "Avg@K: none of 2 methods differs significantly from grpo (Holm's correction for 2 comparisons, 5 %); the "
-            "highest difference is b's (+0.100 ±0.050), the lowest c's (+0.000); 1 more without an interval.",
+            "Pass@2 against grpo: none of 2 methods has a significant gain (Holm's correction, 5 %); the highest "
+            "difference is b's (+0.100 ±0.050).",
         ),
         (
-            [compared("a", TIE, 0.9), compared("b", UP, 0.04), compared("base model", DOWN, 0.01)],
-            "Avg@K: 1 of 2 methods is significantly better than grpo, none worse (Holm's correction for 2 "
-            "comparisons, 5 %); the highest difference is b's (+0.100 ±0.050), the lowest a's (+0.010 ±0.210).",
+            [compared("a", TIE, 0.9), compared("b", UP, 0.04, "trades"), compared("base model", DOWN, 0.01)],
+            "Pass@2 against grpo: b (+0.100 ±0.050) trades; 1 of 2 methods have no verdict.",
         ),
         (
-            [compared("a", TIE, 0.9), compared("b", DOWN, 0.04)],
-            "Avg@K: none of 2 methods is significantly better than grpo, 1 worse (Holm's correction for 2 "
-            "comparisons, 5 %); the highest difference is a's (+0.010 ±0.210), the lowest b's (-0.100 ±0.050).",
+            [compared("a", TIE, 0.9), compared("b", DOWN, 0.04, "loses")],
+            "Pass@2 against grpo: b (-0.100 ±0.050) loses; none of 2 methods has a significant gain (Holm's "
+            "correction, 5 %); the highest difference is a's (+0.010 ±0.210).",
         ),
     ],
 )
@@ -191,18 +203,14 @@ def test_a_table_without_differences_has_no_forest_plot() -> None:
     )
 
 
-def test_few_methods_are_all_in_color_and_of_many_the_extremes() -> None:
-    many = [compared(f"m{i}", Estimate(math.sin(i), -2, 2), 0.5) for i in range(20)]
-    table = ScoreTable("countdown, tiny", [], DataFrame(), [], [BASELINE, *many])
-
+def test_few_methods_are_all_in_color_and_of_many_the_front() -> None:
     class Content:
-        tables, baseline = [table], "grpo"
+        baseline = "grpo"
 
-    names = ["grpo", *(one.method for one in many), "base model"]
-    values = {one.method: one.difference.mean for one in many if one.difference}
-    extremes = [max(values, key=values.__getitem__), min(values, key=values.__getitem__)]
-    assert colored_methods(Content(), names) == [*extremes, "grpo", "base model"]  # type: ignore[arg-type]
-    assert colored_methods(Content(), names[:COLORS]) == names[:COLORS]  # type: ignore[arg-type]
+    names = ["grpo", *(f"m{i}" for i in range(20)), "base model"]
+    fronts = [["m3", "m7"], ["m7", "grpo"]]
+    assert colored_methods(Content(), names, fronts) == ["grpo", "base model", "m3", "m7"]  # type: ignore[arg-type]
+    assert colored_methods(Content(), names[:COLORS], fronts) == names[:COLORS]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

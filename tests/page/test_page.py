@@ -41,8 +41,8 @@ from harness.cells.provenance import Made
 from harness.commands import report
 from harness.config import Config
 from harness.matrix import Cell, cells
-from harness.page import content, figures, gather, links, page, sections, sentences
-from harness.page.content import CURVES, EVALUATIONS, OF_CELL, PageContent, ScoreTable, page_cells
+from harness.page import content, figures, finding, gather, links, page, sections
+from harness.page.content import CURVES, EVALUATIONS, PageContent, page_cells
 from harness.page.gather import content_of_experiment
 from harness.statistics import Estimate, mean_interval
 from harness.table.leaderboard import LeaderboardRow, entropy_kept
@@ -506,55 +506,23 @@ def row(method: str, avg: Estimate | None, passed: Estimate | None, **changes: o
     return dataclasses.replace(made, **changes)  # type: ignore[arg-type]
 
 
-def said_of(*rows: LeaderboardRow) -> list[str]:
-    answers = DataFrame(columns=[*EVALUATIONS, *OF_CELL[1:]])
-    cells = page_cells([{"method": "grpo"}]).assign(seconds=0.0)
-    return sentences.table_sentences(ScoreTable("countdown, tiny", list(rows), answers, [], []), cells, "grpo")
-
-
-UP, DOWN, TIE = Estimate(0.1, 0.05, 0.15), Estimate(-0.1, -0.15, -0.05), Estimate(0.01, -0.2, 0.22)
-ZERO = Estimate(0.0)
-
-
-def test_the_summary_sorts_methods_by_what_their_intervals_say() -> None:
-    said = said_of(
-        row("grpo", ZERO, ZERO),
-        row("a", UP, DOWN),
-        row("b", UP, TIE),
-        row("c", TIE, Estimate(0.3)),
-        row("d", None, None),
-    )
-    assert said[0] == (
-        "Avg@K: better than grpo, by a 95 % interval that excludes 0: a (+0.100 ±0.050) and b (+0.100 ±0.050); no "
-        "significant difference from grpo, since its 95 % interval contains 0: c; no interval of the difference: d."
-    )
-    assert said[1] == (
-        "Pass@2: worse than grpo, by a 95 % interval that excludes 0: a (-0.100 ±0.050); no significant difference "
-        "from grpo, since its 95 % interval contains 0: b; no interval of the difference: c and d."
-    )
-    # a and b have two intervals each, c has one.
-    assert said[2].startswith("Both scores together are 5 comparisons at 95 %")
-    assert "about 0.2 of" in said[2]
-
-
 def test_the_summary_of_one_seed_settles_nothing(tmp_path: Path, mlflow_uri: str) -> None:
     experiment(tmp_path, mlflow_uri, seeds=[0])
     page_content = content_of_experiment(mlflow_uri, "matrix")
-    said = [sentence for _, each in sentences.summary(page_content) for sentence in each]
+    said = [sentence for _, each in finding.summary(page_content) for sentence in each]
     assert any("significance are unknown" in sentence for sentence in said)
-    assert "Avg@K: no interval of the difference: clip_b." in said
     assert not any("excludes 0" in sentence for sentence in said)
 
 
 def test_the_summary_tells_what_is_missing(tmp_path: Path, mlflow_uri: str) -> None:
     experiment(tmp_path, mlflow_uri, failed=[("clip_b", 1)])
-    [(_, said), _] = sentences.summary(content_of_experiment(mlflow_uri, "matrix"))
+    [(_, said), _] = finding.summary(content_of_experiment(mlflow_uri, "matrix"))
     assert said[0] == "3 of 4 cells are done, 1 failed."
     assert said[1].startswith("Not every expected seed is done for clip_b;")
 
 
 def test_costs_are_ratios_within_a_seed(page_content: PageContent) -> None:
-    [time, entropy] = sentences.cost_sentences(page_content.tables[0], page_content.cells, "grpo")
+    [time, entropy] = finding.cost_sentences(page_content.tables[0], page_content.cells, "grpo")
     assert f"clip_b {(0.5 + 4 * 4) / (0.5 + 4 * 3):.2f}" in time
     assert entropy.startswith("Entropy at the last training step")
     assert "grpo 25%" in entropy

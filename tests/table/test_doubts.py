@@ -14,7 +14,7 @@ from intervals import slow_share_interval
 
 from harness.page import page
 from harness.page.content import PageContent, page_cells
-from harness.page.sentences import general_sentences
+from harness.page.finding import general_sentences
 from harness.statistics import Estimate, seeds_needed
 from harness.table import compare, latex, leaderboard, render
 from harness.table.columns import format_estimate, table_lines

@@ -1,5 +1,5 @@
 "use strict";
-// Draws a figure of the page as SVG. `view` says which methods are hidden and which have a color.
+// Draws a figure of the page as SVG. `view` says which methods are shown and which have a color.
 const drawFigure = (() => {
   const DASHES = ["", "7 4", "2 3", "8 3 2 3", "12 4", "12 3 2 3"];
   const LABEL = 12; // pixels of a line of text
@@ -138,8 +138,9 @@ const drawFigure = (() => {
     for (const label of sorted.toReversed()) limit = label.y = Math.min(label.y, limit - LABEL);
   }
 
+  const rowHeight = (rows) => (rows.length > 16 ? 12 : 18);
   const coloredLast = (view, series) => [...series].sort((a, b) => view.slots.has(a.name) - view.slots.has(b.name));
-  const shownSeries = (figure, view) => figure.series.filter((series) => !view.hidden.has(series.name));
+  const shownSeries = (figure, view) => figure.series.filter((series) => view.isShown(series.name));
 
   const kinds = {
     lines(element, figure, view) {
@@ -227,7 +228,7 @@ const drawFigure = (() => {
     dots(element, figure, view) {
       const series = shownSeries(figure, view);
       const x = numberScale(finite(series.flatMap((each) => each.x)), { most: element.clientWidth < 500 ? 4 : 7 });
-      const made = frame(element, figure, x, nameScale(series.map((each) => each.name)), { height: 54 + 18 * Math.max(series.length, 4), rows: true });
+      const made = frame(element, figure, x, nameScale(series.map((each) => each.name)), { height: 54 + rowHeight(series) * Math.max(series.length, 4), rows: true });
       for (const each of series) {
         const { group, slot } = seriesGroup(view, each.name);
         each.x.forEach((value, i) => {
@@ -241,17 +242,17 @@ const drawFigure = (() => {
     },
 
     bars(element, figure, view) {
-      const methods = figure.series[0].methods.filter((name) => !view.hidden.has(name));
+      const methods = figure.series[0].methods.filter((name) => view.isShown(name));
       const seconds = (phase, name) => phase.x[phase.methods.indexOf(name)];
       const totals = methods.map((name) => figure.series.reduce((sum, phase) => sum + seconds(phase, name), 0));
       const x = numberScale([0, ...totals], { most: element.clientWidth < 500 ? 4 : 7, zero: true });
-      const made = frame(element, figure, x, nameScale(methods), { height: 54 + 20 * Math.max(methods.length, 3), rows: true });
+      const made = frame(element, figure, x, nameScale(methods), { height: 54 + rowHeight(methods) * Math.max(methods.length, 3), rows: true });
       for (const name of methods) {
         let start = 0;
         figure.series.forEach((phase, place) => {
           const end = start + seconds(phase, name);
           const [from, to, y] = [made.toX(start), made.toX(end), made.toY(name)];
-          made.svg.append(node("rect", { x: from, width: Math.max(to - from, 0), y: y - 7, height: 14, class: `phase f${place % 8}` }));
+          made.svg.append(node("rect", { x: from, width: Math.max(to - from, 0), y: y - 5, height: 10, class: `phase f${place % 8}` }));
           made.hits.push({ x: (from + to) / 2, y, text: `${name}, ${phase.name}: ${readable(end - start)} s` });
           start = end;
         });

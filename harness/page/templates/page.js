@@ -4,7 +4,9 @@
   const root = document.documentElement;
   const drawn = new Set(); // elements that hold a figure by now
   const items = [...document.querySelectorAll("#methods li")];
-  const view = { hidden: new Set(), slots: new Map(), choose };
+  const hidden = new Set(); // methods whose box is empty
+  const view = { isShown: (name) => !hidden.has(name) && matches(name), slots: new Map(), choose };
+  const MANY = 8; // of more methods, only those in color have pictures and answers of their own
 
   // Theme
 
@@ -73,17 +75,17 @@
   function showMethods() {
     for (const element of document.querySelectorAll("[data-method]")) {
       const name = element.dataset.method;
-      const isSearched = element.matches("tr, #methods li");
-      const isSwitchedOff = view.hidden.has(name) && !element.matches("#methods li");
-      element.hidden = isSwitchedOff || (isSearched && !matches(name));
       const slot = view.slots.get(name);
+      const isOwn = element.matches("figure, .answers");
+      const isLeftOut = isOwn && items.length > MANY && slot === undefined && !search.value.trim();
+      element.hidden = element.matches("#methods li") ? !matches(name) : !view.isShown(name) || isLeftOut;
       element.classList.toggle("colored", slot !== undefined);
       if (slot === undefined) element.style.removeProperty("--own");
       else element.style.setProperty("--own", `var(--c${slot % 8})`);
     }
     for (const item of items) {
       item.querySelector(".pick").setAttribute("aria-pressed", String(view.slots.has(item.dataset.method)));
-      item.querySelector("input").checked = !view.hidden.has(item.dataset.method);
+      item.querySelector("input").checked = !hidden.has(item.dataset.method);
     }
     redraw();
   }
@@ -93,7 +95,7 @@
     if (item.hasAttribute("data-colored")) setColor(name, true);
     item.querySelector(".pick").addEventListener("click", () => choose(name));
     item.querySelector("input").addEventListener("change", (event) => {
-      if (event.target.checked) view.hidden.delete(name); else view.hidden.add(name);
+      if (event.target.checked) hidden.delete(name); else hidden.add(name);
       showMethods();
     });
   }
@@ -101,7 +103,7 @@
   for (const button of document.querySelectorAll("#methods [data-show]")) {
     button.addEventListener("click", () => {
       for (const { dataset: { method } } of items.filter((item) => !item.hidden)) {
-        if (button.dataset.show === "all") view.hidden.delete(method); else view.hidden.add(method);
+        if (button.dataset.show === "all") hidden.delete(method); else hidden.add(method);
       }
       showMethods();
     });
