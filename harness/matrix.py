@@ -17,12 +17,10 @@ from harness.base import devices, files, identities, registry
 from harness.base.addresses import visible_address
 from harness.base.errors import Damaged, UserError, nearest
 from harness.base.shape import Shape
-from harness.cells.adopted import is_adopted
-from harness.cells.key import CellKey
 from harness.cells.provenance import component_classes
 from harness.cells.source_digest import source_digest
 from harness.cells.spec import FILE as SPEC
-from harness.cells.spec import CellSpec, changed_parts, id_in, training_key
+from harness.cells.spec import CellKey, CellSpec, changed_parts, id_in, is_adopted, training_key
 from harness.cells.state import Progress
 from harness.config import TRL, Config, Eval, accelerate_file, setting_label, variants
 from harness.methods import composition

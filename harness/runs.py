@@ -15,8 +15,8 @@ from harness.base.addresses import visible_address
 from harness.base.deadline import finished_within, results_as_ready
 from harness.base.errors import Damaged, UserError, one_of
 from harness.cells import checksums
-from harness.cells.adopted import adopted_folders, is_adopted
 from harness.cells.log import FILE as METRICS
+from harness.cells.spec import adopted_folders, is_adopted
 from harness.cells.state import FILE as STATE
 from harness.cells.state import State
 from harness.config import Config, variants

@@ -14,9 +14,8 @@ from pathlib import Path
 from harness.base import files
 from harness.base.errors import Damaged
 from harness.base.locks import lock
-from harness.cells import checkpoint_seal as seals
 from harness.cells import checksums, evaluation_files, lease, log, provenance, state
-from harness.cells.checkpoint_seal import FOLDER as CHECKPOINTS
+from harness.cells.checksums import CHECKPOINTS
 from harness.cells.log import MetricsLog
 from harness.cells.provenance import Made
 from harness.cells.spec import FILE as SPEC
@@ -71,7 +70,7 @@ def mend_records(folder: Path, spec: CellSpec) -> None:
     usable = [step for step in saved if step <= last_good_step]  # the first ones, since `saved` is sorted
     if usable:
         for step in saved[len(usable) :]:
-            shutil.rmtree(folder / CHECKPOINTS / seals.step_folder_name(step))
+            shutil.rmtree(folder / CHECKPOINTS / checksums.step_folder_name(step))
         # Before the state: a cell that is done without its sums is damaged, so after a kill in between it is mended.
         (folder / checksums.FILE).unlink(missing_ok=True)
         state.change(folder, state="running", reason=None, durable_step=usable[-1])
@@ -99,14 +98,14 @@ def start_over(folder: Path, why: str) -> None:
 def sealed_checkpoints(folder: Path, cell: str) -> tuple[list[int], list[Damaged]]:
     """Return the steps of the checkpoints with a valid seal of this cell, and the damage to the others."""
     steps, damages = [], []
-    for path in seals.checkpoints_in(folder / CHECKPOINTS):
+    for path in checksums.checkpoints_in(folder / CHECKPOINTS):
         try:
-            seals.read_seal(path, cell)
+            checksums.read_seal(path, cell)
         except Damaged as damage:
             say(folder, f"{damage}; this checkpoint is not used")
             damages.append(damage)
         else:
-            steps.append(seals.step_of(path))
+            steps.append(checksums.step_of(path))
     return steps, damages
 
 

@@ -1,4 +1,4 @@
-"""The first record in a cell's folder: its identity, and the settings that its process reads."""
+"""The first record in a cell's folder: its key, its identity, and the settings that its process reads."""
 
 from __future__ import annotations
 
@@ -16,14 +16,44 @@ import yaml
 from harness.base import files, identities, seal
 from harness.base.errors import Damaged
 from harness.base.schema import typed
-from harness.cells.key import FACTORS, CellKey
 from harness.cells.source_digest import edited_components
 from harness.config import Config
 
+FACTORS = ("method", "task", "model", "seed")  # the axes of every matrix
 FILE = "config.yaml"
 STORED = ("cell", "matrix", *FACTORS, "identity", "settings", "made_of")  # the keys of the record
 ELSEWHERE = "trained_elsewhere"  # in the identity of an adopted cell: its trainer, and the digests of its checkpoints
 ID = re.compile(rb"cell: '?([0-9a-f]+)'?\n")  # its first line; YAML quotes an id that could be read as a number
+TRAINER = "trainer"  # a parameter and a tag that only MLflow runs of adopted cells have
+MARK = "@"  # in the names of folders of adopted cells, and of no other cell
+
+
+@dataclass(frozen=True)
+class CellKey:
+    """A method on a task with a model and a seed, in one setting of the further axes; unique within a matrix."""
+
+    method: str
+    task: str  # the task that is trained on
+    model: str
+    seed: int
+    setting: tuple[tuple[str, Any], ...] = ()  # the keys of the configuration's further axes with their values
+
+    def factors(self) -> dict[str, Any]:
+        """Return the values at the axes that every matrix has."""
+        return {name: getattr(self, name) for name in FACTORS}
+
+    def columns(self) -> dict[str, Any]:
+        """Return the values at all axes, in the order of a table's columns."""
+        return {"method": self.method, "task": self.task, "model": self.model, **dict(self.setting), "seed": self.seed}
+
+    def tags(self) -> dict[str, str]:
+        """Return the factors as the tags of an MLflow run."""
+        return {name: str(value) for name, value in self.factors().items()}
+
+    @property
+    def run_name(self) -> str:
+        """The name of its run in MLflow and in Weights & Biases."""
+        return f"{self.method} s{self.seed}"
 
 
 @dataclass(frozen=True)
@@ -126,3 +156,21 @@ def id_in(folder: Path) -> str | None:
     except FileNotFoundError:
         return None
     return match[1].decode() if match else None
+
+
+# Adopted cells: trained by another trainer, evaluated here
+
+
+def adopted_name(method: str, trainer: str) -> str:
+    """Return the method of an adopted cell; it names the trainer, so that no table pools it with cells trained here."""
+    return f"{method} (trained elsewhere: {trainer})"
+
+
+def is_adopted(folder: Path) -> bool:
+    """Return whether the folder is an adopted cell's, by its name."""
+    return MARK in folder.name
+
+
+def adopted_folders(matrix: Path) -> list[Path]:
+    """Return the folders of the adopted cells in the folder of a matrix."""
+    return [folder for folder in sorted(matrix.glob(f"*{MARK}*")) if is_adopted(folder)]

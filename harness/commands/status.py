@@ -7,8 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-from harness.cells.adopted import adopted_folders
-from harness.cells.spec import CellSpec
+from harness.cells.spec import CellSpec, adopted_folders
 from harness.cells.state import Progress
 from harness.commands.common import Commands, command, config_of_arguments, with_config
 from harness.launch import slurm

@@ -16,12 +16,10 @@ from harness.base import identities
 from harness.base.errors import CellFailure, Damaged, UserError, one_of, shown
 from harness.base.shape import read_model_config, shape_of_config
 from harness.cells import checksums, evaluation_files, lease, provenance, repair, state
-from harness.cells.adopted import MARK, adopted_folders, adopted_name
-from harness.cells.key import CellKey
 from harness.cells.log import MetricsLog
 from harness.cells.provenance import Made
 from harness.cells.source_digest import source_digest
-from harness.cells.spec import ELSEWHERE, CellSpec
+from harness.cells.spec import ELSEWHERE, MARK, CellKey, CellSpec, adopted_folders, adopted_name
 from harness.cells.state import State
 from harness.config import PUBLISHED, Config
 from harness.elsewhere.checkpoints import TrainedCheckpoint, logged_metrics

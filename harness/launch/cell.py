@@ -26,15 +26,15 @@ from harness import ranks
 from harness.base.errors import CellFailure, UserError
 from harness.base.processes import python_command, wait_for_all
 from harness.cells import checksums, evaluation_files, lease, provenance, repair
-from harness.cells.checkpoint_seal import FOLDER as CHECKPOINTS
+from harness.cells.checksums import CHECKPOINTS
 from harness.cells.log import MetricsLog, collapse, last_step
 from harness.cells.no_signal import NO_SIGNAL, why_no_signal
 from harness.cells.provenance import Made
 from harness.cells.source_digest import harness_digest, source_digest
 from harness.cells.spec import CellSpec, changed_parts
 from harness.cells.state import State
-from harness.cells.status_writer import StatusWriter
 from harness.config import OWN, TRL, Hardware
+from harness.launch.status_writer import StatusWriter
 from harness.methods.composition import method_classes
 from harness.methods.refusals import TRL_DISTRIBUTIONS
 from harness.rollout import choice, digests, models

@@ -76,7 +76,7 @@ def trained_lines(spec: CellSpec, folder: Path, steps: int) -> list[dict[str, An
     """Train the first steps of a cell in a folder, and return the lines of its log."""
     import transformers
 
-    from harness.cells.checkpoint_seal import FOLDER
+    from harness.cells.checksums import CHECKPOINTS
     from harness.launch.cell import trainer_of
     from harness.train.checkpoint import Checkpoints
     from harness.train.parts import build_parts
@@ -86,7 +86,7 @@ def trained_lines(spec: CellSpec, folder: Path, steps: int) -> list[dict[str, An
     spec.write(folder)
     with VerifierPool.of(spec.config.verify) as verifier:
         parts = build_parts(spec, verifier, say=ignore_message)
-        trainer = trainer_of(spec, parts, folder, Checkpoints(folder / FOLDER, spec.id))
+        trainer = trainer_of(spec, parts, folder, Checkpoints(folder / CHECKPOINTS, spec.id))
         # The second function is asked after each step whether training should stop.
         trainer.run(lambda step: None, lambda: trainer.done_steps >= steps)
     return MetricsLog(folder).read()

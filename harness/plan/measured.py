@@ -13,9 +13,8 @@ from statistics import fmean
 from typing import Any
 
 from harness.base.errors import Damaged
-from harness.cells.adopted import is_adopted
 from harness.cells.spec import FILE as SPEC
-from harness.cells.spec import CellSpec
+from harness.cells.spec import CellSpec, is_adopted
 from harness.cells.state import FILE as STATE
 from harness.cells.state import Progress, State
 from harness.config import Config

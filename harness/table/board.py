@@ -12,8 +12,8 @@ from typing import Any
 
 from harness.base import identities
 from harness.base.errors import UserError, nearest
-from harness.cells.adopted import TRAINER
 from harness.cells.provenance import sources_in
+from harness.cells.spec import TRAINER
 from harness.config import PUBLISHED, TUNED, TUNED_SUFFIX, Config
 from harness.matrix import Cell
 from harness.tracking.reader import Run

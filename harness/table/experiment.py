@@ -11,10 +11,9 @@ from typing import Any
 from harness.base import identities
 from harness.base.addresses import visible_address
 from harness.base.errors import UserError, nearest
-from harness.cells.adopted import TRAINER
 from harness.cells.outcome import FILE, TAG
 from harness.cells.spec import FILE as SPEC
-from harness.cells.spec import CellSpec
+from harness.cells.spec import TRAINER, CellSpec
 from harness.table import board
 from harness.table.board import Board
 from harness.tracking.reader import Run, StoreReader

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from harness.cells.adopted import TRAINER
+from harness.cells.spec import TRAINER
 from harness.table.frames import BASE_MODEL, Axes, Frames, done_cells, label_of, setting_text, with_base_models
 from harness.table.leaderboard import place_text
 from harness.table.render import Table, render_document

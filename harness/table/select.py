@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from harness.base.errors import UserError, nearest, shown
-from harness.cells.adopted import TRAINER
 from harness.cells.provenance import sources_in
 from harness.cells.source_digest import edited_components
+from harness.cells.spec import TRAINER
 from harness.table import compare, leaderboard
 from harness.table.board import AXES, Board, Expected
 from harness.table.compare import Comparison

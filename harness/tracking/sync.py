@@ -26,13 +26,12 @@ if TYPE_CHECKING:
     from mlflow.entities import Metric, Run
 
 from harness.cells import checksums
-from harness.cells.adopted import TRAINER
 from harness.cells.log import MetricsLog
 from harness.cells.outcome import FILE as OUTCOME
 from harness.cells.outcome import TAG as OUTCOME_TAG
 from harness.cells.outcome import cell_outcome
 from harness.cells.provenance import Made
-from harness.cells.spec import FILE, CellSpec
+from harness.cells.spec import FILE, TRAINER, CellSpec
 from harness.cells.state import State
 from harness.config import PUBLISHED
 from harness.tracking.artifacts import COMPLETE, Artifacts, LocalFiles, folder_for_files, home_of_experiment

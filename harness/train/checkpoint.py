@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from harness import ranks
 from harness.base import files
 from harness.base.errors import CellFailure, Damaged
-from harness.cells import checkpoint_seal
+from harness.cells import checksums
 from harness.train.weights import fill
 
 KEPT = 2
@@ -97,7 +97,7 @@ class Checkpoints:
         return step
 
     def _write(self, step: int, tensors: dict[str, Tensor], text: str, rows: dict[str, Tensor]) -> None:
-        path = self.folder / checkpoint_seal.step_folder_name(step)
+        path = self.folder / checksums.step_folder_name(step)
         with files.temporary_path(path, self.writer) as partial:
             writer = HuggingFaceStorageWriter(str(partial), in_files(tensors), save_distributed=True)
             try:
@@ -118,14 +118,14 @@ class Checkpoints:
                 files.write_text(partial / REST, text)
                 for name in (ROWS, REST):
                     sums[name] = files.sha256_of(partial / name)
-                checkpoint_seal.write_seal(partial, self.cell, step, sums)
+                checksums.write_seal(partial, self.cell, step, sums)
                 publish_checkpoint(partial, path)
                 self.keep(KEPT)
 
     def keep(self, count: int) -> None:
         """Remove all but the newest `count` checkpoints."""
         if ranks.own_rank() == 0:
-            for older in checkpoint_seal.checkpoints_in(self.folder)[:-count]:
+            for older in checksums.checkpoints_in(self.folder)[:-count]:
                 shutil.rmtree(older)
 
     def take(self, folder: Path, step: int) -> None:
@@ -138,8 +138,8 @@ class Checkpoints:
                 files.flush_to_disk(entry)
                 if entry.is_file():
                     sums[entry.relative_to(folder).as_posix()] = files.sha256_of(entry)
-            checkpoint_seal.write_seal(folder, self.cell, step, sums)
-            path = self.folder / checkpoint_seal.step_folder_name(step)
+            checksums.write_seal(folder, self.cell, step, sums)
+            path = self.folder / checksums.step_folder_name(step)
             path.parent.mkdir(exist_ok=True)
             publish_checkpoint(folder, path)
             self.keep(KEPT)
@@ -156,7 +156,7 @@ class Checkpoints:
         if ranks.own_rank() == 0:
             for unfinished in self.folder.glob(".step-*"):  # of a process that ended while it wrote
                 shutil.rmtree(unfinished)
-        newest_first = checkpoint_seal.checkpoints_in(self.folder)[::-1]
+        newest_first = checksums.checkpoints_in(self.folder)[::-1]
         paths: list[Path] = ranks.of_first(newest_first)
         for number, path in enumerate(paths):
             # Each rank reads a part of the files, and all ranks must agree on the checkpoint.
@@ -210,7 +210,7 @@ def publish_checkpoint(partial: Path, path: Path) -> None:
 def damaged(path: Path, cell: str) -> list[str]:
     """Return the faults of a checkpoint of a cell, in the part of the files that this rank reads."""
     try:
-        sums = checkpoint_seal.read_seal(path, cell)
+        sums = checksums.read_seal(path, cell)
     except Damaged as damage:
         return [str(damage)] if ranks.own_rank() == 0 else []
-    return checkpoint_seal.changed_files(path, sums, sorted(sums)[ranks.own_rank() :: ranks.count()])
+    return checksums.changed_files(path, sums, sorted(sums)[ranks.own_rank() :: ranks.count()])

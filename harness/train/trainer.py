@@ -14,7 +14,7 @@ from torch import Tensor
 from harness import ranks
 from harness.base import seeds
 from harness.base.errors import CellFailure
-from harness.cells.checkpoint_seal import FOLDER as CHECKPOINTS
+from harness.cells.checksums import CHECKPOINTS
 from harness.cells.log import MetricsLog, early_end
 from harness.methods.batch import TokenBatch, TokenStats
 from harness.methods.composition import Signal

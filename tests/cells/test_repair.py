@@ -14,7 +14,7 @@ from trainers import records
 from harness import config, matrix, runs
 from harness.base import files, seal
 from harness.base.errors import Damaged
-from harness.cells import checkpoint_seal, checksums, evaluation_files, repair, state
+from harness.cells import checksums, evaluation_files, repair, state
 from harness.cells.log import MetricsLog
 from harness.cells.provenance import Made
 from harness.cells.state import State
@@ -61,10 +61,10 @@ def interrupted(cell: Cell) -> None:
     """Turn a done cell into one killed after its fourth step, with checkpoints of steps 2 and 4."""
     folder = cell.folder
     fifth = folder / "checkpoints" / "step-000005"
-    files_of = checkpoint_seal.read_seal(fifth, cell.id)
+    files_of = checksums.read_seal(fifth, cell.id)
     for step in (2, 4):
         copy = shutil.copytree(fifth, folder / "checkpoints" / f"step-{step:06d}")
-        checkpoint_seal.write_seal(copy, cell.id, step, files_of)
+        checksums.write_seal(copy, cell.id, step, files_of)
     shutil.rmtree(fifth)
     for path in folder.glob("*/*-000005.json*"):
         path.unlink()
@@ -279,7 +279,7 @@ def test_a_cell_with_only_a_checkpoint_of_another_cell_restarts(cell: Cell) -> N
     before, model = records(cell.folder), (cell.folder / MODEL).read_bytes()
     interrupted(cell)
     fourth = cell.folder / "checkpoints" / "step-000004"
-    checkpoint_seal.write_seal(fourth, "0123456789ab", 4, checkpoint_seal.read_seal(fourth, cell.id))
+    checksums.write_seal(fourth, "0123456789ab", 4, checksums.read_seal(fourth, cell.id))
     shutil.rmtree(cell.folder / "checkpoints" / "step-000002")
     run(cell)
     said = (cell.folder / "log.txt").read_text()

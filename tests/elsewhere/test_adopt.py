@@ -19,9 +19,8 @@ from transformers import AutoTokenizer
 from harness import cli
 from harness import config as configs
 from harness.cells import evaluation_files
-from harness.cells.adopted import adopted_folders
 from harness.cells.log import MetricsLog
-from harness.cells.spec import CellSpec
+from harness.cells.spec import CellSpec, adopted_folders
 from harness.cells.state import State
 from harness.config import Config
 from harness.elsewhere import checkpoints

@@ -12,9 +12,8 @@ import numpy as np
 
 from harness.base import files
 from harness.cells import checksums, evaluation_files
-from harness.cells.key import CellKey
 from harness.cells.log import MetricsLog
-from harness.cells.spec import CellSpec
+from harness.cells.spec import CellKey, CellSpec
 from harness.cells.state import State
 from harness.config import Config
 from harness.tracking import sync

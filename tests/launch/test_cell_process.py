@@ -19,9 +19,9 @@ from harness.base import files
 from harness.cells import lease, source_digest, state
 from harness.cells.provenance import Made
 from harness.cells.state import State
-from harness.cells.status_writer import StatusWriter
 from harness.commands import status
 from harness.launch import cell
+from harness.launch.status_writer import StatusWriter
 from harness.rollout import models
 from harness.terminal.layout import console
 from tasks.countdown import Countdown

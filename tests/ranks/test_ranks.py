@@ -23,7 +23,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from harness import ranks
 from harness.base import files
 from harness.base.errors import short
-from harness.cells.checkpoint_seal import FOLDER as CHECKPOINTS
+from harness.cells.checksums import CHECKPOINTS
 from harness.cells.state import State
 from harness.config import Hardware, Train
 from harness.launch import cell

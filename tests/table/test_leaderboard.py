@@ -15,9 +15,8 @@ from intervals import slow_difference_interval, slow_share_interval
 
 from harness.base.errors import UserError
 from harness.cells import checksums, evaluation_files
-from harness.cells.key import CellKey
 from harness.cells.log import MetricsLog
-from harness.cells.spec import CellSpec
+from harness.cells.spec import CellKey, CellSpec
 from harness.cells.state import State
 from harness.config import Config
 from harness.statistics import Estimate

@@ -25,10 +25,9 @@ from benchmarks.patience import HANG
 from harness.base import files, identities
 from harness.base.errors import UserError
 from harness.cells import checksums, evaluation_files
-from harness.cells.key import CellKey
 from harness.cells.log import MetricsLog
 from harness.cells.provenance import Made
-from harness.cells.spec import CellSpec
+from harness.cells.spec import CellKey, CellSpec
 from harness.cells.state import State
 from harness.config import Config, Correction, Eval, RolloutConfig, Stop, Train
 from harness.tracking import store, sync

@@ -20,7 +20,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from benchmarks.patience import HANG
 from harness import ranks
 from harness.base.errors import CellFailure, Unwritten
-from harness.cells import checkpoint_seal as seals
+from harness.cells import checksums
 from harness.config import Hardware, Train
 from harness.train import checkpoint
 from harness.train.checkpoint import Checkpoints
@@ -105,7 +105,7 @@ def null(path: Path) -> None:
 
 
 def of_another_cell(path: Path) -> None:
-    seals.write_seal(path, "another", 4, seals.read_seal(path, CELL))
+    checksums.write_seal(path, "another", 4, checksums.read_seal(path, CELL))
 
 
 def unsealed_file(path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from harness import ranks
 from harness.base import files, seeds
-from harness.cells import checkpoint_seal
+from harness.cells import checksums
 from harness.cells.log import MetricsLog, early_end
 from harness.elsewhere.portable import PortableMethod
 from harness.elsewhere.trl.cell_trainer import RecordedTrainer
@@ -57,7 +57,7 @@ class TrlTraining:
         """Take over the newest whole checkpoint, if there is one; return its folder."""
         checkpoint = self.checkpoints.newest()
         if checkpoint is not None:
-            self.done_steps = checkpoint_seal.step_of(checkpoint)
+            self.done_steps = checksums.step_of(checkpoint)
             self.on_durable(self.done_steps)
         if ranks.own_rank() == 0:
             self.log.truncate(self.done_steps)  # later steps are trained again, and logged again

@@ -21,7 +21,7 @@ from trl_cells import CLOCK, METHOD, built, kill_after, same_weights, without_cl
 from benchmarks.patience import HANG
 from harness import cli, config, matrix
 from harness.base.errors import UserError
-from harness.cells.checkpoint_seal import FOLDER
+from harness.cells.checksums import CHECKPOINTS
 from harness.cells.log import MetricsLog
 from harness.cells.provenance import Made
 from harness.cells.spec import CellSpec
@@ -237,7 +237,7 @@ def test_a_resumed_training_ends_with_the_same_numbers(tmp_path: Path) -> None:
     assert durable == [2, 3, 3, 4, 5]
     assert without_clock(tmp_path / "cut") == without_clock(tmp_path / "whole")
     assert same_weights(last, whole)
-    assert [path.name for path in (tmp_path / "cut" / FOLDER).iterdir()] == ["step-000005"]
+    assert [path.name for path in (tmp_path / "cut" / CHECKPOINTS).iterdir()] == ["step-000005"]
     again = built(tmp_path / "cut", *settings)  # killed before it saved the model
     again.run(lambda step: None)
     assert without_clock(tmp_path / "cut") == without_clock(tmp_path / "whole")

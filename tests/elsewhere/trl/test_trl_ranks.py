@@ -17,7 +17,7 @@ from companions import on_ranks
 from trl_cells import without_clock
 
 from harness import ranks
-from harness.cells import checkpoint_seal
+from harness.cells import checksums
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
@@ -179,9 +179,9 @@ def test_a_resumed_training_on_two_ranks_ends_with_the_same_numbers(folder: Path
     whole = without_clock(folder / "whole")
     assert [record["step"] for record in whole] == [0, 1, 2, 3]
     assert without_clock(folder / "cut") == whole
-    [checkpoint] = (folder / "cut" / checkpoint_seal.FOLDER).iterdir()
+    [checkpoint] = (folder / "cut" / checksums.CHECKPOINTS).iterdir()
     assert checkpoint.name == "step-000003"
-    sealed = json.loads((checkpoint / checkpoint_seal.FILE).read_text().splitlines()[0])["files"]
+    sealed = json.loads((checkpoint / checksums.FILE).read_text().splitlines()[0])["files"]
     assert {"rng_state_0.pth", "rng_state_1.pth"} <= sealed.keys()
 
 
@@ -189,7 +189,7 @@ def test_deepspeed_gives_the_numbers_of_plain_ranks(folder: Path) -> None:
     pytest.importorskip("deepspeed", reason="deepspeed is not installed")
     for ours, theirs in zip(without_clock(folder / "whole"), without_clock(folder / "zero"), strict=True):
         assert_same_numbers(ours, theirs)
-    [checkpoint] = (folder / "zero" / checkpoint_seal.FOLDER).iterdir()
+    [checkpoint] = (folder / "zero" / checksums.CHECKPOINTS).iterdir()
     assert {f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt" for rank in (0, 1)} <= {
         path.name for path in checkpoint.rglob("*")
     }
@@ -202,7 +202,7 @@ def test_sharded_weights_give_the_numbers_of_whole_ones(folder: Path) -> None:
     whole, sharded = without_clock(folder / "whole"), without_clock(folder / "sharded")
     for ours, theirs in zip(whole, sharded, strict=True):
         assert_same_numbers(ours, theirs)
-    [checkpoint] = (folder / "sharded" / checkpoint_seal.FOLDER).iterdir()
+    [checkpoint] = (folder / "sharded" / checksums.CHECKPOINTS).iterdir()
     assert (checkpoint / "pytorch_model_fsdp_0").is_dir()
     saved, again = (folder / "sharded" / name / "model.safetensors" for name in ("model", "again"))
     assert saved.read_bytes() == again.read_bytes()
