@@ -23,7 +23,7 @@ from benchmarks.patience import HANG
 
 pytestmark = pytest.mark.processes
 
-PACKAGES = ("baselines", "configs", "entrobench", "harness", "tasks")
+PACKAGES = ("baselines", "configs", "entrobench", "harness", "studies", "tasks")
 SMALL = ["train.steps=2", "train.prompts=4", "train.group=4", "eval.problems=4", "eval.samples=4", "eval.k=2"]
 SMALL += ["methods=[clip_b]", "baseline=clip_b"]
 
