@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from math import isfinite
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +15,6 @@ from harness.matrix import cells
 from harness.terminal.layout import console, visible, width_of
 
 if TYPE_CHECKING:
-    from harness.table.experiment import Experiment
     from harness.table.select import Part
 
 TEXT = "the table, read from MLflow: of a configuration, or of an experiment there"
@@ -25,7 +22,6 @@ EXAMPLES = (
     "entrobench leaderboard demo",
     "entrobench leaderboard demo --where method=clip_b --sort pass_at_k --columns avg_at_k,pass_at_k,coverage",
     "entrobench leaderboard demo train.updates=2 --plugin my_methods --baseline ppo --compare",
-    "entrobench leaderboard demo --reach 0.05",
     "entrobench leaderboard paper --literature --format md",
     "entrobench leaderboard --pack demo.zip --pack theirs.zip",
     "entrobench leaderboard --experiment demo,demo-2 --uri http://server:5000 --format csv --out table.csv",
@@ -67,12 +63,6 @@ def add(commands: Commands) -> None:
         help="add tests, ranks, and the smallest difference that the experiment could detect",
     )
     parser.add_argument(
-        "--reach",
-        type=float,
-        metavar="X",
-        help="tokens until the baseline's final Avg@K and the base model's Pass@K + X are reached, instead of scores",
-    )
-    parser.add_argument(
         "--literature",
         action="store_true",
         help="below the table, numbers that papers report for its tasks, in a table of their own",
@@ -92,9 +82,6 @@ def call(arguments: argparse.Namespace) -> int:
         chosen = columns.check_columns("--columns", arguments.columns.split(","))
     if arguments.sort:
         columns.check_columns("--sort", [arguments.sort])
-    if arguments.reach is not None:
-        write_or_print(reach_text(arguments), arguments.out)
-        return 0
     parts = selected_parts(arguments)
     if arguments.format == "parquet":
         tables = {part.title: frames.with_base_models(part.shown) for part in parts}
@@ -131,46 +118,23 @@ def write_or_print(text: str, out: Path | None) -> None:
         print(visible(text), end="")
 
 
-def reach_text(arguments: argparse.Namespace) -> str:
-    """Return the tables of `--reach`."""
-    from harness.table.reach import reaches, render_reaches
-
-    visible_rows = []
-    with selected_experiments(arguments) as selected:
-        for part, experiment in selected:
-            board = part.board
-            for row in reaches(part.frames, experiment, board.baseline, board.ks, arguments.reach):
-                if row.method in part.visible:
-                    visible_rows.append(row)
-    if not visible_rows:
-        raise UserError("--reach compares with the baseline, and no cell of it is done")
-    width = None if arguments.out else width_of(console)
-    return render_reaches(visible_rows, arguments.reach, arguments.format, width)
-
-
 def check_options(arguments: argparse.Namespace) -> None:
     """Refuse options that contradict each other, or that name nothing."""
     how = arguments.format
     check_out(arguments.out)
-    if arguments.reach is not None and not isfinite(arguments.reach):
-        raise UserError(f"--reach is {arguments.reach}; allowed: a number, for example 0.05")
     if sum(map(bool, (arguments.config, arguments.experiment, arguments.pack))) != 1:
         raise UserError(
             "leaderboard needs one of three: a CONFIG, --experiment NAME of an MLflow store, or --pack FILE"
         )
     if arguments.compare and how in ("latex", "parquet"):
         raise UserError(f"--compare has no --format {how}; allowed: table, md, csv, json")
-    if arguments.reach is not None and (arguments.compare or how in ("latex", "parquet")):
-        raise UserError("--reach has tables of its own, in --format table, md, csv or json, and without --compare")
-    if arguments.literature and (arguments.compare or arguments.reach is not None or how not in ("table", "md")):
+    if arguments.literature and (arguments.compare or how not in ("table", "md")):
         raise UserError("--literature goes below the table of scores, in --format table or md")
     if how == "parquet" and arguments.out is None:
         raise UserError("--format parquet goes to a file, and --out names none")
     other = f"--format {how}"
     if arguments.compare:
         other = "--compare"
-    if arguments.reach is not None:
-        other = "--reach"
     options = {"--columns": arguments.columns, "--sort": arguments.sort}
     for name, value in options.items():
         if not value:
@@ -182,13 +146,7 @@ def check_options(arguments: argparse.Namespace) -> None:
 
 
 def selected_parts(arguments: argparse.Namespace) -> list[Part]:
-    with selected_experiments(arguments) as selected:
-        return [part for part, _ in selected]
-
-
-@contextmanager
-def selected_experiments(arguments: argparse.Namespace) -> Iterator[list[tuple[Part, Experiment]]]:
-    """Yield the selected tables, each with the open experiment that it is read from."""
+    """Return the selected tables."""
     from harness.packs.reader import opened_packs
     from harness.table import select
     from harness.table.board import Board
@@ -198,20 +156,17 @@ def selected_experiments(arguments: argparse.Namespace) -> Iterator[list[tuple[P
     selection = select.Selection(select.conditions(arguments.where), arguments.baseline)
     if arguments.pack:
         with opened_packs(arguments.pack) as experiment:
-            yield [(select.part_of_packs(experiment, selection), experiment)]
-        return
+            return [select.part_of_packs(experiment, selection)]
     config = config_of_arguments(arguments) if arguments.config else Config()
     uri = arguments.uri or config.tracking_uri
     with reader(uri) as source:
         if arguments.config:
             experiment = Experiment(source, config.name, uri)
             board = Board.of_config(config, cells(config)).with_adopted(experiment.runs)
-            yield [(select.part_of_config(board, experiment, selection), experiment)]
-            return
-        parts = []
+            return [select.part_of_config(board, experiment, selection)]
+        parts: list[Part] = []
         names = ",".join(arguments.experiment).split(",")
         for name in dict.fromkeys(names):
             experiment = Experiment(source, name, uri)
-            for part in select.parts_of_experiment(experiment, selection):
-                parts.append((part, experiment))
-        yield parts
+            parts += select.parts_of_experiment(experiment, selection)
+        return parts

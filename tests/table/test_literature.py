@@ -95,7 +95,7 @@ def test_a_task_without_numbers_is_a_sentence() -> None:
     )
 
 
-@pytest.mark.parametrize("options", [["--compare"], ["--reach", "0.1"], ["--format", "csv"], ["--format", "json"]])
+@pytest.mark.parametrize("options", [["--compare"], ["--format", "csv"], ["--format", "json"]])
 def test_only_tables_of_scores_have_it(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     words = "--literature goes below the table of scores, in --format table or md"
     assert words in told(capsys, "demo", "--literature", *options)
