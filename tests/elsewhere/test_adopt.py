@@ -324,16 +324,20 @@ def test_a_folder_that_does_not_fit_gets_one_sentence(
     assert not list(place.config.folder.glob("*/metrics.jsonl"))
 
 
-LOGGED = {"global_step": 5, "log_history": [{"step": 5, "loss": 0.5}]}
+LOGGED: dict[str, Any] = {"global_step": 5, "log_history": [{"step": 5, "loss": 0.5}]}
+ODD_STATES: list[Any] = [
+    *([], {}, "x", {**LOGGED, "log_history": 7}),
+    *({**LOGGED, "log_history": [record]} for record in (7, {}, {"step": "5"})),
+    *({**LOGGED, "global_step": step} for step in (True, -1, 2**63)),
+]
+ODD_MARKS: list[Any] = [[], {}, "x", {"method": 5}]
 
 
 @pytest.mark.parametrize(
     ("file", "content"),
     [
-        *(("trainer_state.json", content) for content in ([], {}, "x", {**LOGGED, "log_history": 7})),
-        *(("trainer_state.json", {**LOGGED, "log_history": [record]}) for record in (7, {}, {"step": "5"})),
-        *(("trainer_state.json", {**LOGGED, "global_step": step}) for step in (True, -1, 2**63)),
-        *(("entrobench.json", content) for content in ([], {}, "x", {"method": 5})),
+        *(("trainer_state.json", content) for content in ODD_STATES),
+        *(("entrobench.json", content) for content in ODD_MARKS),
     ],
 )
 def test_a_record_of_another_form_gets_one_sentence(file: str, content: Any, place: Place, checkpoint: Path) -> None:
