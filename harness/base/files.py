@@ -18,6 +18,8 @@ import yaml
 from harness.base import seal
 from harness.base.errors import Damaged, Taken, Unwritten, UserError
 
+# Of YAML files of ours, at most: values, and levels of lists and mappings. Bytes that hold too few levels to matter.
+MOST_VALUES, DEEPEST, SHALLOW = 100_000, 100, 10_000
 YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C loader is ten times as fast, but optional
 
 
@@ -176,11 +178,45 @@ def read_yaml(path: Path) -> Any:
 
 
 def parse_yaml(content: bytes, path: Path) -> Any:
-    """Parse the content of a file; `path` is named in errors."""
+    """Parse the content of a file; `path` is named in errors.
+
+    Earlier versions wrote aliases, each of which repeats a value. A few of them can repeat it without bound.
+    """
+    loader = YAML_LOADER(content)
     try:
-        return yaml.load(content, YAML_LOADER)
-    except yaml.YAMLError as error:
-        raise Damaged(path, f"it is not YAML ({str(error).splitlines()[0]})") from error
+        if len(content) > SHALLOW:
+            check_depth(content, path)
+        node = loader.get_single_node()
+        if node is not None and number_of_values(node, {}) > MOST_VALUES:
+            raise Damaged(path, f"it holds more than {MOST_VALUES} values, most of them repeated by aliases")
+        return None if node is None else loader.construct_document(node)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise Damaged(path, f"it is not YAML ({(str(error) or 'endless').splitlines()[0]})") from error
+    finally:
+        loader.dispose()
+
+
+def check_depth(content: bytes, path: Path) -> None:
+    """Refuse YAML with so many levels that the C loader, which calls itself for each, would crash."""
+    depth = 0
+    for event in yaml.parse(content, YAML_LOADER):
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEEPEST:
+            raise Damaged(path, f"it has more than {DEEPEST} levels")
+
+
+def number_of_values(node: yaml.Node, known: dict[int, int]) -> int:
+    """Return the number of values in a node, with those that aliases repeat; `known`: of nodes that were counted."""
+    if id(node) not in known:
+        known[id(node)] = MOST_VALUES + 1  # until it is counted: a value that contains itself has no end
+        children: list[yaml.Node] = []
+        if isinstance(node, yaml.SequenceNode):
+            children = node.value
+        elif isinstance(node, yaml.MappingNode):
+            children = [child for pair in node.value for child in pair]
+        known[id(node)] = 1 + sum(number_of_values(child, known) for child in children)
+    return known[id(node)]
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -199,6 +235,19 @@ def parse_lines(content: bytes, path: Path) -> list[dict[str, Any]]:
         return [json.loads(line) for line in lines]
     except (ValueError, RecursionError) as error:
         raise Damaged(path, f"one of its lines is not JSON ({error})") from error
+
+
+def stream_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the records of a file like `parse_lines`, one in memory at a time."""
+    sealed = False
+    with open(path, "rb") as file:
+        for line in file:
+            sealed |= seal.has_sum(line.rstrip(b"\n"))
+            content = seal.open_json(line.rstrip(b"\n"), path, "one of its lines") if sealed else line
+            try:
+                yield json.loads(content)
+            except (ValueError, RecursionError) as error:
+                raise Damaged(path, f"one of its lines is not JSON ({error})") from error
 
 
 def write_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:

@@ -1,12 +1,13 @@
 """Seals on records: a checksum at the end of a text, by which an accidental change is detected.
 
-A line or file of JSON ends with the key `sum`, a YAML file with a comment. A seal protects against accidents, not
-against a person who computes it again.
+A line or file of JSON ends with the key `sum`, a YAML file with a comment, a pack with a line of text. A seal
+protects against accidents, not against a person who computes it again.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from harness.base.errors import Damaged
 DIGITS = 16  # of the SHA-256: 64 bits let one of 2 * 10^19 accidents pass
 JSON_END = re.compile(rb', "sum": "([0-9a-f]{%d})"\}' % DIGITS)
 JSON_LENGTH = len(', "sum": ""}') + DIGITS
+FILE_MARK = b"entrobench pack sha256 "
+FILE_LENGTH = len(FILE_MARK) + 64
 YAML_END = re.compile(rb"# sum: ([0-9a-f]{%d})\n" % DIGITS)
 YAML_LENGTH = len("# sum: \n") + DIGITS
 
@@ -56,3 +59,36 @@ def without_sum(rest: bytes, end: re.Match[bytes] | None, path: Path, name: str)
     if sum_of(rest) != end[1].decode():
         raise Damaged(path, f"{name} does not fit its sum")
     return rest
+
+
+def close_file(path: Path) -> None:
+    """Write the SHA-256 of a file over its last bytes, which must be there for it."""
+    digest = digest_before_end(path)
+    with open(path, "r+b") as file:
+        file.seek(-FILE_LENGTH, os.SEEK_END)
+        file.write(FILE_MARK + digest.encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def check_file(path: Path) -> None:
+    """Refuse a file that does not end with its sum."""
+    with open(path, "rb") as file:
+        file.seek(max(path.stat().st_size - FILE_LENGTH, 0))
+        end = file.read()
+    if not end.startswith(FILE_MARK):
+        raise Damaged(path, "it does not end with the sum of its bytes: it was cut off or edited, or is another zip")
+    if end[len(FILE_MARK) :].decode(errors="replace") != digest_before_end(path):
+        raise Damaged(path, "it was edited since `entrobench pack` wrote it: its bytes do not fit its sum")
+
+
+def digest_before_end(path: Path) -> str:
+    """Return the SHA-256 of a file without the bytes of its own sum."""
+    digest = hashlib.sha256()
+    left = path.stat().st_size - FILE_LENGTH
+    with open(path, "rb") as file:
+        while left > 0:
+            block = file.read(min(left, 1 << 20))
+            digest.update(block)
+            left -= len(block)
+    return digest.hexdigest()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,20 @@ import numpy as np
 
 from harness.base import files, seal
 from harness.base.errors import Damaged
+from harness.config import Config
 from harness.statistics import pass_at_k
 
 FOLDER = "evals"
 PASS = re.compile(r"pass@(\d+)")
+DIGITS = 4  # of the digest of the answers to one problem: an accident passes one time in 65,536
 # Of a score, relative: sums in another order differ by some 1e-16, one answer in a million changes 1e-6.
 ROUNDING = 1e-9
+
+
+def evaluation_due(config: Config, step: int, last_step: int) -> bool:
+    """True if a cell is evaluated after this step."""
+    every = config.eval.every
+    return step in (0, last_step) or (every > 0 and step % every == 0)
 
 
 def evaluation_path(folder: Path, task: str, step: int) -> Path:
@@ -76,3 +85,13 @@ def check_scores(path: Path, record: Mapping[str, Any], logged: Mapping[str, flo
             continue
         if not math.isclose(score, value, rel_tol=ROUNDING, abs_tol=ROUNDING):
             raise Damaged(path, f"its answers give {key} = {score:.6g}, and metrics.jsonl has {value:.6g}")
+
+
+def answers_digest(samples: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return digests of the answers of an evaluation: of all, and the first digits of that of each problem."""
+    digests = []
+    for sample in samples:
+        text = json.dumps([sample["problem"], sample["prompt"], sample["responses"]])
+        digests.append(hashlib.sha256(text.encode()).hexdigest())
+    together = hashlib.sha256("".join(digests).encode()).hexdigest()
+    return {"sha256": together, "problems": "".join(digest[:DIGITS] for digest in digests)}

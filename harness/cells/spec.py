@@ -56,6 +56,13 @@ class CellKey:
         return f"{self.method} s{self.seed}"
 
 
+class PlainDumper(yaml.SafeDumper):
+    """Writes a value again where it is repeated, and no alias."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
 @dataclass(frozen=True)
 class CellSpec:
     id: str  # the hash of its identity
@@ -97,7 +104,7 @@ class CellSpec:
             "settings": self.settings,
             "made_of": self.made_of,
         }
-        files.write_text(folder / FILE, seal.close_yaml(yaml.safe_dump(record, sort_keys=False)))
+        files.write_text(folder / FILE, seal.close_yaml(yaml.dump(record, Dumper=PlainDumper, sort_keys=False)))
 
     @property
     def trainer(self) -> str | None:

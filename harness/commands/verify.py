@@ -38,7 +38,7 @@ def add(commands: Commands) -> None:
 def call(arguments: argparse.Namespace) -> int:
     from harness.packs.archive import unpacked
     from harness.packs.audit import audit_pack
-    from harness.table.verified import write_marks
+    from harness.table.verified import COUNTED, write_marks
     from harness.verify.pool import VerifierPool
 
     for plugin in arguments.plugin:
@@ -46,7 +46,8 @@ def call(arguments: argparse.Namespace) -> int:
     with unpacked(arguments.file) as pack, VerifierPool() as verifier:
         if arguments.replay is not None:  # before the answers are judged, which takes longer
             check_replay_of(pack, arguments.replay, arguments.steps)
-        audits = list(audit_pack(pack, verifier, arguments.plugin))
+        audited = audit_pack(pack, verifier, arguments.plugin)
+        audits = audited.cells
         console.print(f"{pack.path}: matrix {pack.matrix}, protocol {pack.protocol.name}, sums and identities checked")
         # Before anything is printed about the cells: a replay changes the mark of one, or adds a finding.
         if arguments.replay is not None:
@@ -58,10 +59,15 @@ def call(arguments: argparse.Namespace) -> int:
                 console.print(f"wrong: {audit.label}: {sentence}", style="red")
             for sentence in dict.fromkeys(audit.notes):
                 console.print(f"not judged: {audit.label}: {sentence}", style="yellow")
-        write_marks(pack.path, pack.digest, {audit.spec.id: audit.mark for audit in audits})
+        for sentence in audited.findings:
+            console.print(f"wrong: matrix.json: {sentence}", style="red")
+        if any(audit.mark == COUNTED for audit in audits):
+            counted = sum(audit.counted for audit in audits)
+            console.print(f"{counted:,} answers are in the pack as counts alone, and were not judged again")
+        write_marks(pack.digest, {audit.spec.id: audit.mark for audit in audits})
     wrong = [audit for audit in audits if audit.findings]
     if not wrong:
-        return 0
+        return 1 if audited.findings else 0
     cells = plural(len(wrong), "cell")
     console.print(f"{cells} of {len(audits)} contradict their own records or answers", style="red")
     return 1
@@ -80,15 +86,16 @@ def check_replay_of(pack: Pack, name: str, steps: int) -> None:
 def replay_cell(audit: CellAudit, steps: int, plugins: Sequence[str]) -> None:
     """Replay a cell, and change its mark, or add a finding."""
     from harness.packs.replay import replay_steps
-    from harness.table.verified import JUDGED, REPLAYED
+    from harness.table.verified import JUDGED, REPORTED, replayed_mark
 
     difference = replay_steps(audit.folder, steps, plugins)
     if difference is not None:
         audit.findings.append(f"replayed, {difference}")
+        audit.mark = REPORTED
         return
-    console.print(f"{audit.label}: steps 0 to {steps} replayed, every metric is the same bit for bit")
+    console.print(f"{audit.label}: steps 0 to {steps} replayed, all metrics and answers are the same bit for bit")
     if audit.mark == JUDGED:
-        audit.mark = REPLAYED
+        audit.mark = replayed_mark(steps, audit.spec.config.train.steps)
 
 
 def audit_table(pack: Pack, audits: Sequence[CellAudit]) -> str:

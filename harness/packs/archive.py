@@ -5,7 +5,8 @@
     cells.tar.xz     cells/<cell>/: config.yaml, state.json, made.json, metrics.jsonl, sums.json, evals/*.json,
                      samples/*.jsonl
 
-Cells have much in common, such as the base model's answers, and compressing all of them as one stream halves the file.
+A slim pack has `columns.jsonl.xz` in place of the last one (slim.py). Cells have much in common, such as the base
+model's answers, and compressing all of them as one stream halves the file.
 
 The comment at the end of the zip is the SHA-256 of all bytes before it. So a file that was cut off, or in which any
 byte changed, is refused before anything in it is read. The sums protect against accidents. A person can compute them
@@ -20,6 +21,7 @@ import json
 import lzma
 import os
 import re
+import shutil
 import tarfile
 import tempfile
 import zipfile
@@ -30,26 +32,36 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from harness.base import files
+from harness.base import files, seal
 from harness.base.errors import Damaged, UserError
-from harness.cells.spec import CellSpec
+from harness.cells.log import FILE as METRICS
+from harness.packs import slim
 from harness.packs.protocol import PARTS, Protocol
 from harness.terminal.units import plural
 
 SUFFIX = ".zip"
 FORMAT = 2
 MANIFEST, SUMMARY, CELLS = "manifest.json", "matrix.json", "cells"
-RECORDS_FILE = "cells.tar.xz"
+RECORDS_FILE, COLUMNS_FILE = "cells.tar.xz", "columns.jsonl.xz"
 RECORDS = ("config.yaml", "state.json", "made.json", "metrics.jsonl", "sums.json", "evals/*.json", "samples/*.jsonl")
 # A pack may come from a stranger: no other path is written to disk.
 MEMBER = re.compile(
-    rf"{CELLS}/[^/\\]+/(config\.yaml|state\.json|made\.json|metrics\.jsonl|sums\.json|evals/[^/\\]+\.json"
+    rf"{CELLS}/(?!\.{{1,2}}/)[^/\\]+/(config\.yaml|state\.json|made\.json|metrics\.jsonl|sums\.json|evals/[^/\\]+\.json"
     r"|samples/[^/\\]+\.jsonl)"
 )
-MARK = b"entrobench pack sha256 "
-END = len(MARK) + 64
-MOST_BYTES = 8 << 30  # of all files in a pack; more is not read, since a small zip may hold any number of zeros
-HEADERS = 4096  # bytes of a record's headers in a tar, at most: two blocks, and two more for a long name
+BROKEN = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, tarfile.TarError, NotImplementedError, RuntimeError, EOFError)
+BLOCK = 1 << 16  # bytes that are read at once
+HEADERS = 4096 + 2 * tarfile.RECORDSIZE  # bytes between two records of a tar, with those that tarfile reads ahead
+# A small file may hold any number of zeros. These are some ten times what honest packs have, and no pack is read
+# beyond them.
+MOST_BYTES = 8 << 30  # of all records
+RATIO = 1000  # of their bytes to those of the pack: 22 in our packs
+MOST_TEXT, RATIO_OF_TEXT = 16 << 20, 100  # of manifest.json and matrix.json: 5 and 18 in our packs
+MOST_DICTIONARY = 100 << 20  # bytes
+FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "pb": 0}]  # of text: no byte is aligned
+FREE = 1 << 20  # bytes that every file may have
+MOST_PROBLEMS = 20_000  # of an evaluation, if the protocol names no number
+TOKEN, ANSWER, COUNT, LINE = 16, 1000, 32, 1 << 16  # bytes of a token, of an answer without it, of a count, of a step
 BEGAN = (1980, 1, 1, 0, 0, 0)  # the time of every member, so that the same records give the same bytes
 
 
@@ -89,16 +101,26 @@ class Pack:
 # Writing
 
 
-def write_pack(path: Path, matrix: str, summary: str, folders: Sequence[Path], protocol: Protocol) -> None:
+def write_pack(
+    path: Path, matrix: str, summary: str, folders: Sequence[Path], protocol: Protocol, *, slim_form: bool = False
+) -> None:
     """Write the records of cells as one file; the same records give the same bytes."""
     summary_content = summary.encode()
     sums = {SUMMARY: [len(summary_content), hashlib.sha256(summary_content).hexdigest()]}
     sources: dict[str, Path] = {}
-    for folder in folders:
-        for source in record_paths(folder):
-            name = f"{CELLS}/{folder.name}/{source.relative_to(folder).as_posix()}"
-            sources[name] = source
-            sums[name] = [source.stat().st_size, files.sha256_of(source)]
+    lines: list[bytes] = []
+    if slim_form:
+        lines = [
+            json.dumps(column, separators=(",", ":")).encode() + b"\n" for column in slim.slim_columns(folders).items()
+        ]
+        content = b"".join(lines)
+        sums[COLUMNS_FILE] = [len(content), hashlib.sha256(content).hexdigest()]
+    else:
+        for folder in folders:
+            for source in record_paths(folder):
+                name = f"{CELLS}/{folder.name}/{source.relative_to(folder).as_posix()}"
+                sources[name] = source
+                sums[name] = [source.stat().st_size, files.sha256_of(source)]
     manifest = {
         "format": FORMAT,
         "matrix": matrix,
@@ -111,14 +133,12 @@ def write_pack(path: Path, matrix: str, summary: str, folders: Sequence[Path], p
         with zipfile.ZipFile(temporary, "w") as archive:
             add_member(archive, MANIFEST, json.dumps(manifest, indent=1).encode())
             add_member(archive, SUMMARY, summary_content)
-            add_records(archive, sources)
-            archive.comment = bytes(END)  # of the right length, which is part of what is summed
-        with open(temporary, "r+b") as file:
-            digest = digest_before_end(temporary)
-            file.seek(-END, os.SEEK_END)
-            file.write(MARK + digest.encode())
-            file.flush()
-            os.fsync(file.fileno())
+            if slim_form:
+                archive.writestr(member_of(COLUMNS_FILE), lzma.compress(content, lzma.FORMAT_XZ, filters=FILTERS))
+            else:
+                add_records(archive, sources)
+            archive.comment = bytes(seal.FILE_LENGTH)  # of the right length, which is part of what is summed
+        seal.close_file(temporary)
         os.replace(temporary, path)
 
 
@@ -129,7 +149,8 @@ def check_replaceable(path: Path, sums: Mapping[str, Any]) -> None:
     """
     check_whole(path)
     with zipfile.ZipFile(path) as archive:
-        held = checked_manifest(archive.read(MANIFEST), path)["files"]
+        manifest = checked_manifest(read_text(archive, MANIFEST, path), path)
+        held = manifest["files"]
     lost = set()
     for name, digest in held.items():
         is_result = name.split("/")[2:3] in (["evals"], ["samples"])
@@ -140,6 +161,8 @@ def check_replaceable(path: Path, sums: Mapping[str, Any]) -> None:
             f"{path} holds answers that the new pack lacks, of {plural(len(lost), 'cell')} ({min(lost)}); --out names "
             "another file, or remove this one"
         )
+    if COLUMNS_FILE in held and held[COLUMNS_FILE] != sums.get(COLUMNS_FILE):
+        raise UserError(f"{path} holds other counts than the new pack; --out names another file, or remove this one")
 
 
 def record_paths(folder: Path) -> list[Path]:
@@ -178,18 +201,6 @@ def add_records(archive: zipfile.ZipFile, sources: Mapping[str, Path]) -> None:
                 tar.addfile(record, file)
 
 
-def digest_before_end(path: Path) -> str:
-    """Return the SHA-256 of a file without its last bytes, which are the mark."""
-    digest = hashlib.sha256()
-    left = path.stat().st_size - END
-    with open(path, "rb") as file:
-        while left > 0:
-            block = file.read(min(left, 1 << 20))
-            digest.update(block)
-            left -= len(block)
-    return digest.hexdigest()
-
-
 # Reading
 
 
@@ -214,37 +225,33 @@ def check_whole(path: Path) -> None:
         raise UserError(f"the pack {path} is missing; `entrobench pack CONFIG --out FILE` writes one")
     with open(path, "rb") as file:
         begins = file.read(4) == b"PK\x03\x04"  # as every zip with a file in it
-        file.seek(max(path.stat().st_size - END, 0))
-        end = file.read()
     if not begins:
         raise UserError(f"{path} is not a pack; `entrobench pack CONFIG --out FILE` writes one")
-    if not end.startswith(MARK):
-        raise Damaged(path, "it does not end with the sum of its bytes: it was cut off or edited, or is another zip")
-    if end[len(MARK) :].decode(errors="replace") != digest_before_end(path):
-        raise Damaged(path, "it was edited since `entrobench pack` wrote it: its bytes do not fit its sum")
+    seal.check_file(path)
 
 
 def extracted(path: Path, folder: Path) -> dict[str, Any]:
     """Write the files of a pack into a folder, and return its manifest; refuse files that do not fit it."""
     try:
         with zipfile.ZipFile(path) as archive:
-            sizes = {member.filename: member.file_size for member in archive.infolist()}
-            # The sizes that the zip states: zipfile never reads more of a file than that.
-            if sum(sizes.values()) > MOST_BYTES:
-                raise Damaged(path, f"its files have more than {MOST_BYTES >> 30} GiB")
-            if MANIFEST not in sizes:
-                raise Damaged(path, f"it has no {MANIFEST}")
-            manifest = checked_manifest(archive.read(MANIFEST), path)
-            if sizes.keys() != {MANIFEST, SUMMARY, RECORDS_FILE}:
-                raise Damaged(path, f"its files are not {MANIFEST}, {SUMMARY} and {RECORDS_FILE}")
-            summary = archive.read(SUMMARY)
-            check_sum(path, SUMMARY, summary, manifest)
+            manifest = checked_manifest(read_text(archive, MANIFEST, path), path)
+            records = COLUMNS_FILE if COLUMNS_FILE in manifest["files"] else RECORDS_FILE
+            if {member.filename for member in archive.infolist()} != {MANIFEST, SUMMARY, records}:
+                raise Damaged(path, f"its files are not {MANIFEST}, {SUMMARY} and {records}")
+            summary = read_text(archive, SUMMARY, path)
+            check_sum(path, SUMMARY, [len(summary), hashlib.sha256(summary).hexdigest()], manifest)
             (folder / SUMMARY).write_bytes(summary)
-            extract_records(archive, path, folder, manifest)
-    except (
-        *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, tarfile.TarError),
-        *(NotImplementedError, RuntimeError, EOFError, OSError),
-    ) as error:
+            try:
+                limits = Limits.of(manifest, path.stat().st_size)
+            except (KeyError, TypeError, AttributeError) as error:
+                raise Damaged(path, f"its protocol lacks a number ({error})") from error
+            with archive.open(records) as member:
+                stream = Unpacking(member)
+                if records == COLUMNS_FILE:
+                    extract_columns(stream, path, folder, manifest, limits)
+                else:
+                    extract_records(stream, path, folder, manifest, limits)
+    except (*BROKEN, OSError) as error:
         if reason := files.unwritten(error):
             raise UserError(
                 f"{path} cannot be opened in {folder.parent}: {reason}; set TMPDIR to another folder"
@@ -253,46 +260,124 @@ def extracted(path: Path, folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def extract_records(archive: zipfile.ZipFile, path: Path, folder: Path, manifest: Mapping[str, Any]) -> None:
+def read_text(archive: zipfile.ZipFile, name: str, path: Path) -> bytes:
+    """Return one of the two small files of a pack; refuse one that is too large for what it is."""
+    try:
+        member = archive.getinfo(name)
+    except KeyError:
+        raise Damaged(path, f"it has no {name}") from None
+    if member.file_size > min(MOST_TEXT, RATIO_OF_TEXT * member.compress_size + FREE):
+        raise Damaged(path, f"its {name} has {member.file_size:,} bytes, more than one that `entrobench pack` writes")
+    return archive.read(name)  # never more than the stated size
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The largest sizes of the records of a cell, which follow from the protocol: a small file may hold any number."""
+
+    total: int
+    samples: int
+    metrics: int
+    other: int
+
+    @classmethod
+    def of(cls, manifest: Mapping[str, Any], size: int) -> Limits:
+        """Return the limits for a pack of this size."""
+        definition = manifest["protocol"]["definition"]
+        train, evaluation = definition["train"], definition["eval"]
+        by_task = [evaluation, *({**evaluation, **own} for own in evaluation["by_task"].values())]
+        answers = max((each["problems"] or MOST_PROBLEMS) * each["samples"] for each in by_task)
+        answers = max(answers, train["prompts"] * train["group"])
+        of_answer = TOKEN * definition["rollout"]["max_new_tokens"] + ANSWER
+        return cls(
+            total=min(MOST_BYTES, RATIO * size + FREE),
+            samples=answers * of_answer + FREE,
+            metrics=(train["steps"] + 1) * LINE + FREE,
+            other=answers * COUNT + FREE,
+        )
+
+    def of_record(self, name: str) -> int:
+        """Return the limit of a record by its name."""
+        if "/samples/" in name:
+            return min(self.samples, self.total)
+        return min(self.metrics if name.endswith(METRICS) else self.other, self.total)
+
+
+def extract_records(stream: Unpacking, path: Path, folder: Path, manifest: Mapping[str, Any], limits: Limits) -> None:
     """Write the records of the cells into a folder; refuse any that are not exactly those of the manifest."""
-    sums = manifest["files"]
-    expected = sums.keys() - {SUMMARY}
-    most = sum(size for size, _ in sums.values()) + HEADERS * len(sums) + tarfile.RECORDSIZE
-    if most > MOST_BYTES:
-        raise Damaged(path, f"its records have more than {MOST_BYTES >> 30} GiB")
-    found = set()
-    with (
-        archive.open(RECORDS_FILE) as member,
-        lzma.open(member) as stream,
-        tarfile.open(fileobj=io.BufferedReader(Bounded(stream, most)), mode="r|") as tar,
-    ):
+    sums = {name: entry for name, entry in manifest["files"].items() if name != SUMMARY}
+    total = 0
+    for name, (size, _) in sums.items():
+        total += size
+        if not MEMBER.fullmatch(name):
+            raise Damaged(path, f"it holds {name!r}, which is not a record of a cell")
+        if size > limits.of_record(name) or total > limits.total:
+            raise Damaged(path, f"{name} in it has {size:,} bytes, more than its protocol allows")
+    left = set(sums)
+    stream.allow(HEADERS)
+    with tarfile.open(fileobj=io.BufferedReader(stream), mode="r|") as tar:
         for record in tar:
-            if not MEMBER.fullmatch(record.name):
-                raise Damaged(path, f"it holds {record.name!r}, which is not a record of a cell")
             file = tar.extractfile(record)
-            if record.name not in expected or file is None:
-                raise Damaged(path, f"its {MANIFEST} names no file {record.name}")
-            content = file.read()
-            check_sum(path, record.name, content, manifest)
+            if record.name not in left or file is None or record.size != sums[record.name][0]:
+                raise Damaged(path, f"{record.name!r} in it is not the record that its {MANIFEST} names")
+            stream.allow(record.size + HEADERS)
             target = folder / record.name
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(content)
-            found.add(record.name)
-    if found != expected:
-        raise Damaged(path, f"it lacks {min(expected - found)}, which its {MANIFEST} names")
+            with open(target, "wb") as copy:
+                shutil.copyfileobj(file, copy, BLOCK)
+            check_sum(path, record.name, [record.size, files.sha256_of(target)], manifest)
+            left.remove(record.name)
+    if left:
+        raise Damaged(path, f"it lacks {min(left)}, which its {MANIFEST} names")
 
 
-class Bounded(io.RawIOBase):
-    """A stream from which only so much can be read: a small file may unpack to any number of bytes."""
+def extract_columns(stream: Unpacking, path: Path, folder: Path, manifest: Mapping[str, Any], limits: Limits) -> None:
+    """Write the records of slim cells into a folder."""
+    size = manifest["files"][COLUMNS_FILE][0]
+    if size > limits.total:
+        raise Damaged(path, f"{COLUMNS_FILE} in it has {size:,} bytes, more than its protocol allows")
+    stream.allow(size)
+    seen = hashlib.sha256()
 
-    def __init__(self, stream: IO[bytes], most: int) -> None:
-        self.stream, self.left = stream, most
+    def columns() -> Iterator[tuple[str, dict[str, Any]]]:
+        for line in io.BufferedReader(stream):
+            seen.update(line)
+            name, by_cell = json.loads(line)
+            if not all(MEMBER.fullmatch(f"{CELLS}/{cell}/state.json") for cell in by_cell):
+                raise Damaged(path, f"a cell in its column {name!r} has no name of a folder")
+            yield name, by_cell
+
+    try:
+        slim.write_cells(columns(), folder / CELLS)
+    except UserError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
+        raise Damaged(path, f"its columns are not those of cells ({type(error).__name__}: {error})") from error
+    check_sum(path, COLUMNS_FILE, [size, seen.hexdigest()], manifest)
+
+
+class Unpacking(io.RawIOBase):
+    """The content of an xz stream, from which only as much can be read as was allowed."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self.stream, self.left = stream, 0
+        # A header may ask for a dictionary of 4 GiB; that of our presets has 8 or 64 MiB.
+        self.xz = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MOST_DICTIONARY)
+
+    def allow(self, number: int) -> None:
+        """Allow that so many bytes are read from here on."""
+        self.left = number
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        content = self.stream.read(len(buffer))
+        content = b""
+        while not content and not self.xz.eof:
+            block = self.stream.read(BLOCK) if self.xz.needs_input else b""
+            if self.xz.needs_input and not block:
+                raise EOFError("its records end early")
+            content = self.xz.decompress(block, len(buffer))
         self.left -= len(content)
         if self.left < 0:
             raise tarfile.ReadError("its records are longer than its manifest says")
@@ -300,9 +385,9 @@ class Bounded(io.RawIOBase):
         return len(content)
 
 
-def check_sum(path: Path, name: str, content: bytes, manifest: Mapping[str, Any]) -> None:
-    """Refuse a file of a pack whose size or SHA-256 is not the one in the manifest."""
-    if [len(content), hashlib.sha256(content).hexdigest()] != manifest["files"][name]:
+def check_sum(path: Path, name: str, found: list[Any], manifest: Mapping[str, Any]) -> None:
+    """Refuse a file of a pack whose size and SHA-256 are not those in the manifest."""
+    if found != manifest["files"][name]:
         raise Damaged(path, f"{name} in it does not fit its sum")
 
 
@@ -322,11 +407,9 @@ def checked_manifest(content: bytes, path: Path) -> dict[str, Any]:
         raise Damaged(path, f"the definition of its protocol must hold {', '.join(PARTS)}")
     if protocol.get("name") != Protocol(definition).name:
         raise Damaged(path, "the hash of its protocol does not follow from its definition")
+    for entry in sums.values():
+        if not isinstance(entry, list) or [*map(type, entry)] != [int, str] or entry[0] < 0:
+            raise Damaged(path, f"its {MANIFEST} must hold the size and the SHA-256 of every file")
     if not isinstance(manifest.get("matrix"), str):
         raise Damaged(path, f"its {MANIFEST} names no matrix")
     return manifest
-
-
-def specs_of(pack: Pack) -> dict[Path, CellSpec]:
-    """Return the records of all cells of a pack, by their folders."""
-    return {folder: CellSpec.read(folder) for folder in pack.cells}

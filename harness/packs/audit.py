@@ -1,26 +1,29 @@
-"""The audit of a pack: every stored answer is judged again, and the scores must follow from the answers."""
+"""The audit of a pack: every answer is judged again, and scores, names and steps must follow from the records."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-import tasks
 from harness.base import files, identities
 from harness.base.errors import Damaged, UserError
 from harness.cells import checksums, evaluation_files
-from harness.cells.log import MetricsLog, last_step
+from harness.cells.log import MetricsLog
 from harness.cells.provenance import Made
 from harness.cells.spec import CellSpec
 from harness.cells.state import State
+from harness.packs import claims
 from harness.packs.archive import Pack
+from harness.packs.claims import Library, evaluation_specs
 from harness.packs.protocol import departures
-from harness.table.verified import JUDGED, REPORTED
-from harness.verify.pool import FAILURES
-from tasks import Task, Verdict, Verifier
-from tasks.scoring import distinct_right, judged, solutions
+from harness.packs.reader import board_of_pack
+from harness.table.verified import COUNTED, JUDGED, REPORTED
+from harness.verify.pool import FAILURES, TooManyFailures, check_failures
+from tasks import Problem, Task, Verdict, Verifier
+from tasks.scoring import distinct_right, judged, scores, solutions
 
 LISTED = 5  # findings of one cell, at most
 
@@ -34,6 +37,7 @@ class CellAudit:
     mark: str = REPORTED
     answers: int = 0  # that were judged again
     undecided: int = 0  # of these, answers on which the verifier ran into its limits, then or now
+    counted: int = 0  # answers that the pack holds as counts alone
     findings: list[str] = field(default_factory=list)  # contradictions
     notes: list[str] = field(default_factory=list)  # reasons why something was not judged
 
@@ -42,34 +46,34 @@ class CellAudit:
         return f"{self.spec.key.run_name} ({self.spec.id})"
 
 
-class TaskLibrary:
-    """The tasks of a pack with their problems by name; with the plugins that the reader names, not the pack."""
+@dataclass
+class PackAudit:
+    """The findings on a pack and on each of its cells."""
 
-    def __init__(self, plugins: Sequence[str]) -> None:
-        self.table_plugins = list(plugins)
-        self.tasks: dict[str, Task] = {}
-        self.known: dict[tuple[str, str], dict[str, tasks.Problem]] = {}
-
-    def task(self, spec: str) -> Task:
-        if spec not in self.tasks:
-            self.tasks[spec] = tasks.build_task(spec, self.table_plugins)
-        return self.tasks[spec]
-
-    def problems(self, spec: str, split: str) -> dict[str, tasks.Problem]:
-        """Return the problems of a split in their order, by their names."""
-        if (spec, split) not in self.known:
-            self.known[spec, split] = {problem.id: problem for problem in self.task(spec).problems(split)}
-        return self.known[spec, split]
+    cells: list[CellAudit]
+    findings: list[str]  # on what the pack says of its cells together
 
 
-def audit_pack(pack: Pack, verifier: Verifier, plugins: Sequence[str] = ()) -> Iterator[CellAudit]:
-    """Yield the audit of each cell of a pack."""
-    library = TaskLibrary(plugins)
-    for folder in pack.cells:
-        yield audit_cell(folder, pack, verifier, library)
+def audit_pack(pack: Pack, verifier: Verifier, plugins: Sequence[str] = ()) -> PackAudit:
+    """Return the audit of a pack."""
+    library = Library(plugins)
+    audits = [audit_cell(folder, pack, verifier, library) for folder in pack.cells]
+    sound = [audit for audit in audits if not audit.findings and State.known(audit.folder).state == "done"]
+    by_id = {audit.spec.id: audit for audit in sound}
+    for cell, sentence in claims.copies([(audit.spec, audit.folder) for audit in sound]):
+        by_id[cell].findings.append(sentence)
+    findings: list[str] = []
+    try:
+        findings += claims.other_matrix(board_of_pack(pack), pack.protocol, [audit.spec for audit in audits])
+    except (UserError, KeyError, TypeError, ValueError, AttributeError) as error:
+        findings.append(f"it is not the record of a matrix ({type(error).__name__}: {error})")
+    for audit in audits:
+        if findings or audit.findings:
+            audit.mark = REPORTED
+    return PackAudit(audits, findings[:LISTED])
 
 
-def audit_cell(folder: Path, pack: Pack, verifier: Verifier, library: TaskLibrary) -> CellAudit:
+def audit_cell(folder: Path, pack: Pack, verifier: Verifier, library: Library) -> CellAudit:
     """Return the audit of one cell."""
     audit = CellAudit(CellSpec.read(folder), folder)
     spec = audit.spec
@@ -85,112 +89,141 @@ def audit_cell(folder: Path, pack: Pack, verifier: Verifier, library: TaskLibrar
         Made.read(folder)  # which no sum covers
         for damage, _ in checksums.changed_records(folder):
             audit.findings.append(str(damage))
-        check_records(audit)
+        wrong, unknown = claims.other_names(spec, library)
+        audit.findings += wrong
+        audit.notes += unknown
+        audit.findings += claims.other_records(folder, spec)
         audit_answers(audit, verifier, library)
     except Damaged as damage:
         audit.findings.append(str(damage))
-    except (KeyError, TypeError, IndexError, ValueError) as error:
+    except (KeyError, TypeError, IndexError, ValueError, AttributeError, ArithmeticError) as error:
         # The records may be a stranger's, and each of their values may be missing or of another type.
         audit.findings.append(f"its records are not those of a cell ({type(error).__name__}: {error})")
     # Files lie in a temporary folder, whose name says nothing to readers.
     audit.findings = [sentence.replace(f"{folder}/", "") for sentence in audit.findings]
     if not audit.findings and not audit.notes:
-        audit.mark = JUDGED
+        audit.mark = COUNTED if audit.counted else JUDGED
     return audit
 
 
-def check_records(audit: CellAudit) -> None:
-    """Check that a cell has all of its steps, and its last evaluation of each task."""
-    spec, folder = audit.spec, audit.folder
-    lines = MetricsLog(folder).read()
-    last = last_step(lines, spec.config)
-    if [line["step"] for line in lines] != list(range(last + 1)):
-        audit.findings.append(f"metrics.jsonl does not hold the steps 0 to {last}")
-    for name in evaluation_specs(spec):
-        record = evaluation_files.read_evaluation(evaluation_files.evaluation_path(folder, name, last))
-        if {len(row) for row in record["right"]} != {spec.config.eval.of(name).samples}:
-            audit.findings.append(f"its last evaluation of {name} lacks samples")
-
-
-def evaluation_specs(spec: CellSpec) -> dict[str, str]:
-    """Return the specs of the evaluation tasks, by the names of their evaluations."""
-    named = {}
-    written = spec.config.eval.tasks or [spec.key.task]
-    for each, identity in zip(written, spec.identity["evaluation_tasks"], strict=True):
-        # An evaluation is named in the identity if it has options, and else like its task.
-        named[identity.get("name", each.partition("(")[0].strip())] = each
-    return named
-
-
-def audit_answers(audit: CellAudit, verifier: Verifier, library: TaskLibrary) -> None:
+def audit_answers(audit: CellAudit, verifier: Verifier, library: Library) -> None:
     """Judge all answers of a cell again."""
     spec, folder = audit.spec, audit.folder
     logged = {line["step"]: line["metrics"] for line in MetricsLog(folder).read()}
     specs = evaluation_specs(spec)
-    for path, record in evaluation_files.all_evaluations(folder):
-        evaluation_files.check_scores(path, record, logged.get(record["step"], {}))
-        name, step = record["task"], record["step"]
-        samples_path = folder / "samples" / f"evaluate-{name}-{step:06d}.jsonl"
+    for _, record in evaluation_files.all_evaluations(folder):
+        name = record["task"]
         if name not in specs:
-            audit.findings.append(f"{path.name} is of a task that the cell is not evaluated on")
-            continue
-        if not samples_path.exists():
-            audit.notes.append(f"{path.name} has no answers, only their counts")
-            continue
+            continue  # which `other_records` names
         try:
             task = library.task(specs[name])
             problems = library.problems(specs[name], spec.config.eval.of(name).split)
+            trained_on = library.task(spec.key.task).name
         except UserError as error:
             note = f"the task {specs[name]} is not available here ({error})"
             if note not in audit.notes:
                 audit.notes.append(note)
             continue
-        audit_evaluation(audit, record, files.read_lines(samples_path), task, problems, verifier)
+        findings = other_problems(record, audit.spec, task, problems, trained_on)
+        samples = claims.samples_path(folder, record)
+        if not samples.exists():
+            audit.counted += sum(map(len, record["right"]))
+        elif not findings:
+            findings = judged_again(audit, record, samples, task, problems, verifier, logged[record["step"]])
+        where = f"{name} at step {record['step']}"
+        audit.findings += [f"{where}: {finding}" for finding in findings[:LISTED]]
+        if len(findings) > LISTED:
+            audit.findings.append(f"{where}: and {len(findings) - LISTED} more")
 
 
-def audit_evaluation(
+def other_problems(
+    record: dict[str, Any], spec: CellSpec, task: Task, problems: dict[str, Problem], trained_on: str
+) -> list[str]:
+    """Return how the problems of an evaluation and its counts contradict the task, as sentences."""
+    settings = spec.config.eval.of(record["task"])
+    expected = list(problems)[: settings.problems]
+    if record["problems"] != expected:
+        return [f"its problems are not the first {len(expected)} of {settings.split}"]
+    if record["flags"] != task.flags(trained_on):
+        return ["its flags are not those of the task"]
+    counted = [solutions(task, problems[name]) for name in expected]
+    stored = record["solutions"] or [None] * len(expected)
+    findings = []
+    for name, own, theirs in zip(expected, counted, stored, strict=True):
+        if own != theirs:
+            findings.append(f"{name} has {own} right answers, and another number is stored")
+    for name, right, distinct in zip(expected, record["right"], record["right_distinct"], strict=True):
+        if not set(right) <= {0, 1} or not min(sum(right), 1) <= distinct <= sum(right):
+            findings.append(f"the numbers of right and of distinct right answers to {name} contradict each other")
+    return findings
+
+
+def judged_again(
     audit: CellAudit,
     record: dict[str, Any],
-    samples: Sequence[dict[str, Any]],
+    path: Path,
     task: Task,
-    problems: dict[str, tasks.Problem],
+    problems: dict[str, Problem],
     verifier: Verifier,
-) -> None:
-    """Judge the answers of one evaluation, and compare the verdicts, the counts and the problems."""
-    where = f"{record['task']} at step {record['step']}"
-    settings = audit.spec.config.eval.of(record["task"])
-    expected = list(problems)[: settings.problems]
-    names = [sample["problem"] for sample in samples]
-    if names != record["problems"] or names != expected:
-        audit.findings.append(f"{where}: its problems are not the first {len(expected)} of {settings.split}")
-        return
-    findings = []
-    for number, sample in enumerate(samples):
+    logged: dict[str, float],
+) -> list[str]:
+    """Judge the answers of one evaluation, and return how verdicts, counts, scores and prompts differ, as sentences."""
+    findings: list[str] = []
+    names = []
+    kept_verdicts: list[str] = []
+    new_verdicts: list[str] = []
+    scores_J: list[dict[str, Any]] = []
+    unconfirmed = 0
+    for number, sample in enumerate(files.stream_lines(path)):
+        if number == len(record["problems"]) or sample["problem"] != record["problems"][number]:
+            return ["its answers are not those of its problems"]
         problem, verdicts = problems[sample["problem"]], sample["verdicts"]
+        names.append(problem.id)
         # A model's own instruction may replace that of a task, and is then part of the stored prompt.
         if sample["prompt"] != problem.prompt and not hasattr(task, "instruction"):
-            findings.append(f"{where}: the prompt of {problem.id} is another one")
+            findings.append(f"the prompt of {problem.id} is another one")
         results = judged(task, verifier, problem, sample["responses"])
         audit.answers += len(results)
-        answers, right = [], []
+        answers, goes_on, right = [], [], []
         for place, (kept, result) in enumerate(zip(verdicts, results, strict=True)):
             answers.append(result.text)
+            goes_on.append(result.goes_on)
             right.append(int(kept == Verdict.RIGHT))
             if kept == result.verdict:
                 continue
             if Verdict(kept) in FAILURES or result.verdict in FAILURES:
                 audit.undecided += 1
+                unconfirmed += kept == Verdict.RIGHT
             else:
-                findings.append(f"{where}: answer {place + 1} to {problem.id} is {result.verdict}, stored as {kept}")
+                findings.append(f"answer {place + 1} to {problem.id} is {result.verdict}, stored as {kept}")
+        kept_verdicts += verdicts
+        new_verdicts += [result.verdict for result in results]
         if right != record["right"][number]:
-            findings.append(f"{where}: the counts of {problem.id} do not follow from its verdicts")
+            findings.append(f"the counts of {problem.id} do not follow from its verdicts")
         if distinct_right(verdicts, answers) != record["right_distinct"][number]:
-            findings.append(f"{where}: the distinct right answers to {problem.id} are not those stored")
-        counted = solutions(task, problem)
-        if counted is not None:
-            stored = (record["solutions"] or [])[number : number + 1]  # a slice: the record may hold too few numbers
-            if stored != [counted]:
-                findings.append(f"{where}: {problem.id} has {counted} right answers, and another number is stored")
-    audit.findings += findings[:LISTED]
-    if len(findings) > LISTED:
-        audit.findings.append(f"{where}: and {len(findings) - LISTED} more")
+            findings.append(f"the distinct right answers to {problem.id} are not those stored")
+        kept = [Verdict(verdict) for verdict in verdicts]
+        scores_J.append(scores(sample["responses"], kept, answers, goes_on, solutions(task, problem)))
+    if len(names) != len(record["problems"]):
+        return ["its answers are not those of its problems"]
+    for verdicts in (kept_verdicts, new_verdicts):
+        try:
+            check_failures(verdicts, audit.spec.config.verify.max_failures)
+        except TooManyFailures as failure:
+            findings.append(str(failure))
+    if unconfirmed:
+        where = f"{record['task']} at step {record['step']}"
+        audit.notes.append(f"{where}: {unconfirmed} answers stored as right could not be decided here")
+    elif not findings:
+        findings += other_means(scores_J, f"eval/{record['task']}/", logged)
+    return findings
+
+
+def other_means(scores_J: Sequence[dict[str, Any]], prefix: str, logged: dict[str, float]) -> Iterator[str]:
+    """Yield the scores of a cell that are not the means over its problems, as sentences; `scores_J`: of each."""
+    for key in scores_J[0]:
+        if key == "avg":
+            continue  # which is compared with the counts
+        mean, value = fmean(of_problem[key] for of_problem in scores_J), logged.get(prefix + key)
+        if value is None or abs(mean - value) > evaluation_files.ROUNDING * abs(mean):
+            yield f"its answers give {prefix}{key} = {mean:.6g}, and metrics.jsonl has {value}"

@@ -22,7 +22,7 @@ from harness.table.board import Board
 from harness.terminal.units import plural
 
 
-def pack_matrix(config: Config, out: Path) -> tuple[int, int]:
+def pack_matrix(config: Config, out: Path, *, slim_form: bool = False) -> tuple[int, int]:
     """Write the cells of a matrix that have ended; return their number, and that of all cells."""
     matrix = cells(config)
     folders = [cell.folder for cell in matrix if has_ended(cell)]
@@ -33,7 +33,8 @@ def pack_matrix(config: Config, out: Path) -> tuple[int, int]:
     for folder in done:
         for damage, _ in checksums.changed_records(folder):
             raise damage
-    write_pack(out, config.name, Board.of_config(config, matrix).as_json(), folders, protocol_of_cells(config, matrix))
+    summary, protocol = Board.of_config(config, matrix).as_json(), protocol_of_cells(config, matrix)
+    write_pack(out, config.name, summary, folders, protocol, slim_form=slim_form)
     return len(folders), len(matrix)
 
 

@@ -18,9 +18,9 @@ from harness.cells.provenance import Made
 from harness.cells.spec import CellSpec
 from harness.cells.state import State
 from harness.packs.archive import SUMMARY, Pack, unpacked
-from harness.packs.protocol import check_same_protocol
+from harness.packs.protocol import Protocol, check_same_protocol
 from harness.table import board
-from harness.table.board import Board, Expected
+from harness.table.board import NO_CELL, Board, Expected
 from harness.table.experiment import Experiment
 from harness.table.verified import CHECKED_TAG, REPORTED, marks_of_pack
 from harness.tracking.reader import Curves, Point, Run
@@ -41,7 +41,7 @@ class PackReader:
     @cached_property
     def board(self) -> Board:
         """The matrix of the first pack, with the cells that the others add."""
-        first, *others = map(board_of_pack, self.packs)
+        first, *others = [with_all_seeds(board_of_pack(pack), pack.protocol) for pack in self.packs]
         for other in others:
             first = dataclasses.replace(first, expected=[*first.expected, *added_cells(first, other)])
         return first
@@ -59,15 +59,17 @@ class PackReader:
         return {self.board.experiment: self.board.experiment}
 
     def runs(self, experiment: str) -> list[Run]:
-        marks: dict[str, str] = {}
-        # From the last to the first, since a cell in several packs is read from the first, as in `folders`.
-        for pack in reversed(self.packs):
-            marks |= marks_of_pack(pack.path, pack.digest)
+        # By folder, since a cell may be in several packs, and its mark is that of the pack that it is read from.
+        marks: dict[Path, str] = {}
+        for pack in self.packs:
+            of_pack = marks_of_pack(pack.digest)
+            for folder in pack.cells:
+                marks[folder] = of_pack.get(CellSpec.read(folder).id, REPORTED)
         started = {cell: started_at(folder) for cell, folder in self.folders.items()}
         runs = []
         # The oldest first, as every StoreReader lists them.
         for cell in sorted(started, key=lambda cell: (started[cell], cell)):
-            runs.append(run_of_packed_cell(self.folders[cell], marks.get(cell, REPORTED)))
+            runs.append(run_of_packed_cell(self.folders[cell], marks[self.folders[cell]]))
         tags = {board.KIND: board.SUMMARY, board.KEY: self.board.key}
         return [*runs, Run(SUMMARY_RUN, "leaderboard", tags, {}, "", {})]
 
@@ -113,6 +115,18 @@ def board_of_pack(pack: Pack) -> Board:
         return Board.of_json(pack.summary)
     except (UserError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise Damaged(pack.path, f"its {SUMMARY} was not written by this version of entrobench") from error
+
+
+def with_all_seeds(board: Board, protocol: Protocol) -> Board:
+    """Return a board with a cell for each seed of the protocol, so that a table counts the seeds that a pack lacks."""
+    present = {place_of(cell) for cell in board.expected}
+    missing: dict[tuple[Any, ...], Expected] = {}
+    for cell in board.expected:
+        for seed in protocol.definition["seeds"]:
+            other = dataclasses.replace(cell, seed=seed, cell=NO_CELL)
+            if place_of(other) not in present:
+                missing[place_of(other)] = other
+    return dataclasses.replace(board, expected=[*board.expected, *missing.values()])
 
 
 def added_cells(ours: Board, theirs: Board) -> list[Expected]:

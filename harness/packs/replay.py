@@ -5,14 +5,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from harness.base.errors import UserError
+from harness.cells import evaluation_files
+from harness.cells.evaluation_files import evaluation_path
 from harness.cells.log import MetricsLog
 from harness.cells.provenance import Made, processor
 from harness.cells.spec import CellSpec
+from harness.packs.claims import digest_of
+from harness.packs.slim import is_slim, slim_line
 from harness.rollout import digests, models
 
 CLOCK = ("time/", "trl/step_time")  # metrics that differ from run to run
@@ -41,10 +45,24 @@ def replay_steps(folder: Path, steps: int, plugins: Sequence[str] = ()) -> str |
     spec = dataclasses.replace(spec, settings={**spec.settings, "plugins": list(plugins)})
     with tempfile.TemporaryDirectory(prefix="entrobench-replay-") as temporary:
         lines = trained_lines(spec, Path(temporary), steps)
+        other_answers = [*different_answers(folder, Path(temporary), steps)]
+    slim = is_slim(folder)
     for kept, new in zip(MetricsLog(folder).read()[: steps + 1], lines, strict=True):
+        if slim:
+            kept, new = slim_line(kept), slim_line(new)
         if difference := first_difference(kept, new):
             return f"step {kept['step']}: {difference}"
-    return None
+    return next(iter(other_answers), None)
+
+
+def different_answers(folder: Path, trained: Path, steps: int) -> Iterator[str]:
+    """Yield the evaluations up to a step whose answers another training of the cell does not repeat, as sentences."""
+    for path, record in evaluation_files.all_evaluations(folder):
+        again = evaluation_path(trained, record["task"], record["step"])
+        if record["step"] > steps or not again.exists():  # the last of the training again ends earlier
+            continue
+        if digest_of(path, record) != digest_of(again, evaluation_files.read_evaluation(again)):
+            yield f"{record['task']} at step {record['step']}: its answers are other ones"
 
 
 def check_replay(folder: Path, steps: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,15 +33,10 @@ from harness.table.experiment import Experiment
 from harness.table.frames import read_frames, setting_text
 from harness.table.leaderboard import leaderboard_rows
 from harness.table.select import runs_left_out
+from harness.tokens.logged import DRAWN
 from harness.tracking.artifacts import artifact_folder
 from harness.tracking.reader import Curves, Run, reader
 from harness.tracking.store import is_server
-
-DRAWN_METRICS = re.compile(
-    r"entropy/(mean|answer)|reward/(mean|groups_without_signal)|ratio/clipped_(low|high)"
-    r"|responses/(length|truncated|distinct_answers|after_answer)"
-    r"|weights/dropped(_positive|_negative)?|dynamics/(positive|negative)_(above|below)/(share|push)|time/\w+_s"
-)
 
 
 def content_of_config(config: Config, matrix: Sequence[Cell], command: str | None) -> PageContent:
@@ -100,7 +94,7 @@ def content_of_board(
         if key in expected:
             runs[key] = run
     specs = dict(zip(runs, experiment.specs(list(runs.values())), strict=True))
-    curves = dict(zip(runs, experiment.source.curves(list(runs.values()), DRAWN_METRICS.fullmatch), strict=True))
+    curves = dict(zip(runs, experiment.source.curves(list(runs.values()), DRAWN.fullmatch), strict=True))
     records = []
     for cell in board.expected:
         record = key_fields(cell)

@@ -12,10 +12,21 @@ from typing import TYPE_CHECKING, Any
 from harness.base.errors import one_of
 from harness.config import PUBLISHED, TUNED
 from harness.statistics import NEAR_BOUND as NEAR_BOUND_PROBLEMS
-from harness.table.columns import BETTER, DEFAULT, MIXED, NEAR_BOUND, WORSE, collapse_text, table_lines
+from harness.table.columns import (
+    BETTER,
+    COLUMNS,
+    DEFAULT,
+    GENERAL_NAMES,
+    MIXED,
+    NEAR_BOUND,
+    WORSE,
+    collapse_text,
+    table_lines,
+)
 from harness.table.frames import BASE_MODEL
 from harness.table.leaderboard import LeaderboardRow, place_text
 from harness.table.origins import reference_notes
+from harness.table.verified import ANSWERS, AUTHOR, COUNTED, COUNTS, JUDGED, PROMISE, REPLAY, REPORTED
 from harness.terminal import layout
 
 if TYPE_CHECKING:
@@ -239,7 +250,30 @@ def ruleset_notes(rows: Iterable[tuple[str, str | None, str | None]]) -> list[st
         return list(sentences)
     parts = [f"{mark}: {', '.join(methods)}" for mark, methods in methods_by_mark.items()]
     of_packs = f"Rows of packs, as far as `entrobench verify` has checked them: {'; '.join(parts)}."
-    return [*sentences, of_packs]
+    return [*sentences, of_packs, *promise_notes(methods_by_mark)]
+
+
+def promise_notes(marks: Iterable[str]) -> list[str]:
+    """Return sentences on what the marks of a table cover, column by column."""
+    by_source: dict[str, list[str]] = {}
+    for column, source in PROMISE.items():
+        by_source.setdefault(source, []).append(COLUMNS[column].header.format(**GENERAL_NAMES))
+    headers = {source: ", ".join(names) for source, names in by_source.items()}
+    kinds = {mark if mark in (REPORTED, COUNTED) else JUDGED for mark in marks}
+    notes = []
+    if JUDGED in kinds:
+        notes.append(f"Recomputed from the answers in rows judged again: {headers[COUNTS]}, {headers[ANSWERS]}.")
+    if COUNTED in kinds:
+        notes.append(
+            f"Recomputed from counts, without judging an answer, in rows with {COUNTED}: {headers[COUNTS]}; there "
+            f"{headers[ANSWERS]} are as the author states."
+        )
+    if kinds != {REPORTED}:
+        notes.append(
+            f"As the author states, unless replayed, and then for these steps of one cell: {headers[REPLAY]}. Never "
+            f"verified: {headers[AUTHOR]}."
+        )
+    return notes
 
 
 def row_place(row: LeaderboardRow) -> str:

@@ -1,7 +1,8 @@
-"""How far the rows of a pack were verified, as `entrobench verify` writes it next to the pack.
+"""How far the rows of a pack were verified, and what that says of each column of the table.
 
-*reported*: as its author says; *judged again*: all stored answers were judged here, and the scores follow from them;
-*replayed*: the first steps of a cell were also trained again here, with the same metrics bit for bit.
+*reported*: as its author says; *counts checked*: the scores follow from the counts of each problem, and no answer was
+judged; *judged again*: all stored answers were judged here, and the scores follow from them; *replayed*: the first
+steps of a cell were also trained again here, with the same metrics bit for bit.
 """
 
 from __future__ import annotations
@@ -13,35 +14,67 @@ from typing import Any
 from harness.base import files
 from harness.base.errors import Damaged
 
-REPORTED, JUDGED, REPLAYED = "reported", "judged again", "replayed"
-MARKS = (REPORTED, JUDGED, REPLAYED)
+REPORTED, COUNTED, JUDGED, REPLAYED = "reported", "counts checked", "judged again", "replayed"
 CHECKED_TAG = "checked"  # of a run that a pack gives
 
+# What `entrobench verify` knows of each column of the table: recomputed from the answers, from the counts of a slim
+# pack as well, repeated by a replay for its cell and steps, or stated by the author and never checked.
+ANSWERS, COUNTS, REPLAY, AUTHOR = "answers", "answers or counts", "replay", "author"
+PROMISE = {
+    "avg_at_k": COUNTS,
+    "pass_at_k": COUNTS,
+    "delta_to_baseline": COUNTS,
+    "delta_pass_at_k": COUNTS,
+    "right_distinct": COUNTS,
+    "coverage": COUNTS,
+    "seeds_done": COUNTS,
+    "distinct_answers": ANSWERS,
+    "after_answer": ANSWERS,
+    "flags": ANSWERS,
+    "entropy_initial": REPLAY,
+    "entropy_final": REPLAY,
+    "entropy_kept": REPLAY,
+    "dropped": REPLAY,
+    "tokens": REPLAY,
+    "length": REPLAY,
+    "distinct": REPLAY,
+    "collapsed": REPLAY,
+    "collapsed_share": REPLAY,
+    "exploded_share": REPLAY,
+    "base_model": REPLAY,
+    "hours": AUTHOR,
+    "version": AUTHOR,
+    "ruleset": AUTHOR,
+}
 
-def marks_path(pack: Path) -> Path:
-    return pack.with_name(f"{pack.name}.verified.json")
+
+def marks_path(digest: str) -> Path:
+    """Return the file with the marks of the pack of this SHA-256.
+
+    It lies in the user's cache and nowhere near the pack, whose sender must not be able to send it along.
+    """
+    return files.default_cache() / "verified" / f"{digest}.json"
 
 
-def write_marks(pack: Path, digest: str, marks: Mapping[str, str]) -> None:
-    """Write the marks of the cells of a pack next to it; they hold for these bytes of the pack alone."""
-    files.write_json(marks_path(pack), {"sha256": digest, "cells": dict(marks)})
+def write_marks(digest: str, marks: Mapping[str, str]) -> None:
+    """Write the marks of the cells of a pack; they hold for these bytes alone."""
+    files.write_json(marks_path(digest), dict(marks))
 
 
-def marks_of_pack(pack: Path, digest: str) -> dict[str, str]:
-    """Return the marks of the cells of a pack; all cells are as reported if it was not verified, or has changed."""
-    path = marks_path(pack)
+def marks_of_pack(digest: str) -> dict[str, str]:
+    """Return the marks of the cells of a pack; none if its bytes were never verified by this user."""
+    path = marks_path(digest)
     try:
-        record: Any = files.read_json(path)
+        marks: Any = files.read_json(path)
     except FileNotFoundError:
         return {}
-    except Damaged:
-        record = None
-    cells = record.get("cells") if isinstance(record, dict) else None
-    if not isinstance(cells, dict) or not set(cells.values()) <= set(MARKS):
-        raise Damaged(path, "it must hold sha256, and a mark of each cell; `entrobench verify` writes it again")
-    if record.get("sha256") != digest:
-        return {}
-    return cells
+    if not isinstance(marks, dict) or not all(isinstance(mark, str) for mark in marks.values()):
+        raise Damaged(path, "it must hold a mark of each cell; `entrobench verify` writes it again")
+    return marks
+
+
+def replayed_mark(steps: int, of: int) -> str:
+    return f"{REPLAYED} to step {steps} of {of}"
 
 
 def mark_of_row(marks: Iterable[str]) -> str | None:
@@ -52,8 +85,7 @@ def mark_of_row(marks: Iterable[str]) -> str | None:
     known = {mark for mark in marks if mark}
     if not known:
         return None
-    if REPORTED in known:
-        return REPORTED
-    if REPLAYED in known:
-        return REPLAYED
-    return JUDGED
+    for weakest in (REPORTED, COUNTED):
+        if weakest in known:
+            return weakest
+    return max(known - {JUDGED}, default=JUDGED)

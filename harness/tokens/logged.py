@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 NATS = "nats"
@@ -29,6 +30,13 @@ PLACEHOLDERS = {
     "sign": "`positive` or `negative`",
     "statistic": "`mean`, `std`, or the quantiles `q01`, `q50`, `q99`",
 }
+
+# The metrics that a page draws.
+DRAWN = re.compile(
+    r"entropy/(mean|answer)|reward/(mean|groups_without_signal)|ratio/clipped_(low|high)"
+    r"|responses/(length|truncated|distinct_answers|after_answer)"
+    r"|weights/dropped(_positive|_negative)?|dynamics/(positive|negative)_(above|below)/(share|push)|time/\w+_s"
+)
 
 STEP_0 = "at step 0"
 EVALUATION = "at each evaluation"

@@ -25,12 +25,6 @@ if TYPE_CHECKING:
     from harness.train.parts import Parts
 
 
-def evaluation_due(config: Config, step: int, last_step: int) -> bool:
-    """True if a cell is evaluated after this step."""
-    every = config.eval.every
-    return step in (0, last_step) or (every > 0 and step % every == 0)
-
-
 @dataclass(frozen=True)
 class CellEvaluator:
     """Everything that the evaluation of a cell depends on."""

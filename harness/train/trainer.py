@@ -15,6 +15,7 @@ from harness import ranks
 from harness.base import seeds
 from harness.base.errors import CellFailure
 from harness.cells.checksums import CHECKPOINTS
+from harness.cells.evaluation_files import evaluation_due
 from harness.cells.log import MetricsLog, early_end
 from harness.methods.batch import TokenBatch, TokenStats
 from harness.methods.composition import Signal
@@ -23,7 +24,7 @@ from harness.tokens import dynamics, metrics
 from harness.tokens.correction import correct
 from harness.tokens.metrics import Stopwatch
 from harness.train import invariants
-from harness.train.cell_evaluation import CellEvaluator, evaluation_due
+from harness.train.cell_evaluation import CellEvaluator
 from harness.train.checkpoint import Checkpoints
 from harness.train.collect import Collected, Collector
 from harness.train.parts import Parts

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,9 @@ from harness.cells.state import State
 from harness.config import load_config
 from harness.matrix import Cell, cells
 from harness.packs.exchange import pack_matrix
-from harness.statistics import pass_at_k
-from tasks import Problem
+from tasks import Problem, Verdict
 from tasks.countdown import Countdown
+from tasks.scoring import distinct_right, judged, scores
 
 SMALL = ["train.steps=1", "eval.problems=5", "eval.samples=4", "eval.k=2", "seeds=[0,1]"]
 Records = dict[str, Any]
@@ -40,36 +41,50 @@ def write_answers(cell: Cell, edit: Callable[[list[Records]], None] | None = Non
     cell.spec.write(cell.folder)
     made = Made(cell.id, 1000.0, "0.1.0", None, None, cell.sources, {}, "a processor", "cpu", "b" * 64, "h" * 64)
     made.write(cell.folder)
-    log = MetricsLog(cell.folder)
-    for step in (0, 1):
-        samples = []
-        for problem in task.problems("test")[:5]:
-            responses = responses_to(problem, cell.seed)
-            pairs = [(problem, response) for response in responses]
-            answers = [None if each is None else each.text for each in task.answers(pairs)]
-            verdicts = [str(verdict) for verdict in task.verdicts(pairs, verifier=None)]  # type: ignore[arg-type]
-            sample: Records = {"problem": problem.id, "prompt": problem.prompt, "responses": responses}
-            samples.append({**sample, "answers": answers, "verdicts": verdicts})
-        if edit is not None:
-            edit(samples)
-        right = [[int(verdict == "right") for verdict in sample["verdicts"]] for sample in samples]
-        distinct = []
-        for sample, row in zip(samples, right, strict=True):
-            distinct.append(len({answer for answer, one in zip(sample["answers"], row, strict=True) if one}))
-        counted = [task.solutions(problem) for problem in task.problems("test")[:5]]
-        names = [sample["problem"] for sample in samples]
-        record = {"task": "countdown", "step": step, "problems": names, "right": right, "flags": []}
-        evaluation_files.write_evaluation(cell.folder, record | {"right_distinct": distinct, "solutions": counted})
-        files.write_lines(cell.folder / "samples" / f"evaluate-countdown-{step:06d}.jsonl", samples)
-        sums_J = np.array(right).sum(axis=1)
-        metrics = {"eval/countdown/avg": float(sums_J.sum()) / 20, "entropy/mean": 2.0 - step}
-        metrics["eval/countdown/pass@2"] = float(pass_at_k(4, sums_J, 2).mean())
-        metrics |= {
-            f"eval/countdown/{name}": 0.5 for name in ("length", "distinct", "distinct_answers", "after_answer")
-        }
-        log.append(step, 1000.0 + step, metrics | {"tokens/generated": 10.0})
+    steps = cell.config.train.steps
+    for step in range(steps + 1):
+        metrics = {"entropy/mean": 2.0 - step, "tokens/generated": 10.0, "loss/policy": 0.5}
+        if evaluation_files.evaluation_due(cell.config, step, steps):
+            metrics |= write_evaluation(cell, task, step, edit)
+        MetricsLog(cell.folder).append(step, 1000.0 + step, metrics)
     checksums.write_checksums(cell.folder)
-    State("done", durable_step=1, seconds=60, device="cpu").write(cell.folder)
+    State("done", durable_step=steps, seconds=60, device="cpu").write(cell.folder)
+
+
+def write_evaluation(
+    cell: Cell, task: Countdown, step: int, edit: Callable[[list[Records]], None] | None
+) -> dict[str, float]:
+    """Leave the evaluation of a step, and return its metrics."""
+    problems = task.problems("test")[:5]
+    samples: list[Records] = []
+    for problem in problems:
+        responses = responses_to(problem, cell.seed)
+        results = judged(task, None, problem, responses)  # type: ignore[arg-type]
+        answers, verdicts = [result.text for result in results], [str(result.verdict) for result in results]
+        sample = {"problem": problem.id, "prompt": problem.prompt, "responses": responses}
+        goes_on = [result.goes_on for result in results]
+        samples.append({**sample, "answers": answers, "verdicts": verdicts, "goes_on": goes_on})
+    if edit is not None:
+        edit(samples)
+    by_problem, right, distinct = [], [], []
+    for problem, sample in zip(problems, samples, strict=True):
+        verdicts = list(map(Verdict, sample["verdicts"]))
+        right.append([int(verdict == Verdict.RIGHT) for verdict in verdicts])
+        distinct.append(distinct_right(verdicts, sample["answers"]))
+        kept = (sample["responses"], verdicts, sample["answers"], sample["goes_on"])
+        by_problem.append(scores(*kept, task.solutions(problem)))
+    record = {"task": "countdown", "step": step, "problems": [sample["problem"] for sample in samples]}
+    counts = {"right": right, "right_distinct": distinct, "solutions": list(map(task.solutions, problems))}
+    evaluation_files.write_evaluation(cell.folder, {**record, **counts, "flags": task.flags("countdown")})
+    files.write_lines(cell.folder / "samples" / f"evaluate-countdown-{step:06d}.jsonl", samples)
+    metrics = {
+        "eval/countdown/avg": float(np.mean(right)),
+        "eval/countdown/length": 9.5,
+        "eval/countdown/distinct": 0.5,
+    }
+    for key in by_problem[0].keys() - {"avg"}:
+        metrics[f"eval/countdown/{key}"] = fmean(scores_of_problem[key] for scores_of_problem in by_problem)
+    return metrics
 
 
 def answered_pack(

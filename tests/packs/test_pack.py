@@ -7,7 +7,6 @@ import hashlib
 import io
 import json
 import lzma
-import resource
 import shutil
 import tarfile
 import zipfile
@@ -21,6 +20,7 @@ from boards import Made, listed, made_up_frames, told
 
 import entrobench
 from harness import cli
+from harness.base import seal
 from harness.base.errors import Damaged, UserError
 from harness.cells import checksums
 from harness.cells.state import State
@@ -203,110 +203,52 @@ def test_a_pack_that_was_cut_off_is_refused(
     assert len(sentence.splitlines()) == 1
 
 
-def test_a_full_temporary_folder_is_no_damage_to_a_pack(pack: Path) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
-    try:
-        with (
-            pytest.raises(
-                UserError, match=r"cannot be opened in .*: File too large; set TMPDIR to another folder"
-            ) as it,
-            archive.unpacked(pack),
-        ):
-            pass
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert not isinstance(it.value, Damaged)
+# The slim form
 
 
-def test_a_missing_pack_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "the pack gone.zip is missing" in refusal(capsys, ["leaderboard", "--pack", "gone.zip"])
+def test_a_slim_pack_gives_the_same_table_and_page(pack: Path, tmp_path: Path) -> None:
+    slim = tmp_path / "slim" / pack.name
+    with pytest.raises(SystemExit, match=r"^0$"):
+        cli.main(["pack", str(pack), "--slim", "--out", str(slim)])
+    for arguments in (["--format", "json"], ["--format", "md", "--compare"], ["--format", "json", "--reach", "0.01"]):
+        texts = []
+        for source in (pack, slim):
+            with pytest.raises(SystemExit, match=r"^0$"):
+                cli.main(["leaderboard", "--pack", str(source), *arguments, "--out", str(tmp_path / "table")])
+            texts.append((tmp_path / "table").read_text())
+        assert texts[0] == texts[1]
+    pages = [page.report_of_packs([source], tmp_path / "page.html").read_text() for source in (pack, slim)]
+    assert pages[0] == pages[1]
+    again = tmp_path / "again" / pack.name
+    with pytest.raises(SystemExit, match=r"^0$"):
+        cli.main(["pack", str(slim), "--slim", "--out", str(again)])
+    assert again.read_bytes() == slim.read_bytes()
 
 
 @pytest.mark.parametrize(
-    "command", [["leaderboard", "--pack", "a.zip"], ["report", "--pack", "a.zip"], ["pack", "demo"]]
+    ("name", "cell", "sentence"),
+    [
+        ("file ../state.json", "x", "its columns are not those of cells"),
+        ("file state.json", "..", "has no name of a folder"),
+        ("evals task ../../a-000001.json", "x", "its columns are not those of cells"),
+    ],
 )
-def test_a_folder_is_no_file_to_write_to(
-    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_slim_columns_name_cells_and_their_records_alone(
+    pack: Path, tmp_path: Path, name: str, cell: str, sentence: str
 ) -> None:
-    said = refusal(capsys, [*command, "--out", str(tmp_path)])
-    assert said == f"entrobench: --out {tmp_path} is a folder; it must name a file\n"
-
-
-def test_a_folder_is_no_pack(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "is a folder; a pack is a file" in refusal(capsys, ["leaderboard", "--pack", str(tmp_path)])
-
-
-def edited(pack: Path, path: Path, changes: dict[str, bytes], *, mend: bool) -> Path:
-    """Copy a pack with other files in it; `mend`: with the sum at its end computed again, but not its manifest."""
-    with zipfile.ZipFile(pack) as old, zipfile.ZipFile(path, "w") as new:
-        for member in old.infolist():
-            archive.add_member(new, member.filename, changes.get(member.filename, old.read(member.filename)))
-        for name in changes.keys() - {*old.namelist()}:
-            archive.add_member(new, name, changes[name])
-        new.comment = old.comment
-    if mend:
-        content = path.read_bytes()[: -archive.END]
-        path.write_bytes(content + archive.MARK + archive.digest_before_end(path).encode())
-    return path
-
-
-def test_an_edited_pack_is_refused(pack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = edited(pack, tmp_path / "edited.zip", {"matrix.json": b"{}"}, mend=False)
-    assert "was edited since" in refusal(capsys, ["leaderboard", "--pack", str(path)])
-    path = edited(pack, tmp_path / "mended.zip", {"matrix.json": b"{}"}, mend=True)
-    assert "matrix.json in it does not fit its sum" in refusal(capsys, ["leaderboard", "--pack", str(path)])
-
-
-def with_records(
-    pack: Path, path: Path, records: dict[str, bytes], files: dict[str, Any], kind: bytes = tarfile.REGTYPE
-) -> Path:
-    """Copy a pack with these records, and with other entries in its manifest."""
-    stream = io.BytesIO()
-    with lzma.open(stream, "wb") as compressed:
-        for name, content in records.items():
-            header = tarfile.TarInfo(name)
-            header.size, header.type = len(content), kind
-            compressed.write(header.tobuf() + content + bytes(-len(content) % tarfile.BLOCKSIZE))
-        compressed.write(bytes(2 * tarfile.BLOCKSIZE))  # the end of a tar
-    with zipfile.ZipFile(pack) as old:
-        manifest = json.loads(old.read("manifest.json"))
-    manifest["files"] = {"matrix.json": manifest["files"]["matrix.json"], **files}
-    changes = {archive.RECORDS_FILE: stream.getvalue(), "manifest.json": json.dumps(manifest).encode()}
-    return edited(pack, path, changes, mend=True)
-
-
-def check_refused(path: Path, sentence: str) -> None:
-    with pytest.raises(Damaged, match=sentence), archive.unpacked(path):
-        pass
-
-
-@pytest.mark.parametrize("name", ["../outside", "cells/a/../../outside", "cells/x/run.sh", "/outside"])
-def test_only_records_of_cells_are_unpacked(pack: Path, tmp_path: Path, name: str) -> None:
-    path = with_records(pack, tmp_path / "hostile.zip", {name: b"x"}, {name: [1, "0" * 64]})
-    check_refused(path, "is not a record of a cell")
-    assert not (tmp_path / "outside").exists()
-
-
-def test_records_are_exactly_those_of_the_manifest(pack: Path, tmp_path: Path) -> None:
-    name, content = "cells/x/state.json", b"{}"
-    entry = [len(content), hashlib.sha256(content).hexdigest()]
-    path, record = tmp_path / "other.zip", {name: content}
-    check_refused(with_records(pack, path, record, {}), "its manifest.json names no file cells/x/state.json")
-    check_refused(with_records(pack, path, {}, {name: entry}), "it lacks cells/x/state.json, which its manifest.json")
-    check_refused(with_records(pack, path, record, {name: [3, entry[1]]}), "state.json in it does not fit its sum")
-    check_refused(with_records(pack, path, record, {name: [2, "0" * 64]}), "state.json in it does not fit its sum")
-    check_refused(edited(pack, path, {"more.json": b"{}"}, mend=True), "its files are not manifest.json, matrix.json")
-
-
-def test_a_small_pack_that_unpacks_to_more_than_it_says_is_refused_early(pack: Path, tmp_path: Path) -> None:
-    """Zeros compress to nothing. They are in a record, or in the header of one, which tarfile reads into memory."""
-    name, path = "cells/x/state.json", tmp_path / "bomb.zip"
-    for kind in (tarfile.REGTYPE, tarfile.XHDTYPE):
-        bomb = with_records(pack, path, {name: bytes(50_000_000)}, {name: [2, "0" * 64]}, kind)
-        assert bomb.stat().st_size < 50_000
-        check_refused(bomb, "are longer than its manifest says")
-    check_refused(with_records(pack, path, {}, {name: [9 << 30, "0" * 64]}), "its records have more than 8 GiB")
+    content = json.dumps([name, {cell: "{}"}]).encode() + b"\n"
+    with zipfile.ZipFile(pack) as whole:
+        manifest, summary = json.loads(whole.read("manifest.json")), whole.read("matrix.json")
+    manifest["files"] = {"matrix.json": manifest["files"]["matrix.json"]}
+    manifest["files"][archive.COLUMNS_FILE] = [len(content), hashlib.sha256(content).hexdigest()]
+    path = tmp_path / "hostile.zip"
+    with zipfile.ZipFile(path, "w") as new:
+        archive.add_member(new, "manifest.json", json.dumps(manifest).encode())
+        archive.add_member(new, "matrix.json", summary)
+        archive.add_member(new, archive.COLUMNS_FILE, lzma.compress(content))
+        new.comment = bytes(seal.FILE_LENGTH)
+    seal.close_file(path)
+    check_refused(path, sentence)
 
 
 # Several packs, and protocols

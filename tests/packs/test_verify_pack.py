@@ -22,9 +22,16 @@ from harness.config import load_config
 from harness.matrix import Cell, cells
 from harness.packs import archive, replay
 from harness.packs.exchange import pack_matrix
-from harness.table.verified import marks_path
+from harness.table import verified as verified_marks
+from harness.table.verified import marks_of_pack
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def marks_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep marks out of the user's cache."""
+    monkeypatch.setattr(verified_marks, "marks_path", lambda digest: tmp_path / "marks" / f"{digest}.json")
 
 
 def verified(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
@@ -52,7 +59,6 @@ def test_marks_hold_for_these_bytes_alone(tmp_path: Path, capsys: pytest.Capture
     verified(capsys, str(pack))
     pack.unlink()
     other = answered_pack(tmp_path, "eval.every=1")
-    assert marks_path(pack) == marks_path(other)
     assert {row["checked"] for row in listed(capsys, "--pack", str(other))[1:]} == {"reported"}
 
 
@@ -61,7 +67,8 @@ def test_what_cannot_be_done_is_said_before_anything_is_judged(
 ) -> None:
     pack = answered_pack(tmp_path)
     verified(capsys, str(pack))
-    marks = marks_path(pack).read_bytes()
+    digest = files.sha256_of(pack)
+    marks = marks_of_pack(digest)
 
     def judge(*_: object) -> None:
         raise AssertionError("judged")
@@ -72,7 +79,7 @@ def test_what_cannot_be_done_is_said_before_anything_is_judged(
     with archive.unpacked(pack) as opened:
         cell = CellSpec.read(opened.cells[0]).id
     assert "--steps is 0; allowed: 1 to" in verified(capsys, str(pack), "--replay", cell, "--steps", "0", code=2)
-    assert marks_path(pack).read_bytes() == marks
+    assert marks_of_pack(digest) == marks
 
 
 def wrong_verdict(samples: list[dict[str, Any]]) -> None:
@@ -148,15 +155,15 @@ def test_records_that_contradict_themselves_are_found(
     assert "reported" in output
 
 
-def test_counts_without_answers_are_as_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_counts_without_answers_are_checked_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def without_samples(cell: Cell) -> None:
         for path in (cell.folder / "samples").glob("*"):
             path.unlink()
         checksums.write_checksums(cell.folder)
 
     output = verified(capsys, str(answered_pack(tmp_path, then=without_samples)))
-    assert "clip_b 2 40 0 0 reported" in output
-    assert "has no answers, only their counts" in output
+    assert "clip_b 2 40 0 0 counts checked" in output
+    assert "40 answers are in the pack as counts alone, and were not judged again" in output
 
 
 def test_plugins_that_a_pack_names_are_not_imported(
@@ -176,8 +183,7 @@ def test_plugins_that_a_pack_names_are_not_imported(
 
 
 def last_cell(pack: Path) -> str:
-    record = files.read_json(marks_path(pack))
-    return str(list(record["cells"])[-1])
+    return [*marks_of_pack(files.sha256_of(pack))][-1]
 
 
 @pytest.mark.parametrize(
@@ -228,5 +234,5 @@ def test_the_steps_of_a_cell_are_replayed_bit_for_bit(tmp_path: Path, capsys: py
         State("done", durable_step=4, seconds=1, device="cpu").write(cell.folder)
         pack_matrix(config, tmp_path / "demo.zip")
         output = verified(capsys, str(tmp_path / "demo.zip"), "--replay", cell.id, "--steps", "2", code=code)
-        assert ("grpo 1 64 0 0 replayed" in output) == (code == 0)
+        assert ("grpo 1 64 0 0 replayed to step 2 of 4" in output) == (code == 0)
         assert ("replayed, step 2: entropy/mean is " in output) == (code == 1)

@@ -10,13 +10,14 @@ from pathlib import Path
 from harness import ranks
 from harness.base import files, seeds
 from harness.cells import checksums
+from harness.cells.evaluation_files import evaluation_due
 from harness.cells.log import MetricsLog, early_end
 from harness.elsewhere.portable import PortableMethod
 from harness.elsewhere.trl.cell_trainer import RecordedTrainer
 from harness.elsewhere.trl.settings import updates_of_step
 from harness.rollout import proof
 from harness.tokens.metrics import Stopwatch
-from harness.train.cell_evaluation import CellEvaluator, evaluation_due
+from harness.train.cell_evaluation import CellEvaluator
 from harness.train.checkpoint import Checkpoints
 from harness.train.parts import Parts
 
