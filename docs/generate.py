@@ -27,6 +27,7 @@ from harness.diagnose import course, rules
 from harness.diagnose.signals import TRAINERS, signal_keys
 from harness.methods.composition import overrides
 from harness.methods.verbs import NEEDS, ClippedObjective, Component, Composition, Control, Objective
+from harness.table import verified
 from harness.tokens import logged
 
 DOCS = Path(__file__).parent
@@ -467,6 +468,23 @@ def keys_of_rule(rule: rules.Rule, trainer: str) -> str:
     return codes(key for _, key in rules.needed_keys(rule, trainer))
 
 
+# docs/fair.md
+
+
+def promise_table() -> str:
+    """Return what `entrobench verify` knows of each column of the leaderboard."""
+    meanings = {
+        verified.COUNTS: "recomputed from the answers; of a slim pack from its counts",
+        verified.ANSWERS: "recomputed from the answers; of a slim pack stated by the author",
+        verified.REPLAY: "stated by the author; `--replay` repeats it for its cell and its steps alone",
+        verified.AUTHOR: "stated by the author",
+    }
+    rows = []
+    for source, meaning in meanings.items():
+        rows.append([codes(column for column, own in verified.PROMISE.items() if own == source), meaning])
+    return table(["columns", "what is known"], rows)
+
+
 # Pages
 
 
@@ -477,6 +495,7 @@ def generated_pages() -> dict[Path, str]:
         DOCS / "commands.md": commands_page(),
         DOCS / "metrics.md": metrics_page(),
         DOCS / "methods.md": with_part("methods.md", (DOCS / "methods.md").read_text(), methods_table()),
+        DOCS / "fair.md": with_part("fair.md", (DOCS / "fair.md").read_text(), promise_table()),
         DOCS / "diagnose.md": with_part("diagnose.md", (DOCS / "diagnose.md").read_text(), causes_table()),
     }
     for kind, name in KINDS_OF_METHODS.items():

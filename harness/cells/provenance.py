@@ -17,6 +17,8 @@ from harness.base.errors import Damaged
 from harness.cells.source_digest import harness_digest
 
 FILE = "made.json"
+UNPACKED = "unpacked.json"  # only of a cell that comes from a pack
+CHECKED_TAG = "checked"  # of its run
 BASE_MODEL_TAG, HARNESS_TAG = "model.digest", "code.harness"
 VERSION_TAG, ROUNDING_TAG = "version.", "rounding."  # beginnings of tags
 PACKAGES = ("torch", "transformers", "lm-eval", "math-verify")
@@ -167,6 +169,25 @@ def processor() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+# Cells from a pack
+
+
+def write_mark(folder: Path, mark: str) -> None:
+    """Record that a cell comes from a pack, and how far that was verified."""
+    files.write_json(folder / UNPACKED, {CHECKED_TAG: mark})
+
+
+def mark_tags(folder: Path) -> dict[str, str]:
+    """Return the tag with the mark of a cell that comes from a pack; none of other cells."""
+    path = folder / UNPACKED
+    if not path.exists():
+        return {}
+    record = files.read_json(path)
+    if not isinstance(record, dict) or not isinstance(record.get(CHECKED_TAG), str):
+        raise Damaged(path, f"it must hold {CHECKED_TAG}")
+    return {CHECKED_TAG: record[CHECKED_TAG]}
 
 
 # The components of a cell

@@ -11,7 +11,7 @@ from pathlib import Path
 from harness.base import files, identities
 from harness.base.errors import UserError
 from harness.cells import checksums
-from harness.cells.provenance import Made
+from harness.cells.provenance import Made, write_mark
 from harness.cells.spec import CellSpec, changed_parts, id_in, training_key
 from harness.cells.state import State
 from harness.config import Config
@@ -19,6 +19,7 @@ from harness.matrix import Cell, cells, claim
 from harness.packs.archive import Pack, write_pack
 from harness.packs.protocol import DIFFERENCES_LISTED, Protocol, protocol_of
 from harness.table.board import Board
+from harness.table.verified import REPORTED, marks_of_pack
 from harness.terminal.units import plural
 
 
@@ -97,8 +98,9 @@ def unpack_cells(pack: Pack, config: Config, matrix: Sequence[Cell]) -> Unpacked
             raise damage
     claim(config)
     counts = Unpacked(failed=len(shared) - len(done), of_others=len(packed) - len(shared))
+    marks = marks_of_pack(pack.digest)
     for name in done:
-        if put(packed[name], ours[name]):
+        if put(packed[name], ours[name], marks.get(CellSpec.read(packed[name]).id, REPORTED)):
             counts.put += 1
         elif ours[name].progress().state == "done":
             counts.kept += 1
@@ -117,10 +119,11 @@ def edited_since(packed: Iterable[CellSpec], matrix: Sequence[Cell]) -> list[str
     return sorted(edited)
 
 
-def put(packed: Path, cell: Cell) -> bool:
-    """Copy the records of a packed cell to its place; return False if that place is taken."""
+def put(packed: Path, cell: Cell, mark: str) -> bool:
+    """Copy the records of a packed cell to its place with the mark of its pack; return False if that place is taken."""
     with files.temporary_path(cell.folder) as copy:
         shutil.copytree(packed, copy)
+        write_mark(copy, mark)
         cell.spec.write(copy)  # its matrix and its paths may be others than where it was packed
         try:
             os.rename(copy, cell.folder)  # whole or not at all, and never over the records of a cell

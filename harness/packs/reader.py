@@ -14,7 +14,7 @@ from harness.base.errors import Damaged, UserError
 from harness.cells.log import MetricsLog
 from harness.cells.outcome import FILE as OUTCOME
 from harness.cells.outcome import cell_outcome
-from harness.cells.provenance import Made
+from harness.cells.provenance import CHECKED_TAG, Made
 from harness.cells.spec import CellSpec
 from harness.cells.state import State
 from harness.packs.archive import SUMMARY, Pack, unpacked
@@ -22,7 +22,7 @@ from harness.packs.protocol import Protocol, check_same_protocol
 from harness.table import board
 from harness.table.board import NO_CELL, Board, Expected
 from harness.table.experiment import Experiment
-from harness.table.verified import CHECKED_TAG, REPORTED, marks_of_pack
+from harness.table.verified import REPORTED, marks_of_pack
 from harness.tracking.reader import Curves, Point, Run
 from harness.tracking.sync import metric_name, params_of
 

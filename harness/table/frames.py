@@ -63,12 +63,11 @@ from harness.base.errors import UserError
 from harness.cells import source_digest
 from harness.cells.no_signal import NO_SIGNAL
 from harness.cells.outcome import right_distinct
-from harness.cells.provenance import BASE_MODEL_TAG, HARNESS_TAG, ROUNDING_TAG, VERSION_TAG, sources_in
+from harness.cells.provenance import BASE_MODEL_TAG, CHECKED_TAG, HARNESS_TAG, ROUNDING_TAG, VERSION_TAG, sources_in
 from harness.config import OWN, PUBLISHED, setting_label
 from harness.matrix import BACKEND_AXIS
 from harness.rollout.digests import SHOWN
 from harness.statistics import Floats, pass_at_k
-from harness.table.verified import CHECKED_TAG
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -15,7 +15,6 @@ from harness.base import files
 from harness.base.errors import Damaged
 
 REPORTED, COUNTED, JUDGED, REPLAYED = "reported", "counts checked", "judged again", "replayed"
-CHECKED_TAG = "checked"  # of a run that a pack gives
 
 # What `entrobench verify` knows of each column of the table: recomputed from the answers, from the counts of a slim
 # pack as well, repeated by a replay for its cell and steps, or stated by the author and never checked.

@@ -30,7 +30,7 @@ from harness.cells.log import MetricsLog
 from harness.cells.outcome import FILE as OUTCOME
 from harness.cells.outcome import TAG as OUTCOME_TAG
 from harness.cells.outcome import cell_outcome
-from harness.cells.provenance import Made
+from harness.cells.provenance import Made, mark_tags
 from harness.cells.spec import FILE, TRAINER, CellSpec
 from harness.cells.state import State
 from harness.config import PUBLISHED
@@ -98,7 +98,7 @@ class CellRecords:
 
     def tags(self) -> dict[str, str]:
         """Return the tags that vouch for the content of the cell's run."""
-        tags = status_tags(self.spec, self.state) | {LINES: str(len(self.lines))}
+        tags = status_tags(self.spec, self.state) | mark_tags(self.folder) | {LINES: str(len(self.lines))}
         if self.outcome is not None:
             tags[OUTCOME_TAG] = identities.hash_of(self.outcome)
         return tags

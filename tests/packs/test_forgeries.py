@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,11 @@ from harness.cells.evaluation_files import evaluation_path
 from harness.cells.log import MetricsLog
 from harness.cells.spec import CellSpec
 from harness.packs.archive import unpacked, write_pack
+from harness.packs.audit import CellAudit, judged_again
 from harness.packs.protocol import Protocol
 from harness.table import verified
+from tasks import Problem, Verdict, Verifier
+from tasks.countdown import Countdown
 
 pytestmark = pytest.mark.slow
 
@@ -231,6 +234,40 @@ def test_verify_names_a_forgery(
     assert sentence in output
     rows = listed(capsys, "--pack", str(pack))
     assert "reported" in {row["checked"] for row in rows}
+
+
+class Undecided(Countdown):
+    """Countdown whose judge gives up on an answer."""
+
+    def verdicts(self, pairs: Sequence[tuple[Problem, str]], verifier: Verifier) -> list[Verdict]:
+        given_up = {"\\boxed{1+1}": Verdict.TIMEOUT}
+        return [given_up.get(response, Verdict.WRONG) for _, response in pairs]
+
+
+@pytest.mark.parametrize(("count", "noted"), [(1, True), (20, False)])
+def test_judged_again_never_counts_undecided_answers_as_right(
+    forgery: Forgery, monkeypatch: pytest.MonkeyPatch, count: int, noted: bool
+) -> None:
+    folder = forgery.cell("clip_b", 0)
+    record = evaluation_files.read_evaluation(evaluation_path(folder, "countdown", 4))
+    path = folder / "samples" / "evaluate-countdown-000004.jsonl"
+    samples, left = files.read_lines(path), count
+    for number, sample in enumerate(samples):
+        given, left = min(left, 4), left - min(left, 4)
+        sample["responses"] = ["\\boxed{1+1}"] * given + ["\\boxed{1}"] * (4 - given)
+        sample["verdicts"] = ["right"] * given + ["wrong"] * (4 - given)
+        record["right"][number] = [1] * given + [0] * (4 - given)
+        record["right_distinct"][number] = min(given, 1)
+    files.write_lines(path, samples)
+    audit = CellAudit(CellSpec.read(folder), folder)
+    task = Undecided()
+    problems = {problem.id: problem for problem in task.problems("test")}
+    monkeypatch.setattr("harness.verify.pool.FEWEST_FAILURES", 2)
+    findings = judged_again(audit, record, path, task, problems, None, {})  # type: ignore[arg-type]
+    assert audit.undecided == count
+    assert audit.notes == [f"countdown at step 4: {count} answers stored as right could not be decided here"]
+    too_many = "20 of 20 answers (100.0%) could not be verified (20 timeouts, 0 errors); allowed are 5.0%"
+    assert findings == ([] if noted else [too_many])
 
 
 def test_verify_of_an_honest_pack(honest: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import lzma
+import resource
 import shutil
 import tarfile
 import zipfile
@@ -201,6 +202,127 @@ def test_a_pack_that_was_cut_off_is_refused(
     sentence = refusal(capsys, ["leaderboard", "--pack", str(short)])
     assert "is not a pack" in sentence or "was cut off" in sentence
     assert len(sentence.splitlines()) == 1
+
+
+def test_a_full_temporary_folder_is_no_damage_to_a_pack(pack: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        with (
+            pytest.raises(
+                UserError, match=r"cannot be opened in .*: File too large; set TMPDIR to another folder"
+            ) as it,
+            archive.unpacked(pack),
+        ):
+            pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not isinstance(it.value, Damaged)
+
+
+def test_a_missing_pack_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "the pack gone.zip is missing" in refusal(capsys, ["leaderboard", "--pack", "gone.zip"])
+
+
+@pytest.mark.parametrize(
+    "command", [["leaderboard", "--pack", "a.zip"], ["report", "--pack", "a.zip"], ["pack", "demo"]]
+)
+def test_a_folder_is_no_file_to_write_to(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refusal(capsys, [*command, "--out", str(tmp_path)])
+    assert said == f"entrobench: --out {tmp_path} is a folder; it must name a file\n"
+
+
+def test_a_folder_is_no_pack(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "is a folder; a pack is a file" in refusal(capsys, ["leaderboard", "--pack", str(tmp_path)])
+
+
+def edited(pack: Path, path: Path, changes: dict[str, bytes], *, mend: bool) -> Path:
+    """Copy a pack with other files in it; `mend`: with the sum at its end computed again, but not its manifest."""
+    with zipfile.ZipFile(pack) as old, zipfile.ZipFile(path, "w") as new:
+        for member in old.infolist():
+            archive.add_member(new, member.filename, changes.get(member.filename, old.read(member.filename)))
+        for name in changes.keys() - {*old.namelist()}:
+            archive.add_member(new, name, changes[name])
+        new.comment = old.comment
+    if mend:
+        seal.close_file(path)
+    return path
+
+
+def test_an_edited_pack_is_refused(pack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = edited(pack, tmp_path / "edited.zip", {"matrix.json": b"{}"}, mend=False)
+    assert "was edited since" in refusal(capsys, ["leaderboard", "--pack", str(path)])
+    path = edited(pack, tmp_path / "mended.zip", {"matrix.json": b"{}"}, mend=True)
+    assert "matrix.json in it does not fit its sum" in refusal(capsys, ["leaderboard", "--pack", str(path)])
+
+
+def with_records(
+    pack: Path, path: Path, records: dict[str, bytes], files: dict[str, Any], kind: bytes = tarfile.REGTYPE
+) -> Path:
+    """Copy a pack with these records, and with other entries in its manifest."""
+    stream = io.BytesIO()
+    with lzma.open(stream, "wb") as compressed:
+        for name, content in records.items():
+            header = tarfile.TarInfo(name)
+            header.size, header.type = len(content), kind
+            compressed.write(header.tobuf() + content + bytes(-len(content) % tarfile.BLOCKSIZE))
+        compressed.write(bytes(2 * tarfile.BLOCKSIZE))  # the end of a tar
+    with zipfile.ZipFile(pack) as old:
+        manifest = json.loads(old.read("manifest.json"))
+    manifest["files"] = {"matrix.json": manifest["files"]["matrix.json"], **files}
+    changes = {archive.RECORDS_FILE: stream.getvalue(), "manifest.json": json.dumps(manifest).encode()}
+    return edited(pack, path, changes, mend=True)
+
+
+def check_refused(path: Path, sentence: str) -> None:
+    with pytest.raises(Damaged, match=sentence), archive.unpacked(path):
+        pass
+
+
+@pytest.mark.parametrize(
+    "name", ["../outside", "cells/a/../../outside", "cells/../config.yaml", "cells/x/run.sh", "/outside"]
+)
+def test_only_records_of_cells_are_unpacked(pack: Path, tmp_path: Path, name: str) -> None:
+    path = with_records(pack, tmp_path / "hostile.zip", {name: b"x"}, {name: [1, "0" * 64]})
+    check_refused(path, "is not a record of a cell")
+    assert not (tmp_path / "outside").exists()
+
+
+def test_records_are_exactly_those_of_the_manifest(pack: Path, tmp_path: Path) -> None:
+    name, content = "cells/x/state.json", b"{}"
+    entry = [len(content), hashlib.sha256(content).hexdigest()]
+    path, record = tmp_path / "other.zip", {name: content}
+    check_refused(
+        with_records(pack, path, record, {}), "'cells/x/state.json' in it is not the record that its manifest"
+    )
+    check_refused(with_records(pack, path, {}, {name: entry}), "it lacks cells/x/state.json, which its manifest.json")
+    check_refused(with_records(pack, path, record, {name: [3, entry[1]]}), "is not the record that its manifest")
+    check_refused(with_records(pack, path, record, {name: [2, "0" * 64]}), "state.json in it does not fit its sum")
+    check_refused(edited(pack, path, {"more.json": b"{}"}, mend=True), "its files are not manifest.json, matrix.json")
+
+
+def test_a_small_pack_that_unpacks_to_more_than_it_says_is_refused_early(pack: Path, tmp_path: Path) -> None:
+    """Zeros compress to nothing. They are in a record, or in the header of one, which tarfile reads into memory."""
+    name, path = "cells/x/state.json", tmp_path / "bomb.zip"
+    sentences = {
+        tarfile.REGTYPE: "is not the record that its manifest",
+        tarfile.XHDTYPE: "are longer than its manifest",
+    }
+    for kind, sentence in sentences.items():
+        bomb = with_records(pack, path, {name: bytes(50_000_000)}, {name: [2, "0" * 64]}, kind)
+        assert bomb.stat().st_size < 50_000
+        check_refused(bomb, sentence)
+    for record in (name, "cells/x/samples/evaluate-countdown-000000.jsonl", "cells/x/metrics.jsonl"):
+        large = with_records(pack, path, {}, {record: [100_000_000, "0" * 64]})
+        check_refused(large, "in it has 100,000,000 bytes, more than its protocol allows")
+
+
+def test_a_manifest_of_zeros_is_refused(pack: Path, tmp_path: Path) -> None:
+    for name in ("manifest.json", "matrix.json"):
+        bomb = edited(pack, tmp_path / "bomb.zip", {name: b" " * 50_000_000}, mend=True)
+        check_refused(bomb, f"its {name} has 50,000,000 bytes, more than one that")
 
 
 # The slim form

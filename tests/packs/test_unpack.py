@@ -15,6 +15,7 @@ from harness import cli
 from harness.base import identities
 from harness.base.errors import Damaged, UserError
 from harness.cells import checksums
+from harness.cells.provenance import CHECKED_TAG, UNPACKED, mark_tags
 from harness.cells.spec import CellSpec
 from harness.commands.clean import removable
 from harness.matrix import cells, claim
@@ -46,7 +47,7 @@ def received(tmp_path: Path, pack: Path, *overrides: str, name: str = "received"
 
 def records(folder: Path) -> dict[str, bytes]:
     """Return the records of a cell's folder that its checksums cover, and its state and provenance."""
-    paths = [path for path in folder.rglob("*") if path.is_file() and path.name != "config.yaml"]
+    paths = [path for path in folder.rglob("*") if path.is_file() and path.name not in ("config.yaml", UNPACKED)]
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
@@ -69,6 +70,7 @@ def test_finished_cells_are_put_and_run_does_the_rest(tmp_path: Path) -> None:
     sender = Made(tmp_path / "sender", NO_STORE)
     for theirs, cell in zip(sender.cells[:3], ours.cells[:3], strict=True):
         assert records(cell.folder) == records(theirs.folder)
+        assert mark_tags(cell.folder) == {CHECKED_TAG: "reported"}
         spec = CellSpec.read(cell.folder)
         assert (spec.matrix, spec.id) == ("received", theirs.id)
         assert spec.settings["results"] == ours.config.results
