@@ -329,7 +329,9 @@ def test_a_manifest_of_zeros_is_refused(pack: Path, tmp_path: Path) -> None:
 
 
 def test_a_slim_pack_gives_the_same_table_and_page(pack: Path, tmp_path: Path) -> None:
-    slim = tmp_path / "slim" / pack.name
+    slim, again = tmp_path / "slim" / pack.name, tmp_path / "again" / pack.name
+    for path in (slim, again):
+        path.parent.mkdir()
     with pytest.raises(SystemExit, match=r"^0$"):
         cli.main(["pack", str(pack), "--slim", "--out", str(slim)])
     for arguments in (["--format", "json"], ["--format", "md", "--compare"], ["--format", "json", "--reach", "0.01"]):
@@ -341,7 +343,6 @@ def test_a_slim_pack_gives_the_same_table_and_page(pack: Path, tmp_path: Path) -
         assert texts[0] == texts[1]
     pages = [page.report_of_packs([source], tmp_path / "page.html").read_text() for source in (pack, slim)]
     assert pages[0] == pages[1]
-    again = tmp_path / "again" / pack.name
     with pytest.raises(SystemExit, match=r"^0$"):
         cli.main(["pack", str(slim), "--slim", "--out", str(again)])
     assert again.read_bytes() == slim.read_bytes()
