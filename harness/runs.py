@@ -18,7 +18,7 @@ from harness.cells import checksums
 from harness.cells.log import FILE as METRICS
 from harness.cells.spec import adopted_folders, is_adopted
 from harness.cells.state import FILE as STATE
-from harness.cells.state import State
+from harness.cells.state import STOP_MARK, STOPPED, State, is_stopped
 from harness.config import Config, variants
 from harness.launch.launcher import Launcher
 from harness.launch.local import Local
@@ -77,12 +77,15 @@ def run_matrix(
     number = f"{len(matrix)} cells"
     if chosen != matrix:
         number = f"{len(chosen)} of {number}"
-    console.print(f"matrix {config.name}: {number}, {len(chosen) - len(todo)} done before, {len(todo)} to run")
+    done = sum(map(is_done, chosen))
+    stopped = sum(cell.progress().state == STOPPED for cell in chosen)
+    counts = f"{done} done before, {f'{stopped} stopped by hand, ' if stopped else ''}{len(todo)} to run"
+    console.print(f"matrix {config.name}: {number}, {counts}")
     if todo:
         with LiveView(console, chosen, todo, config.tracking_uri) as view:
             # Any cell's: of the settled values only the engine depends on the model, and launchers do not read it.
             launcher.run_cells(todo, launcher_of(where, todo[0].settled, jobs), view)
-    failed = [cell for cell in chosen if not is_done(cell)]
+    failed = [cell for cell in chosen if not is_done(cell) and cell.progress().state != STOPPED]
     for cell in failed:
         log = cell.folder / "log.txt"
         console.print(f"{cell.progress().state}  {cell.label}: see {log}, and docs/trouble.md", style="red")
@@ -97,6 +100,25 @@ def run_matrix(
     return int(bool(failed or untrained))
 
 
+def stop_cells(config: Config, method: str, seed: int | None, *, undo: bool) -> list[Cell]:
+    """Mark the cells of a method that are not done, or take their marks back; return them."""
+    one_of("METHOD", method, config.methods)
+    if seed is not None and seed not in config.seeds:
+        raise UserError(f"--seed is {seed}; allowed: {', '.join(map(str, config.seeds))}")
+    marked = []
+    for cell in cells(config):
+        if cell.method == method and seed in (None, cell.seed) and not is_done(cell):
+            marked.append(cell)
+    claim(config)
+    for cell in marked:
+        if undo:
+            (cell.folder / STOP_MARK).unlink(missing_ok=True)
+        else:
+            cell.folder.mkdir(parents=True, exist_ok=True)
+            (cell.folder / STOP_MARK).touch()
+    return marked
+
+
 def is_chosen(cell: Cell, only: Sequence[str], *, retry_failed: bool) -> bool:
     if only and cell.method not in only:
         return False
@@ -104,8 +126,12 @@ def is_chosen(cell: Cell, only: Sequence[str], *, retry_failed: bool) -> bool:
 
 
 def unfinished(chosen: Sequence[Cell]) -> list[Cell]:
-    """Return the cells that are not done, or whose records changed since."""
-    return [cell for cell in chosen if not is_done(cell) or any(checksums.changed_records(cell.folder))]
+    """Return the cells that are not done and not stopped by hand, or are done and whose records changed since."""
+    todo = []
+    for cell in chosen:
+        if any(checksums.changed_records(cell.folder)) if is_done(cell) else not is_stopped(cell.folder):
+            todo.append(cell)
+    return todo
 
 
 def conclude(config: Config, matrix: list[Cell]) -> None:

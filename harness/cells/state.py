@@ -18,6 +18,8 @@ from harness.cells.provenance import Made
 
 FILE = "state.json"
 STATES = ("planned", "running", "done", "failed")  # that are written to the file
+STOPPED = "stopped"  # by hand: it is not done, it has the mark of `entrobench stop`, and no process works on it
+STOP_MARK = "stop"  # a file in the cell's folder; not a field of the state, which only its owner may write
 STALE = "stale"  # running by its record, but no process works on it: the next run resumes it
 WATCHED = 5  # steps without a signal, of the ones that are read, that are worth a remark while the cell runs
 
@@ -83,6 +85,11 @@ KNOWN = {declared.name for declared in dataclasses.fields(State)}
 REQUIRED = KNOWN - {"untrained"}  # records of earlier versions lack it
 
 
+def is_stopped(folder: Path) -> bool:
+    """Return whether a cell has the mark of `entrobench stop`."""
+    return (folder / STOP_MARK).exists()
+
+
 def change(folder: Path, **changes: Any) -> State:
     """Write some fields of a cell's state, and leave the others as they are."""
     state = dataclasses.replace(State.read(folder), **changes)
@@ -94,7 +101,7 @@ def change(folder: Path, **changes: Any) -> State:
 class Progress:
     """The progress of a cell, as people read it."""
 
-    state: str  # planned | running | done | failed | stale
+    state: str  # planned | running | done | failed | stale | stopped
     reason: str | None = None
     step: int = 0
     metrics: dict[str, float] = field(default_factory=dict)  # of that step
@@ -116,9 +123,14 @@ class Progress:
 
     @classmethod
     def of_records(cls, folder: Path, now: State, recent: int) -> Progress:
+        stopped = now.state != "done" and is_stopped(folder)
         if now.state == "planned":
+            if stopped:
+                return cls(STOPPED, "stopped by hand before it began", record=now)
             return cls("planned", record=now)
         name = STALE if now.state == "running" and lease.holder(folder) is None else now.state
+        if stopped and name != "running":
+            name = STOPPED
         if name == "done":
             if Made.read(folder) is None:
                 raise Damaged(folder / MADE, "it is missing")
@@ -126,7 +138,7 @@ class Progress:
         lines = last_lines(folder, recent)
         last = lines[-1] if lines else {}
         metrics = [line["metrics"] for line in lines]
-        reason = now.description
+        reason = f"stopped by hand at step {last.get('step', 0)}" if name == STOPPED else now.description
         if name == "running" and len(lines) >= WATCHED and (why := why_no_signal(lines)):
             reason = "; ".join(filter(None, (reason, f"no signal in the last {len(lines)} steps: {why}")))
         return cls(name, reason, last.get("step", 0), last.get("metrics", {}), now.seconds, now, metrics)

@@ -32,7 +32,7 @@ from harness.cells.no_signal import NO_SIGNAL, why_no_signal
 from harness.cells.provenance import Made
 from harness.cells.source_digest import harness_digest, source_digest
 from harness.cells.spec import CellSpec, changed_parts
-from harness.cells.state import State
+from harness.cells.state import State, is_stopped
 from harness.config import OWN, TRL, Hardware
 from harness.launch.status_writer import StatusWriter
 from harness.methods.composition import method_classes
@@ -197,7 +197,8 @@ def begin(folder: Path, spec: CellSpec, status: StatusWriter, *, lost: bool = Fa
 
     An attempt that began from another base model, or has `lost` all checkpoints, is deleted first.
     """
-    if State.read(folder).state == "done":  # finished by another process in the meantime
+    # Finished by another process in the meantime, or stopped by hand.
+    if State.read(folder).state == "done" or is_stopped(folder):
         return False
     sources = check_version(spec)
     # Only for a cell with work to do: this may download the model, and results that were moved here count as done even
@@ -288,7 +289,7 @@ def run_cell(
         status.note(reason=unread(parts, spec), device=device, where=where(device))
         # SLURM's notice before a job's time is over. Our own launchers block it in ranks, and ask by a byte on stdin.
         signal.signal(signal.SIGUSR2, lambda *_: leaving.set())
-        trainer.run(lambda step: status.note(durable_step=step), leaving.is_set)
+        trainer.run(lambda step: status.note(durable_step=step), lambda: leaving.is_set() or is_stopped(folder))
         if trainer.done_steps == trainer.last_step:
             finish(trainer, folder, status)
         else:

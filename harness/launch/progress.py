@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.base.errors import Damaged
+from harness.cells.state import STOPPED
 from harness.launch.snapshot import Snapshot
 from harness.matrix import Cell
 from harness.terminal import layout
@@ -83,6 +84,7 @@ class LiveView:
         self.console, self.todo = console, todo
         self.feeder = Feeder(uri, partial(console.print, style="yellow"))
         self.total, self.done, self.failed = len(cells), len(cells) - len(todo), 0
+        self.stopped = 0
         self.steps_before: dict[str, int] = {}
         self.steps_todo = 0
         for cell in todo:
@@ -146,11 +148,15 @@ class LiveView:
         snapshot = Snapshot.take(cell)
         self.feed(snapshot, last=True)
         progress = snapshot.progress
-        done = progress.state == "done"
+        done, stopped = progress.state == "done", progress.state == STOPPED
         self.done += done
-        self.failed += not done
+        self.stopped += stopped
+        self.failed += not done and not stopped
         self.steps_ended += progress.step - self.steps_before[cell.id]
         self.steps_todo -= cell.config.train.steps - progress.step  # the steps that a failed cell will not run
+        if stopped:
+            self.console.print(Text.assemble(("stopped ", "yellow"), f"{cell.label}: {progress.reason}"))
+            return
         if not done:
             self.console.print(Text.assemble(("failed  ", "red"), f"{cell.label}: {progress.reason or reason}"))
             return
@@ -191,6 +197,8 @@ class LiveView:
         ended = f"{self.done} of {self.total} cells done"
         if self.failed:
             ended += f", {self.failed} failed"
+        if self.stopped:
+            ended += f", {self.stopped} stopped"
         return f"{ended}, {len(running)} running, {waiting} waiting; {left}"
 
     def draw(self, running: list[Snapshot], waiting: int) -> None:

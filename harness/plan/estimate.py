@@ -15,7 +15,7 @@ from harness.plan.cost import SPEEDS, EngineLimits, Footprint, Needs
 from harness.plan.lacks import Obstacles
 from harness.plan.measured import MeasuredTime, measured_time
 
-STATES = ("done", "running", "stale", "failed", "planned")
+STATES = ("done", "running", "stale", "failed", "stopped", "planned")
 USUAL = 80 * 10**9  # bytes of the GPU that is assumed where none is known
 
 

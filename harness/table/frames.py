@@ -64,6 +64,7 @@ from harness.cells import source_digest
 from harness.cells.no_signal import NO_SIGNAL
 from harness.cells.outcome import right_distinct
 from harness.cells.provenance import BASE_MODEL_TAG, CHECKED_TAG, HARNESS_TAG, ROUNDING_TAG, VERSION_TAG, sources_in
+from harness.cells.state import STOPPED
 from harness.config import OWN, PUBLISHED, setting_label
 from harness.matrix import BACKEND_AXIS
 from harness.rollout.digests import SHOWN
@@ -193,6 +194,8 @@ def read_frames(experiment: Experiment, expected: Sequence[Expected], baseline: 
             state = NO_RUN  # an outcome of another digest than the run's tag is not of this cell: it has no numbers
         for evaluated in cell.eval_tasks:
             row = {**key_columns(cell), "evaluated": evaluated, "state": state}
+            if state == STOPPED:
+                row["flags"] = [f"{cell.method} seed {cell.seed}: {newest[cell.cell].tags['reason']}"]
             if outcome is not None:
                 record = record_of(outcome, evaluated, cell.cell)
                 row |= {"state": DONE, **measures_of(outcome, record, runs[cell.cell])}

@@ -214,7 +214,7 @@ def row_of(frames: Frames, cells: DataFrame, baseline_cells: DataFrame, baseline
         delta_pass_at_k=pass_differences,
         seeds_done=len(done),
         seeds_expected=len(cells),
-        flags=sorted(set(itertools.chain(*done["flags"]))),
+        flags=sorted(set(itertools.chain(*cells["flags"]))),
         setting=dict(first["setting"]),
         made_of=next(filter(None, cells["made_of"]), None),  # unknown for a cell without a run
         collapsed=collapsed.set_index("seed")["collapsed"].to_dict(),

@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Metric, Run
 
-from harness.cells import checksums
+from harness.cells import checksums, lease
 from harness.cells.log import MetricsLog
 from harness.cells.outcome import FILE as OUTCOME
 from harness.cells.outcome import TAG as OUTCOME_TAG
 from harness.cells.outcome import cell_outcome
 from harness.cells.provenance import Made, mark_tags
 from harness.cells.spec import FILE, TRAINER, CellSpec
-from harness.cells.state import State
+from harness.cells.state import STOPPED, State, is_stopped
 from harness.config import PUBLISHED
 from harness.tracking.artifacts import COMPLETE, Artifacts, LocalFiles, folder_for_files, home_of_experiment
 from harness.tracking.origin import KIND, NOTE, commit_tags, dataset_input, origin
@@ -77,6 +77,11 @@ class CellRecords:
         """Return whether a run with these tags is that of the present attempt."""
         return (tags.get("cell"), tags.get("attempt")) == (self.spec.id, self.attempt)
 
+    @cached_property
+    def stopped(self) -> bool:
+        """Whether the cell was stopped by hand, and no process works on it."""
+        return self.state.state != "done" and is_stopped(self.folder) and lease.holder(self.folder) is None
+
     def taken_back(self, tags: Mapping[str, str]) -> bool:
         """Return whether a run with these tags may hold points of steps that an interruption has taken back."""
         number, _, time = tags.get(SENDING, tags.get(LINES, "0")).partition(" ")
@@ -99,6 +104,9 @@ class CellRecords:
     def tags(self) -> dict[str, str]:
         """Return the tags that vouch for the content of the cell's run."""
         tags = status_tags(self.spec, self.state) | mark_tags(self.folder) | {LINES: str(len(self.lines))}
+        if self.stopped:
+            last = self.lines[-1]["step"] if self.lines else 0
+            tags |= {"status": STOPPED, "reason": f"stopped by hand at step {last}"}
         if self.outcome is not None:
             tags[OUTCOME_TAG] = identities.hash_of(self.outcome)
         return tags
@@ -182,7 +190,7 @@ def send_records(client: MlflowClient, records: CellRecords, uri: str) -> bool:
         end = int(lines[-1]["time"] * 1000) if lines else None
         client.set_terminated(run_id, RUN_STATUS[state.state], end)
     else:
-        client.update_run(run_id, RUN_STATUS[state.state])
+        client.update_run(run_id, "KILLED" if records.stopped else RUN_STATUS[state.state])
     # Last, so that these tags vouch for all the rest: an interrupted sync is repeated. MLflow writes the parameters of
     # a request before its tags, so that one request is enough for both.
     send_params_and_tags(client, run_id, params_of(spec), tags)

@@ -16,6 +16,7 @@ import baselines
 from benchmarks.patience import HANG
 from harness import config, matrix, runs
 from harness.base import files
+from harness.base.errors import UserError
 from harness.cells import lease, source_digest, state
 from harness.cells.provenance import Made
 from harness.cells.state import State
@@ -171,6 +172,23 @@ def test_run_ends_non_zero_if_no_step_had_a_signal(
     output = capsys.readouterr().out
     assert f"\u2020 countdown: grpo seed 0: {sentence} (all answers unparsed" in " ".join(output.split())
     assert "1 of 1 cell learned nothing" in output
+
+
+def test_stop_before_a_cell_begins_and_its_undo(planned: matrix.Cell) -> None:
+    settings = planned.config
+    files.write_json(settings.folder / matrix.MARKER, {"matrix": settings.name})
+    (marked,) = runs.stop_cells(settings, planned.method, planned.seed, undo=False)
+    assert marked == planned
+    cell.main(str(planned.folder))
+    assert Made.read(planned.folder) is None
+    assert (planned.progress().state, planned.progress().reason) == ("stopped", "stopped by hand before it began")
+    assert runs.unfinished([planned]) == []
+    runs.stop_cells(settings, planned.method, None, undo=True)
+    assert runs.unfinished([planned]) == [planned]
+    cell.main(str(planned.folder))
+    assert planned.progress().state == "done"
+    with pytest.raises(UserError, match=r"--seed is 7; allowed: 0"):
+        runs.stop_cells(settings, planned.method, 7, undo=False)
 
 
 def test_a_cell_that_cannot_begin_fails_with_its_reason(planned: matrix.Cell, monkeypatch: pytest.MonkeyPatch) -> None:

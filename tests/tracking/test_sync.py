@@ -24,11 +24,11 @@ from places import REPOSITORY
 from benchmarks.patience import HANG
 from harness.base import files, identities
 from harness.base.errors import UserError
-from harness.cells import checksums, evaluation_files
+from harness.cells import checksums, evaluation_files, lease
 from harness.cells.log import MetricsLog
 from harness.cells.provenance import Made
 from harness.cells.spec import CellKey, CellSpec
-from harness.cells.state import State
+from harness.cells.state import STOP_MARK, State
 from harness.config import Config, Correction, Eval, RolloutConfig, Stop, Train
 from harness.tracking import store, sync
 from harness.tracking.artifacts import artifact_folder
@@ -293,6 +293,19 @@ def sent_entropies(uri: str) -> list[Point]:
             curves += source.curves(sent, "entropy/mean".__eq__)
     assert len(curves) < 2
     return curves[0].get("entropy/mean", []) if curves else []
+
+
+def test_sync_of_a_cell_stopped_by_hand(tmp_path: Path, mlflow_uri: str) -> None:
+    folder = make_cell(tmp_path / "cell")
+    log_steps(folder, 0, 1, 2)
+    (folder / STOP_MARK).touch()
+    with lease.hold(folder):
+        sync.sync(folder, mlflow_uri)
+        (run,) = runs(mlflow_uri)
+        assert run.data.tags["status"] == "running", "it still works on its last step"
+    sync.sync(folder, mlflow_uri)
+    (run,) = runs(mlflow_uri)
+    assert (run.info.status, run.data.tags["reason"]) == ("KILLED", "stopped by hand at step 2")
 
 
 def test_a_cell_that_collapsed_says_so(tmp_path: Path, mlflow_uri: str) -> None:
