@@ -35,7 +35,7 @@ KEPT = reference.REFERENCE
 README = (REPOSITORY / "README.md").read_text()
 TUTORIAL = (REPOSITORY / "docs/tutorial.md").read_text()
 DEMO = (REPOSITORY / "docs/evidence/demo.md").read_text()
-DYNAMICS = (REPOSITORY / "docs/evidence/dynamics.md").read_text()
+DYNAMICS = (REPOSITORY / "docs/dynamics.md").read_text()
 QUADRANTS = ("positive_above", "positive_below", "negative_above", "negative_below")
 
 

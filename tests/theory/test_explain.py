@@ -65,7 +65,7 @@ def test_the_same_twice(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_documentation_shows_what_was_measured() -> None:
     rows = json.loads((REPOSITORY / "results" / "reference" / "dynamics" / "explain.json").read_text())
-    lines = (REPOSITORY / "docs" / "evidence" / "dynamics.md").read_text().splitlines()
+    lines = (REPOSITORY / "docs" / "dynamics.md").read_text().splitlines()
     shown = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.count("|") == 8]
     shown = [cells for cells in shown if cells[-1][0] in "+-" and cells[1] != "---:"]
     by_method: dict[tuple[str, str], dict[str, dict[str, float]]] = {}

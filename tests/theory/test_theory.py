@@ -101,7 +101,7 @@ def test_the_command_writes_all_that_was_measured(tmp_path: Path, monkeypatch: p
 
 def test_the_documentation_shows_what_was_measured() -> None:
     found = json.loads((REPOSITORY / "results" / "reference" / "dynamics" / "dynamics.json").read_text())
-    text = (REPOSITORY / "docs" / "evidence" / "dynamics.md").read_text()
+    text = (REPOSITORY / "docs" / "dynamics.md").read_text()
     for rows in {**found, "masks": theory.entropy_changes(found["masks"])}.values():
         assert rows
         for row in rows:
