@@ -1,4 +1,4 @@
-"""Untrusted text is never run: the claims of docs/security.md that no other test covers."""
+"""Untrusted text is never run: the claims of docs/reliability.md that no other test covers."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ class RolloutConfig:
 
 @dataclass
 class Correction:
-    """Importance correction of the gradient for the mismatch of trainer and engine (docs/mismatch.md)."""
+    """Importance correction of the gradient for the mismatch of trainer and engine (docs/rollouts.md)."""
 
     kind: str = choice("off", ("off", "truncated", "masked"))
     """truncated: a ratio above `high` counts as `high`; masked: a ratio outside `low` to `high` counts as 0."""
@@ -158,7 +158,7 @@ class Bounds:
 class Mismatch:
     """Largest allowed mismatch of trainer and engine, by the type of the computation; a cell beyond it stops."""
 
-    # In float32 p99 is about 1e-6, so 0.01 cannot be rounding (measured: docs/mismatch.md).
+    # In float32 p99 is about 1e-6, so 0.01 cannot be rounding (measured: docs/rollouts.md).
     float32: Bounds = field(default_factory=lambda: Bounds(p99=0.01, max=0.1))
     # In bfloat16 p99 was up to 0.03. A few tokens may differ by any amount, so a bound on the maximum is useless.
     bfloat16: Bounds = field(default_factory=lambda: Bounds(p99=0.5))

@@ -19,7 +19,7 @@ from harness.diagnose.course import ANY, FALLING, HEALTHY, RISING, TOO_SHORT, UN
 from harness.diagnose.curves import MetricCurve
 from harness.diagnose.signals import OURS, TRAINERS, LoggedRun, signal_keys
 
-# The 99th percentile that the embedded engine has in bfloat16 (docs/mismatch.md): a mean beyond it is not rounding.
+# The 99th percentile that the embedded engine has in bfloat16 (docs/rollouts.md): a mean beyond it is not rounding.
 MISMATCH = 0.03
 GRADIENT_SPIKE = 10.0  # times the median of the run and times the start; a convention
 STEP_KL = 0.1  # nats per token; a convention, twice to ten times the bounds at which PPO is usually stopped early
@@ -182,7 +182,7 @@ RULES = (
         "the engine that samples and the trainer disagree on log-probabilities",
         ("mismatch",),
         engine_differs,
-        "compare temperatures, weights and number types of both (docs/mismatch.md); sample from newer weights, or "
+        "compare temperatures, weights and number types of both (docs/rollouts.md); sample from newer weights, or "
         "correct with importance ratios",
     ),
     Rule(

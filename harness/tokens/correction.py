@@ -2,7 +2,7 @@
 
 Tokens are sampled by the engine and trained on as if the trainer had sampled them. The ratio of the two probabilities,
 before the update, corrects for the difference; bounds keep its variance finite. It multiplies the weights of tokens,
-and changes neither a denominator nor anything that a method computes. docs/mismatch.md has formulas and sources.
+and changes neither a denominator nor anything that a method computes. docs/rollouts.md has formulas and sources.
 """
 
 from __future__ import annotations

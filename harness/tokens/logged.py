@@ -156,7 +156,7 @@ METHODS = MetricSection(
 MISMATCH = MetricSection(
     "Mismatch of trainer and engine",
     "Over the trainer's minus the engine's log-probabilities of the sampled tokens, before any correction "
-    "([mismatch.md](mismatch.md)).",
+    "([rollouts.md](rollouts.md#trainer-and-engine-how-far-they-differ)).",
     (
         LoggedMetric("mismatch/mean", NATS, "mean size"),
         LoggedMetric("mismatch/p99", NATS, "99th percentile of the size"),
