@@ -330,7 +330,7 @@ SHARED: dict[type[Component], str] = {
     Control: "Options of every control",
 }
 SYMBOLS = "Symbols, and how methods are combined: [methods.md](../methods.md)."
-KINDS_OF_METHODS = {"objective": "objectives", "control": "controls", "composition": "compositions"}
+PAGES_OF_METHODS = {"objective": "objectives", "control": "controls"}
 
 
 def kind_of_method(entry: type[Component] | Composition) -> str:
@@ -352,9 +352,17 @@ def methods_table() -> str:
         clause = prose(text_of(entry)[0])
         if isinstance(entry, Composition):
             clause += f" {code(entry.spec)}"
-        link = f"methods/{KINDS_OF_METHODS[kind]}.md#{slug(name)}"
-        rows.append([f"[{code(name)}]({link})", kind, clause])
+        link = "#" if kind == "composition" else f"methods/{PAGES_OF_METHODS[kind]}.md#"
+        rows.append([f"[{code(name)}]({link}{slug(name)})", kind, clause])
     return table(["method", "kind", "what it does"], rows)
+
+
+def compositions() -> str:
+    parts = ["## Compositions"]
+    for name, entry in baselines.METHODS.items():
+        if isinstance(entry, Composition):
+            parts += [f"### {code(name)}", *method_section(entry)]
+    return "\n\n".join(parts)
 
 
 def methods_page(kind: str) -> str:
@@ -367,7 +375,7 @@ def methods_page(kind: str) -> str:
     for name, entry in baselines.METHODS.items():
         if kind_of_method(entry) == kind:
             parts += [f"## {code(name)}", *method_section(entry)]
-    return page(KINDS_OF_METHODS[kind].capitalize(), *parts)
+    return page(PAGES_OF_METHODS[kind].capitalize(), *parts)
 
 
 def method_section(entry: type[Component] | Composition) -> Iterator[str]:
@@ -490,15 +498,16 @@ def promise_table() -> str:
 
 def generated_pages() -> dict[Path, str]:
     """Return the text of each page; for a hand-written page, with its generated part replaced."""
+    methods_part = f"{methods_table()}\n\n{compositions()}"
     pages = {
         DOCS / "configuration.md": configuration_page(),
         DOCS / "commands.md": commands_page(),
         DOCS / "metrics.md": metrics_page(),
-        DOCS / "methods.md": with_part("methods.md", (DOCS / "methods.md").read_text(), methods_table()),
+        DOCS / "methods.md": with_part("methods.md", (DOCS / "methods.md").read_text(), methods_part),
         DOCS / "fair.md": with_part("fair.md", (DOCS / "fair.md").read_text(), promise_table()),
         DOCS / "diagnose.md": with_part("diagnose.md", (DOCS / "diagnose.md").read_text(), causes_table()),
     }
-    for kind, name in KINDS_OF_METHODS.items():
+    for kind, name in PAGES_OF_METHODS.items():
         pages[DOCS / "methods" / f"{name}.md"] = methods_page(kind)
     return pages
 
