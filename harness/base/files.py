@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from hashlib import file_digest
 from pathlib import Path
-from typing import IO, Any
+from types import UnionType
+from typing import IO, Any, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -171,6 +173,26 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise Damaged(path, f"it is not JSON ({error})") from error
+
+
+def wrong_fields(kind: type, record: Mapping[str, Any]) -> list[str]:
+    """Return the keys of a record whose values are not of the types that the fields of a dataclass have."""
+    hints = get_type_hints(kind)
+    return [name for name, value in record.items() if not has_type(value, hints[name])]
+
+
+def has_type(value: Any, hint: Any) -> bool:
+    """Return whether a value of JSON has a type; a number must be finite, and a truth value is none."""
+    arguments = get_args(hint)
+    if isinstance(hint, UnionType):
+        return any(has_type(value, each) for each in arguments)
+    if get_origin(hint) is dict:
+        return isinstance(value, dict) and all(has_type(each, arguments[1]) for each in value.values())
+    if get_origin(hint) is list:
+        return isinstance(value, list) and all(has_type(each, arguments[0]) for each in value)
+    if hint is float:
+        return type(value) in (int, float) and math.isfinite(value)
+    return type(value) is hint
 
 
 def read_yaml(path: Path) -> Any:

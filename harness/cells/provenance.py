@@ -57,9 +57,7 @@ class Made:
                 needed.add(declared.name)
         if not isinstance(record, dict) or not needed <= record.keys() <= set(names):
             raise Damaged(path, f"it must hold {', '.join(names)}")
-        kinds = {"attempt": str, "started": int | float, "sources": dict, "versions": dict, "rounding": dict}
-        wrong = [name for name, kind in kinds.items() if name in record and not isinstance(record[name], kind)]
-        if wrong:
+        if wrong := files.wrong_fields(cls, record):
             raise Damaged(path, f"{', '.join(wrong)} is not what it must be")
         return cls(**record)
 

@@ -49,9 +49,8 @@ class State:
             raise Damaged(
                 path, f"it must hold {', '.join(sorted(REQUIRED))}, and its state be one of {', '.join(STATES)}"
             )
-        numbers = record["durable_step"], record["seconds"], record["collapsed"] or 0
-        if not {*map(type, numbers)} <= {int, float} or not isinstance(record["reason"], str | None):
-            raise Damaged(path, "its reason must be a text, and its step and its seconds numbers")
+        if wrong := files.wrong_fields(cls, record):
+            raise Damaged(path, f"{', '.join(wrong)} is not what it must be")
         return cls(**record)
 
     @classmethod

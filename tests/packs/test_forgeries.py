@@ -15,7 +15,7 @@ from answered import answered_pack
 from boards import listed
 
 from harness import cli
-from harness.base import files
+from harness.base import files, seal
 from harness.cells import checksums, evaluation_files
 from harness.cells.evaluation_files import evaluation_path
 from harness.cells.log import MetricsLog
@@ -234,6 +234,48 @@ def test_verify_names_a_forgery(
     assert sentence in output
     rows = listed(capsys, "--pack", str(pack))
     assert "reported" in {row["checked"] for row in rows}
+
+
+def hostile_config(forgery: Forgery) -> None:
+    """Repeat a value of a configuration a billion times, by aliases."""
+    path = forgery.cell("clip_b", 0) / "config.yaml"
+    text = path.read_text().rpartition("# sum")[0].replace("made_of: null", "made_of: &a0 [x, x, x, x, x, x, x, x]")
+    text += "".join(f"b{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 8)}]\n" for i in range(1, 10))
+    path.write_text(seal.close_yaml(text))
+
+
+def record_value(name: str, key: str, value: Any) -> Callable[[Forgery], None]:
+    def write_value(forgery: Forgery) -> None:
+        path = forgery.cell("clip_b", 0) / name
+        path.write_text(json.dumps(files.read_json(path) | {key: value}))
+
+    return write_value
+
+
+@pytest.mark.parametrize("command", [["verify"], ["leaderboard", "--pack"]])
+@pytest.mark.parametrize(
+    ("forge", "sentence"),
+    [
+        (hostile_config, "config.yaml is damaged: it holds more than 100000 values"),
+        (record_value("state.json", "device", None), "state.json is damaged: device is not what it must be"),
+        (record_value("made.json", "commit", {}), "made.json is damaged: commit is not what it must be"),
+        (record_value("made.json", "sources", {"grpo": {}}), "made.json is damaged: sources is not what it must be"),
+    ],
+)
+def test_hostile_records_are_one_sentence(
+    forge: Callable[[Forgery], None],
+    sentence: str,
+    command: list[str],
+    forgery: Forgery,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    forge(forgery)
+    pack = forgery.write(tmp_path / "hostile.zip")
+    with pytest.raises(SystemExit) as end:
+        cli.main([*command, str(pack)])
+    assert end.value.code in (1, 2)
+    assert sentence in " ".join("".join(capsys.readouterr()).split())
 
 
 class Undecided(Countdown):
