@@ -9,8 +9,8 @@ import numpy as np
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-# Conventions, not measurements: no source names a bound. In the demo the entropy of GRPO ends at a third of its start,
-# and that of the bonus of 0.1, whose answers are all wrong, at twelve times its start.
+# Conventions, not measurements: no source names a bound. In the demo the entropy of GRPO ends at two fifths of its
+# start, and that of the bonus of 0.1, whose answers are all wrong, at twelve times its start.
 COLLAPSED_BELOW = 0.1  # the entropy at the last step as a share of that at the first
 EXPLODED_ABOVE = 3.0
 

