@@ -878,7 +878,6 @@ def test_the_ranking_carries_over_to_the_larger_models_and_no_sign_is_contradict
     small, large = (transfer.effects(matrix, "Pass@16") for matrix in ("field", "transfer-5m"))
     assert {scores["Pass@16"]["seeds"] for scores in field.compared("transfer-5m").values()} == {3}
     assert all(large[method]["mean"] > small[method]["mean"] for method in large)
-    assert "0.91 [0.60, 1.00] and 0.96 [0.79, 1.00]" in README
 
 
 @pytest.mark.parametrize(
@@ -908,7 +907,6 @@ def test_the_field_with_another_base_model_has_its_order_and_most_of_its_gains_a
     with_price = [method for method in first & second if runs[1][method]["Avg@K"]["difference"]["high"] < 0]
     assert len(with_price) == priced
     assert not {"wins", "trades"} & {field.verdict(scores) for rows in runs for scores in rows.values()}
-    assert taus[0] in README
 
 
 def test_the_tuned_field_with_another_base_model_has_four_of_its_five_gains_again() -> None:
@@ -937,7 +935,6 @@ def test_the_tuned_field_with_another_base_model_has_four_of_its_five_gains_agai
     widths = sorted(field_again.half_width(means[1][method]) for method in others)
     assert f"{widths[len(widths) // 2]:.3f}" == "0.038"
     assert not any(field.verdict(scores) for rows in runs for scores in rows.values())
-    assert taus["Pass@16"] in README
     untuned = field.compared(f"field{field_again.SECOND}")
     before_and_after = []
     for score in ("Avg@K", "Pass@16"):
