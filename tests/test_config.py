@@ -348,13 +348,13 @@ def test_identity_is_what_defines_the_result() -> None:
         "checkpoint.every=7",
         "verify.workers=3",
         "verify.max_failures=0.5",
+        "verify.limit_s=1",  # only reads answers, as the next
+        "eval.by_task.countdown.k=8",
     ):
         assert keys(harmless) == before
     for telling in (
         "train.lr=1e-4",
         "eval.samples=64",
-        "eval.by_task.countdown.k=8",
-        "verify.limit_s=1",
         "rollout.temperature=0.9",
         "method_options.grpo.clip_low=0.1",
     ):
