@@ -148,8 +148,10 @@ def evaluation_identity(settings: Eval) -> dict[str, Any]:
     """Return the settings that decide which answers an evaluation has; K only reads them."""
     identity = dataclasses.asdict(settings)
     del identity["k"]
-    for own_values in identity["by_task"].values():
-        own_values.pop("k", None)
+    for task, own_values in settings.by_task.items():
+        identity["by_task"][task].pop("k", None)
+        if own_values.keys() == {"k"}:
+            del identity["by_task"][task]
     return identity
 
 
