@@ -1,6 +1,6 @@
 """The cost of a cell by closed forms: responses and tokens, bytes, and a rough time; without torch, network or data.
 
-docs/paper.md explains the formulas.
+docs/paper.md says what is counted when, and what is left out.
 """
 
 from __future__ import annotations
