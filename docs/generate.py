@@ -476,7 +476,7 @@ def keys_of_rule(rule: rules.Rule, trainer: str) -> str:
     return codes(key for _, key in rules.needed_keys(rule, trainer))
 
 
-# docs/fair.md
+# docs/packs.md
 
 
 def promise_table() -> str:
@@ -504,7 +504,7 @@ def generated_pages() -> dict[Path, str]:
         DOCS / "commands.md": commands_page(),
         DOCS / "metrics.md": metrics_page(),
         DOCS / "methods.md": with_part("methods.md", (DOCS / "methods.md").read_text(), methods_part),
-        DOCS / "fair.md": with_part("fair.md", (DOCS / "fair.md").read_text(), promise_table()),
+        DOCS / "packs.md": with_part("packs.md", (DOCS / "packs.md").read_text(), promise_table()),
         DOCS / "diagnose.md": with_part("diagnose.md", (DOCS / "diagnose.md").read_text(), causes_table()),
     }
     for kind, name in PAGES_OF_METHODS.items():

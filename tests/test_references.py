@@ -170,7 +170,7 @@ def test_check_names_the_outdated_pages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "methods").mkdir()
-    for page, title in (("methods.md", "Methods"), ("diagnose.md", "Diagnose"), ("fair.md", "Results")):
+    for page, title in (("methods.md", "Methods"), ("diagnose.md", "Diagnose"), ("packs.md", "Packs")):
         (tmp_path / page).write_text(f"# {title}\n{generate.BEGIN}\n{generate.END}\nThe rest.\n")
     (tmp_path / "methods" / "gone.md").write_text("of a kind that is no longer there")
     monkeypatch.setattr(generate, "DOCS", tmp_path)

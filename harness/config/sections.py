@@ -319,7 +319,7 @@ class Tracking:
 
 @dataclass
 class Tune:
-    """The candidates of each method, among which `entrobench tune` chooses by one rule (docs/fair.md)."""
+    """The candidates of each method, among which `entrobench tune` chooses by one rule (docs/tune.md)."""
 
     candidates: dict[str, list[str]] = field(default_factory=dict)
     """Candidates of each method, as specs: `{clip_b: [clip_b(share=0.01), clip_b(share=0.02)]}`; at most six."""

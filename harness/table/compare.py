@@ -81,7 +81,7 @@ class Comparison:
     experiment: str | None = None  # set if a table has rows of several
     ranked: int = 0  # the number of methods that have a rank in this table
     trainer: str | None = None  # of its cells (train.backend), if that is not our own
-    ruleset: str | None = None  # published or tuned; docs/fair.md
+    ruleset: str | None = None  # published or tuned; docs/tune.md
     checked: str | None = None  # how far the row of a pack was verified
     options: str = ""  # the spec that tuning chose for the method
 

@@ -91,7 +91,7 @@ class LeaderboardRow:
     # By score, with two seeds: the number of seeds at which a difference as large as the present one is significant;
     # None: no number.
     seeds_needed: dict[str, int | None] = field(default_factory=dict)
-    ruleset: str | None = None  # published or tuned; docs/fair.md
+    ruleset: str | None = None  # published or tuned; docs/tune.md
     collapsed_share: float | None = None  # of the seeds, by the definition in `endings`
     exploded_share: float | None = None
     checked: str | None = None  # of a row of a pack: reported, judged again or replayed
