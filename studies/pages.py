@@ -73,6 +73,7 @@ ENTROPY = "entropy/mean"
 # The columns of the tables in the pages.
 SHORT = ["method", "Avg@K", "Pass@16", "Pass@16 - grpo", "verdict", "distinct right"]
 FULL = ["method", "Avg@K", "Pass@16", "Avg@K - grpo", "Pass@16 - grpo", "distinct right", "entropy, end"]
+DEMO_FULL = [*FULL[:5], "verdict", *FULL[5:]]
 TUNED_FULL = ["method", "chosen", "Avg@K", "Pass@16", "Avg@K - grpo", "Pass@16 - grpo", "verdict", "distinct right"]
 SHOWN_FIRST = ["base model", "grpo", "clip_b", "clip_v", "adaptive_entropy"]
 
@@ -194,8 +195,8 @@ def tables() -> dict[str, str]:
         | seeds
         | {
             "demo-short": as_markdown(demo.loc[SHOWN_FIRST, SHORT]),
-            "demo": as_markdown(demo[[*FULL[:5], "verdict", *FULL[5:]]]),
-            "demo-avx2": as_markdown(reference_table("demo-avx2")[FULL]),
+            "demo": as_markdown(demo[DEMO_FULL]),
+            "demo-avx2": as_markdown(reference_table("demo-avx2")[DEMO_FULL]),
             "demo-tuned": as_markdown(tuned("demo-tuned")[FULL]),
             "coloring": as_markdown(reference_table("coloring")[FULL]),
             "staleness-avg": as_markdown(staleness_grid("grpo", "Avg@K")),

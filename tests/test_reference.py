@@ -181,11 +181,8 @@ def test_the_findings_hold_with_both_instruction_sets(folder: str) -> None:
     # GRPO pays for accuracy with diversity.
     assert grpo["avg_at_k"]["low"] > base["avg_at_k"]["high"]
     assert grpo["pass_at_k"]["16"]["high"] < base["pass_at_k"]["16"]["low"]
-    # Clip_B has a higher Pass@16 than GRPO, with no significant difference in Avg@K.
-    assert clip_b["delta_pass_at_k"]["16"]["low"] > 0
-    assert clip_b["delta_to_baseline"]["low"] < 0 < clip_b["delta_to_baseline"]["high"]
-    # Clip_V has a higher Pass@16 than GRPO, too.
-    assert clip_v["delta_pass_at_k"]["16"]["low"] > 0
+    # Both clips have a higher Pass@16 than GRPO after Holm's correction, with no such loss of Avg@K.
+    assert all(reference.verdicts(folder)[clip] == "wins" for clip in ("clip_b", "clip_v"))
     # Clip_B's is the highest after training.
     assert max(trained, key=lambda row: float(row["pass_at_k"]["16"]["mean"])) is clip_b
     # Both clips have more distinct right answers than GRPO.
