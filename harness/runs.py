@@ -85,7 +85,7 @@ def run_matrix(
         with LiveView(console, chosen, todo, config.tracking_uri) as view:
             # Any cell's: of the settled values only the engine depends on the model, and launchers do not read it.
             launcher.run_cells(todo, launcher_of(where, todo[0].settled, jobs), view)
-    failed = [cell for cell in chosen if not is_done(cell) and cell.progress().state != STOPPED]
+    failed = [cell for cell in chosen if cell.progress().missing]
     for cell in failed:
         log = cell.folder / "log.txt"
         console.print(f"{cell.progress().state}  {cell.label}: see {log}, and docs/trouble.md", style="red")

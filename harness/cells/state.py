@@ -108,6 +108,11 @@ class Progress:
     record: State = field(default_factory=State, compare=False)  # state.json as it was read for this
     recent: list[dict[str, float]] = field(default_factory=list, compare=False)  # metrics of the last steps
 
+    @property
+    def missing(self) -> bool:
+        """Whether `run` has yet to run the cell: it is neither done nor stopped by hand."""
+        return self.state not in ("done", STOPPED)
+
     @classmethod
     def read(cls, folder: Path, recent: int = 1) -> Progress:
         """Return the progress of a cell, with the metrics of this many last steps; one with damaged records failed."""

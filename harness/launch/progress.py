@@ -8,8 +8,10 @@ from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
 
-from rich.console import Console, Group, JustifyMethod
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, Group, JustifyMethod, RenderableType, RenderResult
+from rich.control import Control
 from rich.live import Live
+from rich.segment import ControlType, Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -26,6 +28,31 @@ QUIET_SECONDS = 30
 PACE = 5.0  # between two times that MLflow is fed with a running cell: it takes a core from quick cells
 QUIET_COUNT_SECONDS = 3  # the same for work that takes seconds instead of minutes
 NUMBERS = {"entropy": "entropy/mean", "reward": "reward/mean"}  # the metrics that are shown, by column
+
+
+class Picture(Live):
+    """A picture that is redrawn until it is removed, also on a terminal that becomes narrower.
+
+    Such a terminal breaks the lines that no longer fit, while rich goes back by as many lines as it wrote.
+    """
+
+    def __init__(self, content: RenderableType, console: Console, per_second: float) -> None:
+        self.content, self.width, self.sizes = content, console.width, list[int]()
+        super().__init__(self, console=console, refresh_per_second=per_second, transient=True)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines = console.render_lines(self.content, options, pad=False)
+        self.width, self.sizes = console.width, list(map(Segment.get_line_length, lines))
+        for line in lines:
+            yield from line
+            yield Segment.line()
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        width, broken = self.console.width, 0
+        if width < self.width:
+            broken = sum((size - 1) // width for size in self.sizes if size)
+        erase = Control(*[(ControlType.ERASE_IN_LINE, 2), (ControlType.CURSOR_UP, 1)] * broken)
+        return [erase, *super().process_renderables(renderables)]
 
 
 class ElapsedLine:
@@ -45,7 +72,7 @@ def show_elapsed(console: Console, message: str) -> Iterator[None]:
     if not console.is_terminal:
         yield
         return
-    with Live(ElapsedLine(message), console=console, refresh_per_second=2, transient=True):
+    with Picture(ElapsedLine(message), console, 2):
         yield
 
 
@@ -73,8 +100,13 @@ def show_count(console: Console, message: str, total: int) -> Iterator[Callable[
     if not console.is_terminal:
         yield show_log
         return
-    with Live(line, console=console, refresh_per_second=2, transient=True):
+    with Picture(line, console, 2):
         yield show_terminal
+
+
+def time_of_day() -> str:
+    """Return the time of day as the beginning of a line in a log."""
+    return f"{datetime.now():%H:%M:%S} "
 
 
 class LiveView:
@@ -100,9 +132,7 @@ class LiveView:
         self.began = time.monotonic()
         self.headline = self.summary([], len(todo))
         self.table: Table | None = None
-        self.live: Live | None = None
-        if console.is_terminal:
-            self.live = Live(self, console=console, refresh_per_second=4, transient=True)
+        self.live = Picture(self, console, 4) if console.is_terminal else None
 
     def __rich__(self) -> Group:
         """Return the picture. Rich draws it in its own thread, so the clock runs while the launcher is waiting."""
@@ -129,7 +159,7 @@ class LiveView:
             self.draw(running, waiting)
         elif time.monotonic() - self.last_line > QUIET_SECONDS:
             self.last_line = time.monotonic()
-            self.console.print(f"{datetime.now():%H:%M:%S} {self.summary(running, waiting)}")
+            self.console.print(time_of_day() + self.summary(running, waiting))
             for snapshot in running:
                 if snapshot.progress.reason:
                     self.console.print(f"{snapshot.cell.label}: {snapshot.progress.reason}")
@@ -155,10 +185,10 @@ class LiveView:
         self.steps_ended += progress.step - self.steps_before[cell.id]
         self.steps_todo -= cell.config.train.steps - progress.step  # the steps that a failed cell will not run
         if stopped:
-            self.console.print(Text.assemble(("stopped ", "yellow"), f"{cell.label}: {progress.reason}"))
+            self.print_end("stopped", "yellow", f"{cell.label}: {progress.reason}")
             return
         if not done:
-            self.console.print(Text.assemble(("failed  ", "red"), f"{cell.label}: {progress.reason or reason}"))
+            self.print_end("failed", "red", f"{cell.label}: {progress.reason or reason}")
             return
         averages = [value for key, value in progress.metrics.items() if key.endswith("/avg")]
         average = f"{averages[0]:.3f}" if averages else "?"
@@ -166,7 +196,10 @@ class LiveView:
         line = f"{cell.label}: Avg@K {average}, entropy {entropy:.3f}"
         if progress.reason:
             line += f", {progress.reason}"
-        self.console.print(Text.assemble(("done    ", "green"), line))
+        self.print_end("done", "green", line)
+
+    def print_end(self, state: str, style: str, line: str) -> None:
+        self.console.print(Text.assemble("" if self.live else time_of_day(), (f"{state:8}", style), line))
 
     def feed(self, snapshot: Snapshot, *, last: bool = False) -> None:
         """Bring MLflow up to the last step of a cell; one of quick steps is fed every PACE seconds."""

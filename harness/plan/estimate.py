@@ -44,7 +44,7 @@ class Plan:
 
     @property
     def missing(self) -> int:
-        return sum(self.states.values()) - self.states.get("done", 0)
+        return sum(now.missing for _, now in self.progress)
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def plan_for(config: Config, matrix: Sequence[Cell], machine: Machine, at_once: 
         now = cell.progress()
         progress.append((cell, now))
         counts[now.state] += 1
-        if now.state != "done":
+        if now.missing:
             missing.append(cell)
     assumption = Assumption(config, shapes, needs, engines, kind, size)
     assumed = assumption.seconds(missing)  # also used to judge whether a CPU is too slow

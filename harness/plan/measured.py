@@ -46,7 +46,7 @@ def measured_time(config: Config, progress: Sequence[tuple[Cell, Progress]]) -> 
     seconds: dict[str, list[float]] = {}  # of finished cells, by size
     for cell, now in progress:
         size = size_of_cell(cell)
-        if now.state != "done":
+        if now.missing:
             missing.append((cell, size))
         add_if_finished(seconds, size, now.record)
     if any(size not in seconds for _, size in missing):

@@ -45,9 +45,9 @@ def largest_cell(plan: Plan) -> Cell:
     for footprint in plan.footprints:
         for method in footprint.methods:
             peaks[footprint.model, method] = footprint.memory.peak
-    missing = [cell for cell, now in plan.progress if now.state != "done" and (cell.model, cell.method) in peaks]
+    missing = [cell for cell, now in plan.progress if now.missing and (cell.model, cell.method) in peaks]
     if not missing:
-        raise UserError("--probe measures a missing cell, but all are done, or the shape of their model is unknown")
+        raise UserError("--probe measures a missing cell, but there is none whose model has a known shape")
     return max(missing, key=lambda cell: peaks[cell.model, cell.method])
 
 

@@ -9,7 +9,6 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from datetime import datetime
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,24 +34,41 @@ from harness.tracking.feeder import Feeder
 class Terminal(io.StringIO):
     """A file that knows what a terminal shows of all that was written to it."""
 
-    def shown(self) -> list[str]:
-        lines, row, column = [""], 0, 0
-        for control, up, text in re.findall(r"(\x1b\[(\d*)[A-Za-z]|\x1b\[\?25[hl])|([^\x1b])", self.getvalue()):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines, self.row, self.column = [""], 0, 0
+
+    def write(self, written: str) -> int:
+        for control, up, text in re.findall(r"(\x1b\[(\d*)[A-Za-z]|\x1b\[\?25[hl])|([^\x1b])", written):
             if control.endswith("A"):
-                row -= int(up or 1)
+                self.row -= int(up or 1)
             elif control.endswith("2K"):
-                lines[row] = ""
+                self.lines[self.row] = ""
             elif text == "\r":
-                column = 0
+                self.column = 0
             elif text == "\n":
-                row, column = row + 1, 0
-                lines += [""] * (row + 1 - len(lines))
+                self.row, self.column = self.row + 1, 0
+                self.lines += [""] * (self.row + 1 - len(self.lines))
             elif text:
-                lines[row] = lines[row][:column].ljust(column) + text + lines[row][column + 1 :]
-                column += 1
+                line = self.lines[self.row]
+                self.lines[self.row] = line[: self.column].ljust(self.column) + text + line[self.column + 1 :]
+                self.column += 1
             else:
                 assert control.endswith("m") or control in ("\x1b[?25h", "\x1b[?25l"), f"no terminal knows {control!r}"
-        return [" ".join(line.split()) for line in lines if line.strip()]
+        return super().write(written)
+
+    def narrow(self, width: int) -> None:
+        """Break the lines that are wider, as terminals do; the cursor stays behind the same character."""
+        assert self.column == len(self.lines[self.row]), "this terminal knows a cursor at the end of a line only"
+        broken: list[str] = []
+        for number, line in enumerate(self.lines):
+            broken += [line[start : start + width] for start in range(0, max(len(line), 1), width)]
+            if number == self.row:
+                row = len(broken) - 1
+        self.lines, self.row, self.column = broken, row, len(broken[row])
+
+    def shown(self) -> list[str]:
+        return [" ".join(line.split()) for line in self.lines if line.strip()]
 
 
 class Clock:
@@ -129,6 +145,11 @@ def seen(view: LiveView, terminal: Terminal) -> list[str]:
     return terminal.shown()
 
 
+def timed(log: io.StringIO) -> list[str]:
+    """Return the lines of a log with TIME in place of each time of day."""
+    return re.sub(r"(?m)^[012]\d:[0-5]\d:[0-5]\d ", "TIME ", log.getvalue()).splitlines()
+
+
 def looks(*cells: Cell) -> list[Snapshot]:
     return [Snapshot.take(cell) for cell in cells]
 
@@ -203,6 +224,38 @@ def test_a_terminal_shows_how_far_each_cell_is_and_the_time_left(
         "done clip_b seed 1: Avg@K 0.250, entropy 1.000",
     ]
     assert terminal.getvalue().rfind("\x1b[?25h") > terminal.getvalue().rfind("\x1b[?25l"), "the cursor is back"
+
+
+@pytest.mark.usefixtures("fed", "clock")
+def test_a_narrower_terminal_keeps_no_line_of_the_picture_before(
+    cells: list[Cell], alive: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view, terminal = in_a_terminal(cells, monkeypatch)
+    with view:
+        view.console.print("a line of its own")
+        start(cells[0], alive, steps=3, reason="a reason that ends far to the right of the terminal")
+        start(cells[1], alive, steps=3)
+        view.tick(looks(*cells[:2]), 2)
+        assert len(seen(view, terminal)) == 5
+        for width in (60, 40):
+            terminal.narrow(width)
+            view.console.width = width
+            if width == 40:  # printed before the picture was drawn in this width
+                view.console.print("another one")
+            view.tick(looks(*cells[:2]), 2)
+            shown = seen(view, terminal)
+        # The head line is wrapped at words, and both lines that were printed are kept.
+        assert shown == [
+            "a line of its own",
+            "another one",
+            "0 min 00 s: 0 of 4 cells done, 2",
+            "running, 2 waiting; time left not known",
+            "yet",
+            "cell step entropy reward",
+            "grpo seed 0 3/4 1.250 0.300",
+            "clip_b seed 0 3/4 1.250 0.300",
+        ]
+    assert terminal.shown() == ["a line of its own", "another one"]
 
 
 @pytest.mark.usefixtures("fed")
@@ -292,11 +345,11 @@ def test_a_run_names_the_process_for_which_it_waits(cells: list[Cell]) -> None:
         known.set()
         holder.join(HANG)
     owner = f"process {holder.pid} on {socket.gethostname()}"
-    lines = text.getvalue().splitlines()
+    lines = timed(text)
     assert [line for line in lines if "waiting for" in line] == [
         f"{cell.label}: waiting for {owner}, which is running it"
     ]
-    assert lines[-1] == f"done    {cell.label}: Avg@K 0.250, entropy 1.000"
+    assert lines[-1] == f"TIME done    {cell.label}: Avg@K 0.250, entropy 1.000"
     assert f"another process works on this cell: {owner}\n" in (cell.folder / "log.txt").read_text()
 
 
@@ -403,13 +456,11 @@ def test_without_a_terminal_a_line_is_printed_occasionally(cells: list[Cell], al
         view.tick(looks(one, other), 2)
         leave(other, "failed", 0, "it took too long")
         view.ended(other, None)
-    lines = out.getvalue().splitlines()
-    datetime.strptime(lines[1][:8], "%H:%M:%S")
-    assert [lines[0], lines[1][9:], *lines[2:]] == [
+    assert timed(out) == [
         "starting the processes",
-        "0 of 4 cells done, 2 running, 2 waiting; time left not known yet",
+        "TIME 0 of 4 cells done, 2 running, 2 waiting; time left not known yet",
         "grpo seed 0: making the base model",
-        "failed  clip_b seed 0: it took too long",
+        "TIME failed  clip_b seed 0: it took too long",
     ]
 
 

@@ -28,6 +28,7 @@ from harness.base import files
 from harness.base.errors import UserError
 from harness.base.shape import Shape, shape_of_config
 from harness.cells.provenance import Made
+from harness.cells.state import STOP_MARK
 from harness.config import Config, Resample
 from harness.launch.machine import Device, Machine, cuda_devices, this_machine
 from harness.plan import cost, lacks, show
@@ -533,6 +534,12 @@ def test_time_is_that_of_finished_cells_of_the_same_size(tmp_path: Path) -> None
     assert found.measured == MeasuredTime(15 + 2 * 300, cells=3, finished=3)
     assert (found.unmeasured, found.seconds) == (0.0, 615)
     assert found.states == {"done": 3, "planned": 3}
+    stopped = by_model["countdown-small"][1].folder
+    stopped.mkdir()
+    (stopped / STOP_MARK).touch()
+    found = plan_for(settings, cells, CPU)
+    assert (found.states, found.missing) == ({"done": 3, "stopped": 1, "planned": 2}, 2)
+    assert found.measured == MeasuredTime(15 + 300, cells=2, finished=3), "run does not start what was stopped by hand"
     for each in cells:
         done(each, 1)
     found = plan_for(settings, cells, Machine(ram=1, cores=1, free=1))
@@ -540,7 +547,7 @@ def test_time_is_that_of_finished_cells_of_the_same_size(tmp_path: Path) -> None
 
 
 def test_time_is_also_that_of_earlier_cells_in_the_folder(tmp_path: Path) -> None:
-    """Of another method, or of a method that was edited since; not of another size, nor of one that collapsed."""
+    """Of another method; not of another size, nor of one that collapsed."""
 
     def planned(*overrides: str) -> tuple[Config, list[matrix.Cell]]:
         settings = config.load_config("demo", ["methods=[grpo]", "seeds=[0]", f"results={tmp_path}", *overrides])
@@ -571,7 +578,8 @@ def test_time_is_also_that_of_earlier_cells_in_the_folder(tmp_path: Path) -> Non
     assert "assumed, not measured" not in text
     [own] = planned()[1]
     finish(own, 70)
-    assert measured() == MeasuredTime(70, cells=1, finished=1), "a cell of this plan says more than others"
+    found = plan_for(*planned("seeds=[0,1]"), CPU)
+    assert found.measured == MeasuredTime(70, cells=1, finished=1), "a cell of this plan says more than others"
 
 
 # The machine

@@ -51,5 +51,5 @@ def test_a_cell_that_fails_is_no_measurement(tmp_path: Path) -> None:
     State("failed", "out of memory").write(cells[0].folder)
     with pytest.raises(UserError, match="the measured cell, grpo seed 0, failed: out of memory"):
         probe.read_probe(cells[0], cells[0], plan)
-    with pytest.raises(UserError, match="--probe measures a missing cell, but all are done"):
+    with pytest.raises(UserError, match="--probe measures a missing cell, but there is none"):
         probe.largest_cell(dataclasses.replace(plan, progress=[]))
