@@ -218,7 +218,7 @@ def test_the_newest_run_that_is_done_counts(tmp_path: Path, mlflow_uri: str) -> 
     assert page_content.cells["state"].tolist() == ["done"]
     entropy = page_content.curves[page_content.curves["metric"] == "entropy/mean"].set_index("step")["value"]
     assert entropy[1] == metrics_of(1, 0, 1)["entropy/mean"]
-    assert page_content.notes == ["2 runs of other cells with the same settings are left out."]
+    assert page_content.notes == ["2 runs of an earlier version are left out."]
 
 
 def test_cells_without_a_run_are_planned(tmp_path: Path, mlflow_uri: str) -> None:
