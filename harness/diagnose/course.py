@@ -8,11 +8,11 @@ from math import sqrt
 from harness.base.errors import UserError
 from harness.diagnose.curves import MetricCurve
 from harness.diagnose.signals import LoggedRun
-from harness.table.endings import COLLAPSED_BELOW, EXPLODED_ABOVE
+from harness.table.endings import COLLAPSED, COLLAPSED_BELOW, EXPLODED, EXPLODED_ABOVE, ZERO, ending
 
 TOO_SHORT, HEALTHY = "too short to say", "healthy"
-FELL, COLLAPSED, RECOVERED = "fell", "collapsed", "fell and recovered"
-EXPLODED, CAME_BACK = "exploded", "rose and came back"
+FELL, RECOVERED = "fell", "fell and recovered"
+CAME_BACK = "rose and came back"
 REWARD_FELL = "reward fell"  # while the entropy looks healthy
 UNTRAINED = "nothing was learned"  # the entropy alone would look healthy, or too short
 FALLING = frozenset({FELL, COLLAPSED, RECOVERED})
@@ -21,13 +21,12 @@ ANY = FALLING | RISING | {REWARD_FELL, HEALTHY, UNTRAINED}
 
 FEWEST = 10  # points: both ends are medians of three, and with fewer there is hardly anything between them
 # The entropy at the end as a share of its start, chosen on the 21 cells of the demo of 100 steps by their loss of
-# Pass@16 (docs/diagnose.md). The bounds of a collapse and an explosion are those of the leaderboard's columns.
+# Pass@16 (docs/diagnose.md).
 FELL_BELOW = 0.4
 RECOVERED_BY = 1.25  # times the lowest value: less is the noise of a run that stays near the bound
 # The reward at the end as a share of its start; in the 21 cells of that demo it is at least 1. Only a reward that
 # starts above 0 has such a share.
 REWARD_BELOW = 0.5
-ZERO = 1e-6  # nats; less is the rounding of a policy that always samples the same token
 
 
 @dataclass(frozen=True)
@@ -58,9 +57,7 @@ def entropy_course(run: LoggedRun) -> EntropyCourse:
     if len(entropy.values) < FEWEST:
         points = len(entropy.values)
         return EntropyCourse(TOO_SHORT, f"the log has {points} values of {entropy.key}, and a verdict needs {FEWEST}")
-    if entropy.start <= ZERO:
-        return EntropyCourse(COLLAPSED, "the entropy was 0 from the start, before any training", entropy.steps[0])
-    course = relative_course(entropy)
+    course = ended_course(entropy.values[0], entropy.values[-1], entropy) or relative_course(entropy)
     reward = run.signal("reward")
     if course.verdict != HEALTHY or reward is None or reward.start <= 0:
         return course
@@ -72,34 +69,49 @@ def entropy_course(run: LoggedRun) -> EntropyCourse:
     return EntropyCourse(REWARD_FELL, sentence, reward.since(lambda value: value < bound))
 
 
+def ended_course(first: float, last: float, entropy: MetricCurve) -> EntropyCourse | None:
+    """Return the verdict of a run that the leaderboard counts as collapsed or exploded; None for others."""
+    verdict = ending(first, last)
+    if first <= ZERO:
+        return EntropyCourse(COLLAPSED, "the entropy was 0 from the start, before any training", entropy.steps[0])
+    if verdict == COLLAPSED:
+        sentence = f"its last value is {last / first:.2f} of its first, below {COLLAPSED_BELOW:g}"
+        return EntropyCourse(COLLAPSED, sentence, turn_down(entropy))
+    if verdict == EXPLODED:
+        sentence = f"its last value is {last / first:.2f} times its first, above {EXPLODED_ABOVE:g}"
+        return EntropyCourse(EXPLODED, sentence, turn_up(entropy))
+    return None
+
+
 def relative_course(entropy: MetricCurve) -> EntropyCourse:
     """Return the verdict from the end and the extremes of the smoothed entropy, as shares of its start."""
-    kept = entropy.end / entropy.start
-    lowest, highest = min(entropy.smooth) / entropy.start, max(entropy.smooth) / entropy.start
-    ending = f"it ends at {kept:.2f} of its start"
-    if kept < COLLAPSED_BELOW:
-        return EntropyCourse(COLLAPSED, f"{ending}, below {COLLAPSED_BELOW:g}", turn_down(entropy))
-    if kept > EXPLODED_ABOVE:
-        return EntropyCourse(EXPLODED, f"{ending}, above {EXPLODED_ABOVE:g}", turn_up(entropy))
+    start = max(entropy.start, ZERO)  # which may be 0 where the first value alone is not
+    kept = entropy.end / start
+    lowest, highest = min(entropy.smooth) / start, max(entropy.smooth) / start
+    end = f"it ends at {kept:.2f} of its start"
     if lowest < FELL_BELOW and kept >= max(FELL_BELOW, RECOVERED_BY * lowest):
-        return EntropyCourse(RECOVERED, f"{ending}, after falling to {lowest:.2f} of it", turn_down(entropy))
+        return EntropyCourse(RECOVERED, f"{end}, after falling to {lowest:.2f} of it", turn_down(entropy))
     if lowest < FELL_BELOW:
-        sentence = f"{ending}, between {COLLAPSED_BELOW:g} (collapsed) and {FELL_BELOW:g}"
+        sentence = f"{end}, below {FELL_BELOW:g}"
         if kept >= FELL_BELOW:
-            sentence = f"{ending}, after falling to {lowest:.2f} of it"
+            sentence = f"{end}, after falling to {lowest:.2f} of it"
         return EntropyCourse(FELL, sentence, turn_down(entropy))
     if highest > EXPLODED_ABOVE:
-        return EntropyCourse(CAME_BACK, f"{ending}, after rising to {highest:.2f} times it", turn_up(entropy))
-    return EntropyCourse(HEALTHY, f"{ending}, between {FELL_BELOW:g} and {EXPLODED_ABOVE:g}")
+        return EntropyCourse(CAME_BACK, f"{end}, after rising to {highest:.2f} times it", turn_up(entropy))
+    return EntropyCourse(HEALTHY, f"{end}, between {FELL_BELOW:g} and {EXPLODED_ABOVE:g}")
 
 
 def turn_down(entropy: MetricCurve) -> int | None:
     """Return the step at which the entropy was halfway to its lowest value, on a log scale: its bounds are ratios."""
+    if min(entropy.smooth) == entropy.start:  # the last values fell, too few of them for a running median
+        return entropy.steps[-1]
     halfway = sqrt(max(entropy.start, 0.0) * max(min(entropy.smooth), 0.0))
     return entropy.since(lambda value: value <= halfway)
 
 
 def turn_up(entropy: MetricCurve) -> int | None:
     """Return the step at which the entropy was halfway to its highest value, on a log scale."""
+    if max(entropy.smooth) == entropy.start:
+        return entropy.steps[-1]
     halfway = sqrt(entropy.start * max(entropy.smooth))
     return entropy.since(lambda value: value >= halfway)

@@ -1,18 +1,26 @@
-"""Runs whose entropy collapsed or exploded: the one definition of both."""
+"""Runs whose entropy collapsed or exploded: the one definition of both, for tables and `entrobench diagnose`."""
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-# Conventions, not measurements: no source names a bound. In the demo the entropy of GRPO ends at two fifths of its
-# start, and that of the bonus of 0.1, whose answers are all wrong, at twelve times its start.
+COLLAPSED, EXPLODED = "collapsed", "exploded"
+# Conventions, not measurements: no source names a bound. In the demo the entropy of GRPO ends at a third of its start,
+# and that of the bonus of 0.1, whose answers are all wrong, at twelve times its start.
 COLLAPSED_BELOW = 0.1  # the entropy at the last step as a share of that at the first
 EXPLODED_ABOVE = 3.0
+ZERO = 1e-6  # nats; less is the rounding of a policy that always samples the same token
+
+
+def ending(first: float, last: float) -> str | None:
+    """Return how a run ended by its entropies at the first and the last step: COLLAPSED, EXPLODED, or None."""
+    if first <= ZERO or last < COLLAPSED_BELOW * first:
+        return COLLAPSED
+    return EXPLODED if last > EXPLODED_ABOVE * first else None
 
 
 def collapsed_and_exploded(done: DataFrame) -> tuple[float, float] | tuple[None, None]:
@@ -20,11 +28,14 @@ def collapsed_and_exploded(done: DataFrame) -> tuple[float, float] | tuple[None,
 
     A cell that stop.entropy_below has ended has collapsed, too. A seed without an entropy at an end is not counted.
     """
-    first, last = done["entropy_first"].to_numpy(), done["entropy_last"].to_numpy()
-    stopped = done["collapsed"].notna().to_numpy()
-    known = (np.isfinite(first) & np.isfinite(last) & (first > 0)) | stopped
-    if not known.any():
+    endings = []
+    for first, last, is_stopped in zip(
+        done["entropy_first"], done["entropy_last"], done["collapsed"].notna(), strict=True
+    ):
+        if is_stopped:
+            endings.append(COLLAPSED)
+        elif isfinite(first) and isfinite(last):
+            endings.append(ending(first, last))
+    if not endings:
         return None, None
-    collapsed = stopped | (last < COLLAPSED_BELOW * first)
-    exploded = ~stopped & (last > EXPLODED_ABOVE * first)
-    return float(collapsed[known].mean()), float(exploded[known].mean())
+    return endings.count(COLLAPSED) / len(endings), endings.count(EXPLODED) / len(endings)

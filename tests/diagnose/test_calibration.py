@@ -6,6 +6,7 @@ import pytest
 from places import REPOSITORY
 
 from harness.packs.archive import unpacked
+from harness.table.endings import COLLAPSED, EXPLODED, ending
 from studies.diagnose.calibration import KEPT, LOST, PAGE, calibration_row, filled_page, finished_cells, kept_rows
 
 ROWS = {row["cell"]: row for row in kept_rows()}
@@ -27,6 +28,12 @@ def test_the_cells_of_the_demo_are_diagnosed_as_in_the_table() -> None:
 def test_the_page_shows_the_table() -> None:
     text = PAGE.read_text()
     assert text == filled_page(text), "run `python -m studies.diagnose.calibration page`"
+
+
+def test_collapsed_and_exploded_cells_are_those_of_the_leaderboard() -> None:
+    for row in ROWS.values():
+        expected = row["verdict"] if row["verdict"] in (COLLAPSED, EXPLODED) else None
+        assert ending(float(row["entropy_first"]), float(row["entropy_last"])) == expected, row["settings"]
 
 
 def test_the_misses_are_as_the_page_describes_them() -> None:

@@ -6,10 +6,11 @@ import dataclasses
 
 import pytest
 from logged_runs import geometric, line, logged_run
+from pandas import DataFrame
 
 from harness.base.errors import UserError
 from harness.diagnose.course import course_of, entropy_course
-from harness.table.endings import COLLAPSED_BELOW, EXPLODED_ABOVE
+from harness.table.endings import collapsed_and_exploded
 
 
 def ending(at: float) -> list[float]:
@@ -73,8 +74,23 @@ def test_a_reward_that_falls_under_a_healthy_entropy(reward: list[float], verdic
     assert entropy_course(falling).verdict == "fell"
 
 
-def test_the_bounds_of_a_collapse_and_an_explosion_are_those_of_the_leaderboard() -> None:
-    assert (COLLAPSED_BELOW, EXPLODED_ABOVE) == (0.1, 3.0)
+@pytest.mark.parametrize(
+    ("entropy", "shares", "turn"),
+    [
+        ([1.0] * 39 + [0.099], (1.0, 0.0), 40),  # medians do not have it, but the table looks at the last step
+        ([*ending(0.05)[:-1], 0.11], (0.0, 0.0), None),
+        ([1.0] * 39 + [3.01], (0.0, 1.0), 40),
+        ([3.5] + [1.0] * 39, (0.0, 0.0), None),
+        ([0.0] * 40, (1.0, 0.0), 1),
+        ([0.5] + [0.0] * 38 + [0.5], (0.0, 0.0), None),
+    ],
+)
+def test_course_and_table_agree(entropy: list[float], shares: tuple[float, float], turn: int | None) -> None:
+    row = {"entropy_first": [entropy[0]], "entropy_last": [entropy[-1]], "collapsed": [None]}
+    assert collapsed_and_exploded(DataFrame(row)) == shares
+    course = entropy_course(logged_run(entropy=entropy))
+    assert (float(course.verdict == "collapsed"), float(course.verdict == "exploded")) == shares
+    assert turn is None or course.turn == turn
 
 
 def test_a_cell_that_was_ended_early_has_collapsed() -> None:
