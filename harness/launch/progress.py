@@ -207,7 +207,7 @@ class LiveView:
         try:
             # The attempt counts as well as the step: a cell that restarts may come to the same step again.
             newest = snapshot.attempt(), snapshot.progress.step
-        except Damaged:  # the state of the cell reports it
+        except Damaged:  # no store takes such a cell; the next run repairs it
             return
         before, at = self.fed.get(cell.id, (None, -PACE))
         now = time.monotonic()

@@ -89,7 +89,7 @@ def test_each_fails_alone_and_names_its_file(
     with LiveView(Console(file=out, width=1000), cells, cells, mlflow_uri) as view:
         launcher.run_cells(cells, Local(2, 1), view, poll=0.05)
     found = {name: cell.progress() for name, cell in zip(WORKS, cells, strict=True)}
-    for name in ("state.json", "metrics.jsonl", "made.json"):
+    for name in ("state.json", "metrics.jsonl"):
         folder = cells[list(WORKS).index(name)].folder
         assert found[name].state == "failed"
         assert str(found[name].reason).startswith(f"{folder / name} is damaged: ")

@@ -178,6 +178,7 @@ def test_a_cell_whose_folder_cannot_be_written_fails_alone(
     """Its log is on a disk that is full, where what is mended would be noted; the next run goes on."""
     cell, _ = matrix.cells(config.load_config("smoke", [f"results={tmp_path}"]))
     cell.folder.mkdir(parents=True)
+    cell.spec.write(cell.folder)
     (cell.folder / "log.txt").symlink_to("/dev/full")
     (cell.folder / "state.json").touch()
     _, found = ran(lambda folder: State("done").write(folder), tmp_path, "null", monkeypatch)
