@@ -45,6 +45,7 @@ NOT_RUN = {  # with the reason
     "entrobench doctor": "takes ten seconds; test_doctor.py runs it",
     "entrobench check clip_b": "takes ten seconds; test_check.py runs it",
     "entrobench run paper --launcher slurm": "needs SLURM, and the paper's models",
+    "entrobench stop demo clip_b": "needs a matrix that runs; tests/launch has one",
     "entrobench run field": "takes hours; other tests train every method in miniature",
     "entrobench leaderboard --experiment demo --uri URI": "needs a server",
 }
