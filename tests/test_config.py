@@ -12,7 +12,6 @@ import baselines
 from harness import config, matrix
 from harness.base import registry
 from harness.base.errors import UserError
-from harness.commands import common
 
 KEPT = (
     "eval",
@@ -402,19 +401,3 @@ def test_gpu_means_cuda(tmp_path: Path) -> None:
     path.write_text("base: smoke\nhardware: {device: gpu}")
     assert config.load_config(str(path)).hardware.device == "cuda"
     assert config.load_config(str(path), ["hardware.device=cpu"]).hardware.device == "cpu"
-
-
-@pytest.mark.parametrize(
-    ("override", "hint"),
-    [
-        ("seeds=3", "note: seeds=3 is one seed, seed 3; for 3 seeds write seeds=[0,1,2]"),
-        ("seeds=2", "note: seeds=2 is one seed, seed 2; for 2 seeds write seeds=[0,1]"),
-        ("seeds=10", "note: seeds=10 is one seed, seed 10; for 10 seeds write seeds=[0,1,2,...,9]"),
-        ("seeds=0", None),
-        ("seeds=1", None),
-        ("seeds=[3]", None),
-        ("train.steps=3", None),
-    ],
-)
-def test_a_number_of_seeds_is_one_seed_and_says_so(override: str, hint: str | None) -> None:
-    assert common.one_seed_hint(override) == hint

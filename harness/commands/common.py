@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -45,24 +43,9 @@ def with_config(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     return parser
 
 
-def one_seed_hint(override: str) -> str | None:
-    """Return a hint if an override names one seed, but may mean a number of seeds."""
-    match = re.fullmatch(r"seeds=(\d+)", override)
-    if match is None or int(match[1]) < 2:
-        return None
-    number = int(match[1])
-    some = ",".join(map(str, range(min(number, 3))))
-    rest = f",...,{number - 1}" if number > 3 else ""
-    several = f"[{some}{rest}]"
-    return f"note: {override} is one seed, seed {number}; for {number} seeds write seeds={several}"
-
-
 def config_of_arguments(arguments: argparse.Namespace, *, with_choice: bool = True) -> Config:
     """Return the configuration that the arguments name, with their plugins; `with_choice`: see `load_config`."""
     config = configs.load_config(arguments.config, arguments.overrides, with_choice=with_choice)
-    for override in arguments.overrides:
-        if hint := one_seed_hint(override):
-            print(hint, file=sys.stderr)  # not among the output, which may be a table for another program
     config.plugins += arguments.plugin
     return config
 
