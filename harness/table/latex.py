@@ -1,7 +1,6 @@
-"""The leaderboard as LaTeX: methods are rows, tasks are pairs of columns; needs the package booktabs.
+"""The leaderboard as LaTeX: methods are rows, a column for each score of a task; needs the package booktabs.
 
-pandas draws no rules under groups of columns, and escapes neither brackets at the beginning of a row nor line ends in
-comments, so that the table is written here.
+pandas escapes neither brackets at the beginning of a row nor line ends in comments, so that the table is written here.
 """
 
 from __future__ import annotations
@@ -54,17 +53,14 @@ def latex_table(where: str, results: Sequence[Comparison]) -> str:
         columns[result.task, result.score] = None
         for why in result.mixed:
             mixed[f"% Marked: {as_comment(why)}."] = None
-    tasks, scores = zip(*columns, strict=True)  # of each column
-    groups, rules = task_groups(tasks)
+    headings = [as_latex(f"{task} {score}") for task, score in columns]
     lines = [
         f"% {as_comment(where)}: means with 95 % intervals over seeds and problems.",
         "% Bold: the highest mean of a method, and all that do not differ significantly from it (paired interval).",
         *mixed,
         rf"\begin{{tabular}}{{l{'c' * len(columns)}}}",
         r"\toprule",
-        latex_row(["", *groups]),
-        "".join(rules),
-        latex_row(["Method", *map(as_latex, scores)]),
+        latex_row(["Method", *headings]),
         r"\midrule",
     ]
     for method, of_method in by_method.items():
@@ -75,18 +71,6 @@ def latex_table(where: str, results: Sequence[Comparison]) -> str:
         numbers = [latex_cell(of_method.get(column)) for column in columns]
         lines.append(latex_row([name, *numbers]))
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
-
-
-def task_groups(tasks: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the headings over the columns of each task, and the rules under them."""
-    groups, rules = [], []
-    start = 2  # the first column holds the methods
-    for task in dict.fromkeys(tasks):
-        width = tasks.count(task)
-        groups.append(rf"\multicolumn{{{width}}}{{c}}{{{as_latex(task)}}}")
-        rules.append(rf"\cmidrule(lr){{{start}-{start + width - 1}}}")
-        start += width
-    return groups, rules
 
 
 def latex_row(cells: Sequence[str]) -> str:

@@ -25,9 +25,7 @@ def test_the_table_of_a_paper() -> None:
     assert latex.render_latex(found).splitlines()[2:] == [
         r"\begin{tabular}{lccc}",
         r"\toprule",
-        r" & \multicolumn{2}{c}{aime\_24} & \multicolumn{1}{c}{all tasks} \\",
-        r"\cmidrule(lr){2-3}\cmidrule(lr){4-4}",
-        r"Method & Avg@K & Pass@16 & Avg@K \\",
+        r"Method & aime\_24 Avg@K & aime\_24 Pass@16 & all tasks Avg@K \\",
         r"\midrule",
         r"grpo & $0.250 \pm 0.050$ & $\mathbf{0.750}$ & $\mathbf{0.125 \pm 0.125}$ \\",
         r"clip\_b \& 50\% & $\mathbf{0.500 \pm 0.100}$ & -- & -- \\",
