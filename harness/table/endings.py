@@ -28,7 +28,7 @@ def collapsed_and_exploded(done: DataFrame) -> tuple[float, float] | tuple[None,
 
     A cell that stop.entropy_below has ended has collapsed, too. A seed without an entropy at an end is not counted.
     """
-    endings = []
+    endings: list[str | None] = []
     for first, last, is_stopped in zip(
         done["entropy_first"], done["entropy_last"], done["collapsed"].notna(), strict=True
     ):

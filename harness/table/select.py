@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from harness.base.errors import UserError, nearest, shown
+from harness.base.errors import UserError, nearest
 from harness.cells.provenance import sources_in
 from harness.cells.source_digest import edited_components
 from harness.cells.spec import TRAINER
@@ -17,14 +17,9 @@ from harness.table.experiment import Experiment
 from harness.table.frames import BASE_MODEL, NO_RUN, Frames, read_frames
 from harness.table.leaderboard import LeaderboardRow
 from harness.terminal.units import plural
-from harness.tracking.reader import Run
 from harness.tracking.sync import READ_ONLY
 
-KEYS_LISTED = 4  # keys in a sentence, at most
-
 Params = Mapping[str, str]
-Settings = tuple[tuple[str, str], ...]
-Differences = dict[str, tuple[str | None, str | None]]  # a run's value and the nearest cell's, by key
 
 
 @dataclass(frozen=True)
@@ -211,66 +206,11 @@ def shared_params(board: Board) -> dict[str, str]:
 
 
 def check_any_run(board: Board, experiment: Experiment) -> None:
-    """Refuse a matrix without any run if its experiment holds runs of others, and say where these differ."""
+    """Refuse a matrix without any run if its experiment holds runs of others."""
     expected = {cell.cell for cell in board.expected}
-    if not experiment.runs or expected & experiment.newest.keys():
-        return
-    why = differences_text(least_differences(experiment.runs, board.expected))
-    number = len(experiment.runs)
-    nearest_differ = "the nearest differs" if number == 1 else "the nearest differ"
-    raise UserError(
-        f"no run of {experiment.name!r} is of this configuration; the experiment holds {plural(number, 'other')}, and "
-        f"{nearest_differ} {why}"
-    )
-
-
-def differences_text(differences: Differences) -> str:
-    """Return in what a run differs from a cell, as the end of a sentence."""
-    if not differences:
-        return "in something that is not a parameter: a version of a method, task or model"
-    parts = [f"{key} ({shown(theirs)}, not {shown(ours)})" for key, (theirs, ours) in differences.items()]
-    text = f"in {', '.join(parts[:KEYS_LISTED])}"
-    if len(parts) > KEYS_LISTED:
-        text += f" and {len(parts) - KEYS_LISTED} more"
-    return text
-
-
-def least_differences(runs: Sequence[Run], expected: Sequence[Expected]) -> Differences:
-    """Return the differences between the run and the cell that are nearest to each other.
-
-    The settings are compared first, of which there are few, and then the seeds.
-    """
-    our_seeds, their_seeds = seeds_by_settings(expected), seeds_by_settings(runs)
-    least: Differences = {}
-    best: tuple[int, bool] | None = None
-    for theirs, seeds in their_seeds.items():
-        for ours, own_seeds in our_seeds.items():
-            differences = params_difference(dict(theirs), dict(ours))
-            other_seeds = not seeds & own_seeds
-            distance = (len(differences), other_seeds)
-            if best is None or distance < best:
-                best, least = distance, differences
-                if other_seeds:
-                    least["seed"] = (", ".join(sorted(seeds)), ", ".join(sorted(own_seeds)))
-    return least
-
-
-def seeds_by_settings(cells: Iterable[Expected | Run]) -> dict[Settings, set[str]]:
-    """Return the seeds of each set of parameters."""
-    seeds: dict[Settings, set[str]] = {}
-    for cell in cells:
-        settings = dict(cell.params)
-        seed = settings.pop("seed", "")
-        seeds.setdefault(tuple(settings.items()), set()).add(seed)
-    return seeds
-
-
-def params_difference(theirs: Params, ours: Params) -> Differences:
-    differences = {}
-    for key in {**ours, **theirs}:
-        if theirs.get(key) != ours.get(key):
-            differences[key] = (theirs.get(key), ours.get(key))
-    return differences
+    if experiment.runs and not expected & experiment.newest.keys():
+        others = plural(len(experiment.runs), "other")
+        raise UserError(f"no run of {experiment.name!r} is of this configuration; the experiment holds {others}")
 
 
 def missing_sentences(board: Board, experiment: Experiment) -> list[str]:

@@ -301,8 +301,7 @@ def test_bad_input_is_one_sentence(
     assert "--baseline is 'grp'" in told(capsys, *asked, "--baseline", "grp")
     given = ["smoke", f"tracking.uri={mlflow_uri}", "name=made", "methods=[grpo,clip_b,ppo]", "seeds=[0,1]"]
     assert told(capsys, *given, "train.lr=5e-4").endswith(
-        "no run of 'made' is of this configuration; the experiment holds 6 others, and the nearest differ in "
-        "train.lr ('0.001', not '0.0005')\n"
+        "no run of 'made' is of this configuration; the experiment holds 6 others\n"
     )
     with store.store(mlflow_uri, write=True) as client, reader(mlflow_uri) as source:
         for run in Experiment(source, "made", mlflow_uri).runs:
