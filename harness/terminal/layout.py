@@ -54,8 +54,16 @@ class SafeConsole(Console):
                 yield Segment(visible(segment.text), segment.style)
 
 
-# Without markup, since reasons and specs may hold brackets. In a file or a pipe each row of a table is one line.
-console = SafeConsole(highlight=False, soft_wrap=True, markup=False, width=None if sys.stdout.isatty() else 160)
+# Without markup, since reasons and specs may hold brackets. In a file or a pipe each row of a table is one line. A
+# notebook gets the plain lines of a pipe: its kernel asks for colors, and its outputs are kept.
+console = SafeConsole(
+    highlight=False,
+    soft_wrap=True,
+    markup=False,
+    width=None if sys.stdout.isatty() else 160,
+    force_jupyter=False,
+    force_terminal=None if sys.stdout.isatty() else False,
+)
 
 
 @dataclass(frozen=True)
@@ -251,6 +259,6 @@ def boxed(
 def printed(renderable: RenderableType, width: int) -> str:
     """Return the text that a terminal of this width shows, without colors and trailing spaces."""
     file = io.StringIO()
-    Console(file=file, width=width, color_system=None).print(renderable)
+    Console(file=file, width=width, color_system=None, force_jupyter=False).print(renderable)
     lines = [line.rstrip() for line in file.getvalue().rstrip().splitlines()]
     return "\n".join([*lines, ""])
