@@ -118,8 +118,9 @@ def masked(text: str) -> list[str]:
     text = text.replace("‡", "").replace("─", "")  # ‡ marks scores near 0, such as those of four problems
     text = re.sub(r"[+-]?\d+(\.\d+)?", "#", text)
     lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
-    progress = ("# of # cells done", "feeding MLflow with cells")  # printed every few seconds: on busy machines only
-    lines = [line for line in lines if not line.startswith(progress)]
+    # Lines that are printed every few seconds, so on busy machines only.
+    progress = re.compile(r"(#:#:# )?# of # cells done,|feeding MLflow with cells")
+    lines = [line for line in lines if not progress.match(line)]
     # Cells run at the same time, so their order differs.
     return sorted(line for line in lines if line.startswith("done ")) + [
         line for line in lines if not line.startswith("done ")
