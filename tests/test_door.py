@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -72,7 +73,7 @@ def test_public_names_exist_and_type_checkers_see_the_same() -> None:
     ]
     seen = {alias.name: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
     assert seen == entrobench.WHERE
-    assert re.fullmatch(r"\d+\.\d+\.\d+", entrobench.__version__)
+    assert entrobench.__version__ == version("entrobench")
     with pytest.raises(AttributeError, match="'entrobench' has no attribute 'Matrx'"):
         entrobench.Matrx  # noqa: B018
 

@@ -14,6 +14,7 @@ from harness.terminal.layout import console
 EXAMPLES = (
     "entrobench report demo",
     "entrobench report demo train.updates=2 --plugin my_methods",
+    "entrobench report demo --watch",
     "entrobench report --pack demo.zip --pack theirs.zip",
     "entrobench report --experiment demo --uri http://server:5000 --out demo.html",
 )
@@ -38,6 +39,11 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="where to write the page (default: the results folder)"
     )
+    parser.add_argument(
+        "--watch",
+        action="store_true",
+        help="write the page of CONFIG whenever MLflow has new steps, until all cells have ended; browsers reload it",
+    )
 
 
 def call(arguments: argparse.Namespace) -> int:
@@ -48,12 +54,22 @@ def call(arguments: argparse.Namespace) -> int:
         raise UserError("report needs one of three: a CONFIG, --experiment NAME of an MLflow store, or --pack FILE")
     if arguments.uri and not arguments.experiment:
         raise UserError("--uri goes with --experiment; a CONFIG names its store as tracking.uri")
+    if arguments.watch and not arguments.config:
+        raise UserError("--watch goes with a CONFIG, whose cells it waits for")
     if arguments.pack:
         path = page.report_of_packs(arguments.pack, arguments.out)
     elif arguments.experiment:
         path = page.write_experiment_report(arguments.experiment, arguments.uri or Config().tracking_uri, arguments.out)
     else:
         command_line = shlex.join(["entrobench", "run", *words_of_config(arguments)])
-        path = page.write_report(config_of_arguments(arguments), command_line, arguments.out)
-    console.print(f"wrote {path}, {path.stat().st_size / 2**20:.1f} MiB")
+        config = config_of_arguments(arguments)
+        if arguments.watch:
+            page.watch_report(config, command_line, arguments.out, say_written)
+            return 0
+        path = page.write_report(config, command_line, arguments.out)
+    say_written(path)
     return 0
+
+
+def say_written(path: Path) -> None:
+    console.print(f"wrote {path}, {path.stat().st_size / 2**20:.1f} MiB")

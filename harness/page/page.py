@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -19,6 +20,7 @@ from harness import matrix
 from harness.base import files
 from harness.base.addresses import without_secrets
 from harness.cells.spec import ELSEWHERE
+from harness.cells.state import STOPPED
 from harness.config import Config
 from harness.page import figures, gather
 from harness.page.content import ANSWERS, QUESTIONS, PageContent
@@ -29,8 +31,10 @@ from harness.page.links import files_of_method, files_of_unfinished
 from harness.page.sections import sections_of
 from harness.statistics import geometric_interval
 from harness.table import columns, render
+from harness.table.experiment import Experiment
 from harness.terminal.layout import visible
 from harness.terminal.units import plural
+from harness.tracking.reader import reader
 
 if TYPE_CHECKING:
     from harness.page.plots import Series
@@ -38,6 +42,7 @@ if TYPE_CHECKING:
 TEMPLATES = Path(__file__).parent / "templates"
 PAGE, STYLE, SCRIPTS = "page.html.j2", "page.css", ("draw.js", "page.js")
 AXES_OF_CELLS = ("method", "task", "evaluation_tasks", "model", "seed")  # keys of an identity
+WATCH = 5  # seconds between two looks of `report --watch` at MLflow, and between two reloads of the page
 LEADING_NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
 
 TableCell = dict[str, Any]  # text; mark: BETTER, WORSE or nothing; value: that it is sorted by, None for its text
@@ -53,6 +58,30 @@ def write_report(config: Config, run_command: str | None = None, out: Path | Non
     return write_page(content, folder / "report.html")
 
 
+def watch_report(config: Config, run_command: str, out: Path | None, say: Callable[[Path], None]) -> None:
+    """Write the page of a matrix whenever its runs in MLflow have changed, until all of its cells have ended.
+
+    Until then browsers reload the page. `say` receives its path each time.
+    """
+    cells = matrix.cells(config)
+    expected = {cell.id for cell in cells}
+    path = out or config.folder / "report" / "report.html"
+    shown: dict[str, dict[str, str]] = {}  # tags by run
+    while True:
+        with reader(config.tracking_uri) as source:
+            experiment = Experiment(source, config.name, config.tracking_uri)
+        ended = {cell for cell, run in experiment.newest.items() if run.tags["status"] in ("done", "failed", STOPPED)}
+        if expected <= ended:
+            say(write_report(config, run_command, out))
+            return
+        tags = {run.id: run.tags for run in experiment.runs}
+        if tags != shown:
+            content = gather.content_of_config(config, cells, run_command)
+            say(write_page(content, path, reload=WATCH))
+            shown = tags
+        time.sleep(WATCH)
+
+
 def write_experiment_report(experiment: str, uri: str, out: Path | None = None) -> Path:
     """Write the page of an MLflow experiment, by default into the current folder, by its name."""
     content = gather.content_of_experiment(uri, experiment)
@@ -65,8 +94,8 @@ def report_of_packs(packs: Sequence[Path], out: Path | None = None) -> Path:
     return write_page(content, out or Path(f"report-{file_name(content.name)}.html"))
 
 
-def write_page(content: PageContent, path: Path) -> Path:
-    files.write_text(path, render_page(content, path.parent))
+def write_page(content: PageContent, path: Path, reload: int | None = None) -> Path:
+    files.write_text(path, render_page(content, path.parent, reload))
     return path
 
 
@@ -112,8 +141,11 @@ def file_name(text: str) -> str:
     return re.sub(r"[^\w.+-]+", "_", text)
 
 
-def render_page(content: PageContent, folder: Path | None = None) -> str:
-    """Return the page; links to the files of cells are relative to `folder`, and left out without it."""
+def render_page(content: PageContent, folder: Path | None = None, reload: int | None = None) -> str:
+    """Return the page; links to the files of cells are relative to `folder`, and left out without it.
+
+    `reload`: the seconds after which browsers read the page again.
+    """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -156,6 +188,7 @@ def render_page(content: PageContent, folder: Path | None = None) -> str:
         origin=origin_lines(content.cells),
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         version=version("entrobench"),
+        reload=reload,
         questions=QUESTIONS,
         answers=ANSWERS,
         style=(TEMPLATES / STYLE).read_text(),

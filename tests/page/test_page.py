@@ -11,6 +11,7 @@ import re
 import shutil
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote
 
@@ -38,6 +39,7 @@ from pandas.testing import assert_frame_equal
 from harness import config as configs
 from harness.base.errors import UserError
 from harness.cells.provenance import Made
+from harness.cells.state import STOP_MARK, State
 from harness.commands import report
 from harness.config import Config
 from harness.matrix import Cell, cells
@@ -232,6 +234,37 @@ def test_cells_without_a_run_are_planned(tmp_path: Path, mlflow_uri: str) -> Non
         ("grpo", 1),
         ("clip_b", 0),
     ]
+
+
+def test_a_watched_page_follows_the_store_until_all_cells_have_ended(
+    tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In its pauses nothing happens first; then a cell runs and fails, and the last one is stopped before it began."""
+    overrides = ["name=matrix", "methods=[grpo,clip_b,ppo]", "seeds=[0]", "eval.k=2", "eval.samples=4"]
+    config = configs.load_config("smoke", [*overrides, f"tracking.uri={mlflow_uri}", f"results={tmp_path}"])
+    first, second, third = cells(config)
+    fill(first.folder, first.spec, ["countdown"], 0)
+    sync.sync(first.folder, mlflow_uri)
+
+    def begin() -> None:
+        fail(second.folder, second.spec, "no memory")
+        State("running", durable_step=1, device="cpu").write(second.folder)
+        sync.sync(second.folder, mlflow_uri)
+
+    def end() -> None:
+        fail(second.folder, second.spec, "no memory")
+        third.spec.write(third.folder)
+        (third.folder / STOP_MARK).touch()
+        for cell in (second, third):
+            sync.sync(cell.folder, mlflow_uri)
+
+    pauses, written = iter([lambda: None, begin, lambda: None, end]), []
+    monkeypatch.setattr(page, "time", SimpleNamespace(sleep=lambda _: next(pauses)()))
+    page.watch_report(config, "entrobench run smoke", None, lambda path: written.append(path.read_text()))
+    assert len(written) == 3
+    assert ['http-equiv="refresh" content="5"' in text for text in written] == [True, True, False]
+    assert ["no memory" in text for text in written] == [False, False, True]
+    assert (config.folder / "report" / "report.html").read_text() == written[-1]
 
 
 @pytest.mark.parametrize(
