@@ -71,7 +71,7 @@ def add(commands: Commands) -> None:
 
 
 def call(arguments: argparse.Namespace) -> int:
-    from harness.table import answer, columns, export, frames
+    from harness.table import columns, formats, frames
 
     if arguments.columns == "help":
         print(columns.columns_help())
@@ -85,9 +85,9 @@ def call(arguments: argparse.Namespace) -> int:
     parts = selected_parts(arguments)
     if arguments.format == "parquet":
         tables = {part.title: frames.with_base_models(part.shown) for part in parts}
-        export.write_parquet(tables, arguments.out)
+        formats.write_parquet(tables, arguments.out)
         return 0
-    text = answer.render_parts(
+    text = formats.render_parts(
         parts,
         arguments.format,
         shown_columns=chosen,

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import glob
 import json
+import os
 import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import numpy as np
 import yaml
@@ -19,16 +23,15 @@ from pandas import DataFrame
 from harness import matrix
 from harness.base import files
 from harness.base.addresses import without_secrets
+from harness.cells.log import FILE as METRICS
 from harness.cells.spec import ELSEWHERE
+from harness.cells.spec import FILE as SPEC
 from harness.cells.state import STOPPED
 from harness.config import Config
-from harness.page import figures, gather
-from harness.page.content import ANSWERS, QUESTIONS, PageContent
-from harness.page.figures import Figure
-from harness.page.finding import colored_methods, finding_sentences, summary
-from harness.page.forest import forest_plot
-from harness.page.links import files_of_method, files_of_unfinished
-from harness.page.sections import sections_of
+from harness.page import figures, gather, scores
+from harness.page.content import ANSWERS, QUESTIONS, PageContent, ScoreTable
+from harness.page.figures import Figure, drawn_methods
+from harness.page.finding import colored_methods, finding_sentences, forest_plot, summary
 from harness.statistics import geometric_interval
 from harness.table import columns, render
 from harness.table.experiment import Experiment
@@ -38,6 +41,7 @@ from harness.tracking.reader import reader
 
 if TYPE_CHECKING:
     from harness.page.plots import Series
+
 
 TEMPLATES = Path(__file__).parent / "templates"
 PAGE, STYLE, SCRIPTS = "page.html.j2", "page.css", ("draw.js", "page.js")
@@ -311,3 +315,145 @@ def origin_lines(cells: DataFrame) -> list[tuple[str, str]]:
 
 def minute_text(time: float) -> str:
     return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+# The sections that consist of figures
+
+
+SEEDS = "Lines are means over seeds; bands are their 95 % intervals."
+
+# id, title, text, and groups: each has a title, empty where none is needed, and figures with their ids.
+Section = dict[str, Any]
+
+
+def sections_of(content: PageContent) -> list[Section]:
+    """Return the sections that consist of figures, without empty ones; the first has those of the finding."""
+    methods = drawn_methods(content)
+    trainings = {}
+    for title, _, of_training in content.trainings():
+        trainings[title] = figures.training_figures(of_training, methods)
+    ids: set[str] = set()
+
+    def section(id: str, title: str, text: str, groups: Sequence[tuple[str, list[Figure]]]) -> Section:
+        numbered = []
+        for name, of_group in groups:
+            group_title = name if len(groups) > 1 else ""
+            with_ids = []
+            for figure in of_group:
+                with_ids.append((unique_id(f"{id} {group_title} {figure.title}", ids), figure))
+            if with_ids:
+                numbered.append((group_title, with_ids))
+        return {"id": id, "title": title, "text": text, "groups": numbered}
+
+    def of_tables(draw: Callable[[ScoreTable], list[Figure]]) -> list[tuple[str, list[Figure]]]:
+        return [(table.title, draw(table)) for table in content.tables]
+
+    def training(group: str) -> list[tuple[str, list[Figure]]]:
+        return [(title, by_group.get(group, [])) for title, by_group in trainings.items()]
+
+    sections = [
+        section("finding", "Finding", "", of_tables(pareto)),
+        section("scores", "Scores", "", of_tables(scores.score_figures)),
+        section(
+            "axes",
+            "Scores over settings",
+            "The further axes of the configuration, apart from methods, tasks, models and seeds, one at a time. All "
+            "other settings are the same within a figure.",
+            scores.axis_groups(content.rows),
+        ),
+        section("progress", "Scores over steps", "", of_tables(partial(scores.progress_figures, methods=methods))),
+        section("entropy", "Entropy", SEEDS, training("Entropy")),
+        section("rewards", "Rewards", SEEDS, training("Rewards")),
+        section(
+            "quadrants",
+            "Quadrants",
+            "A token's quadrant is given by the sign of its advantage A, and by whether its S* lies above or below its "
+            "expectation N. To first order A > 0 with S* > N and A < 0 with S* < N lower the entropy, the other two "
+            "raise it. Push: what the tokens of a quadrant that were not dropped add to the predicted change. " + SEEDS,
+            training("Quadrants"),
+        ),
+        section("clips", "Clips", SEEDS, training("Clips")),
+        section("lengths", "Responses", f"Of the training batches. {SEEDS}", training("Lengths")),
+        section("time", "Time", "", training("Time")),
+        section(
+            "problems",
+            "Problems lost and won",
+            "Each point is a problem: how often the model solved it before any training, and how often after; on the "
+            "line nothing changed. Squares were lost: solved at least once before, never after. Triangles were won: "
+            "never before, at least once after.",
+            of_tables(partial(scores.problem_figures, methods=methods)),
+        ),
+        section("seeds", "Seeds", "", of_tables(partial(scores.seed_figures, methods=methods))),
+    ]
+    finding, *others = sections
+    filled = [other for other in others if other["groups"]]
+    return [finding, *filled]
+
+
+def pareto(table: ScoreTable) -> list[Figure]:
+    figure = scores.pareto_figure(table)
+    return [] if figure is None else [figure]
+
+
+def unique_id(text: str, ids: set[str]) -> str:
+    """Return a text as an id that a link can name, and add it to the ids that are taken."""
+    words = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+    id, number = words, 1
+    while id in ids:
+        number += 1
+        id = f"{words}-{number}"
+    ids.add(id)
+    return id
+
+
+# Links to the files of cells: configuration, metrics, log and answers
+
+
+LOG = "log.txt"
+FILES = {"config": SPEC, "metrics": METRICS, "log": LOG}  # by the text of the link
+
+Link = tuple[str, str]  # text and address
+
+
+def files_of_method(cells: DataFrame, table: ScoreTable, method: str, folder: Path) -> list[tuple[str, list[Link]]]:
+    """Return the links of each seed behind a row of a table; seeds without any have no entry."""
+    behind = table.answers[table.answers["method"] == method].drop_duplicates("cell")
+    places = cells[["cell", "folder", "address"]]
+    by_seed = []
+    for cell in behind.merge(places, on="cell").itertuples():
+        links = cell_links(cell.folder, cell.address, cell.evaluated, folder)
+        if links:
+            by_seed.append((f"seed {cell.seed}", links))
+    return by_seed
+
+
+def files_of_unfinished(cells: DataFrame, folder: Path | None) -> list[list[Link]]:
+    """Return the links of each cell that is not done."""
+    links: list[list[Link]] = []
+    for cell in cells[cells["state"] != "done"].itertuples():
+        links.append([] if folder is None else cell_links(cell.folder, cell.address, None, folder))
+    return links
+
+
+def cell_links(of_cell: Path | None, address: str | None, evaluated: str | None, folder: Path) -> list[Link]:
+    """Return the links to the files of a cell that exist here, relative to the page's folder, and to its run."""
+    links = []
+    for text, path in cell_files(of_cell, evaluated).items():
+        if path.is_file():
+            relative = Path(os.path.relpath(path, folder))
+            links.append((text, quote(relative.as_posix())))
+    if address is not None:
+        links.append(("run in MLflow", address))
+    return links
+
+
+def cell_files(of_cell: Path | None, evaluated: str | None) -> dict[str, Path]:
+    """Return the files of a cell by the texts of their links; the answers are of the last evaluation of a task."""
+    if of_cell is None:
+        return {}
+    paths = {text: of_cell / name for text, name in FILES.items()}
+    if evaluated is not None:
+        answers = sorted((of_cell / "samples").glob(f"evaluate-{glob.escape(evaluated)}-*.jsonl"))
+        if answers:
+            paths["answers"] = answers[-1]
+    return paths

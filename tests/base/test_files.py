@@ -80,7 +80,7 @@ def test_a_command_names_the_file_and_the_cause(
 ) -> None:
     place, why = narrow
     monkeypatch.setattr(leaderboard, "selected_parts", lambda arguments: [])
-    monkeypatch.setattr("harness.table.answer.render_parts", lambda *_, **options: "x" * 2 * ROOM)
+    monkeypatch.setattr("harness.table.formats.render_parts", lambda *_, **options: "x" * 2 * ROOM)
     with pytest.raises(SystemExit) as ended:
         cli.main(["leaderboard", "smoke", "--out", str(place / "table.txt")])
     assert ended.value.code == 2

@@ -14,8 +14,7 @@ from pandas import DataFrame
 
 from harness.page import scores
 from harness.page.content import ScoreTable
-from harness.page.finding import COLORS, colored_methods, finding_sentences
-from harness.page.forest import TICKS, forest_plot, nice_ticks
+from harness.page.finding import COLORS, TICKS, colored_methods, finding_sentences, forest_plot, nice_ticks
 from harness.statistics import Estimate, crossed_p_value, difference_interval
 from harness.table.columns import format_estimate
 from harness.table.compare import Comparison, comparisons

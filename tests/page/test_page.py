@@ -43,7 +43,7 @@ from harness.cells.state import STOP_MARK, State
 from harness.commands import report
 from harness.config import Config
 from harness.matrix import Cell, cells
-from harness.page import content, figures, finding, gather, links, page, sections
+from harness.page import content, figures, finding, gather, page
 from harness.page.content import CURVES, EVALUATIONS, PageContent, page_cells
 from harness.page.gather import content_of_experiment
 from harness.statistics import Estimate, mean_interval
@@ -68,7 +68,7 @@ def told_of(migrated: Path, root: Path, **given: Any) -> PageContent:
 
 
 def every_figure(of: PageContent) -> list[figures.Figure]:
-    return [figure for section in sections.sections_of(of) for _, group in section["groups"] for _, figure in group]
+    return [figure for section in page.sections_of(of) for _, group in section["groups"] for _, figure in group]
 
 
 def titled(of: PageContent, title: str) -> figures.Figure:
@@ -152,7 +152,7 @@ def test_rows_link_to_the_files_of_their_cells(tmp_path: Path, mlflow_uri: str) 
 def test_runs_on_a_server_have_a_link_unless_its_address_may_hold_a_secret() -> None:
     address = "http://server:5000/#/experiments/3/runs/abc/artifacts"
     assert gather.run_address("http://server:5000/", "3", "abc") == address
-    assert links.cell_links(None, address, "countdown", Path()) == [("run in MLflow", address)]
+    assert page.cell_links(None, address, "countdown", Path()) == [("run in MLflow", address)]
     for uri in ("http://user:word@server:5000", "http://server:5000?key=1", "sqlite:////tmp/mlflow.db", "a.zip"):
         assert gather.run_address(uri, "3", "abc") is None
 
@@ -419,7 +419,7 @@ def test_tasks_and_models_never_share_a_line(tmp_path: Path, mlflow_uri: str) ->
     page_content = content_of_experiment(mlflow_uri, "matrix")
     titles = {f"{task}, {model}" for task in ("one", "two") for model in ("tiny", "small")}
     assert {table.title for table in page_content.tables} == titles
-    for section in sections.sections_of(page_content):
+    for section in page.sections_of(page_content):
         assert {title for title, _ in section["groups"]} == titles, section["title"]
         for _, group in section["groups"]:
             for _, figure in group:
@@ -444,7 +444,7 @@ def test_scores_are_drawn_over_an_axis_and_no_unlike_settings_share_a_line(page_
     rows = [row_at(method, i, train_lr=lr, train_updates=updates) for i, (lr, updates, method) in enumerate(grid)]
     rows[-1] = dataclasses.replace(rows[-1], avg_at_k=None, pass_at_k={}, entropy_kept=None)  # no cell is done
     of = dataclasses.replace(page_content, rows=rows)
-    [section] = [each for each in sections.sections_of(of) if each["id"] == "axes"]
+    [section] = [each for each in page.sections_of(of) if each["id"] == "axes"]
     names = ("Avg@K", "Pass@2", "Entropy kept")
     expected = {
         f"{axis}: countdown, tiny, {held}": [f"{name} over {axis}, {held}" for name in names]
@@ -486,7 +486,7 @@ def test_an_axis_of_names_keeps_the_order_of_the_configuration(page_content: Pag
     figure = titled(dataclasses.replace(page_content, rows=rows), "Avg@K over train.dtype")
     assert figure.options == {"names": True, "cut": True}
     assert values(figure, "x") == {"grpo": ["float32", "bfloat16"]}
-    assert [each["id"] for each in sections.sections_of(page_content) if each["id"] == "axes"] == [], (
+    assert [each["id"] for each in page.sections_of(page_content) if each["id"] == "axes"] == [], (
         "without axes there is no section"
     )
 
@@ -494,7 +494,7 @@ def test_an_axis_of_names_keeps_the_order_of_the_configuration(page_content: Pag
 def titled_in(of: PageContent, group: str, title: str) -> figures.Figure:
     [found] = [
         figure
-        for section in sections.sections_of(of)
+        for section in page.sections_of(of)
         for name, drawn in section["groups"]
         for _, figure in drawn
         if name == group and figure.title == title

@@ -20,7 +20,7 @@ from harness.statistics import (
     iqm,
     share_interval,
 )
-from harness.table import compare, latex
+from harness.table import compare, formats
 from harness.table.compare import Comparison, comparisons
 
 Answers = Mapping[str, Mapping[int, np.ndarray]]  # by method and seed
@@ -108,7 +108,7 @@ def test_what_is_not_done_is_empty(missing: str) -> None:
         assert each.best == bool(right[each.method])
     text = compare.render_comparisons(found, "md")
     assert "Methods without a rank have no seed that is done." in text
-    assert "--" in latex.render_latex(found)
+    assert "--" in formats.render_latex(found)
 
 
 def test_a_baseline_that_the_matrix_lacks_leaves_ranks() -> None:

@@ -16,7 +16,7 @@ from harness.page import page
 from harness.page.content import PageContent, page_cells
 from harness.page.finding import general_sentences
 from harness.statistics import Estimate, seeds_needed
-from harness.table import compare, latex, leaderboard, render
+from harness.table import compare, formats, leaderboard, render
 from harness.table.columns import format_estimate, table_lines
 from harness.table.compare import comparisons
 from harness.table.frames import Frames
@@ -137,9 +137,9 @@ def test_a_mean_near_a_bound_has_wilsons_interval() -> None:
 
 
 def test_latex_shows_limits_that_are_not_symmetric() -> None:
-    assert latex.latex_estimate(Estimate(0.5, 0.4, 0.6)) == r"0.500 \pm 0.100"
-    assert latex.latex_estimate(Estimate(0.98, 0.9, 1.0)) == r"0.980\;[0.900, 1.000]"
-    assert latex.latex_estimate(Estimate(0.5)) == "0.500"
+    assert formats.latex_estimate(Estimate(0.5, 0.4, 0.6)) == r"0.500 \pm 0.100"
+    assert formats.latex_estimate(Estimate(0.98, 0.9, 1.0)) == r"0.980\;[0.900, 1.000]"
+    assert formats.latex_estimate(Estimate(0.5)) == "0.500"
 
 
 def test_the_note_on_two_seeds_names_a_few_rows() -> None:

@@ -12,7 +12,7 @@ import scipy.special  # noqa: F401  loaded before the clock runs, as all else th
 
 import harness.plan.estimate
 import harness.plan.show
-import harness.table.answer  # noqa: F401
+import harness.table.formats  # noqa: F401
 from benchmarks import leaderboard as invented
 from harness import cli, config
 from harness.cells import checksums, log

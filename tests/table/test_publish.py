@@ -9,7 +9,7 @@ import pytest
 from boards import Made, listed, told
 
 from harness.statistics import Estimate
-from harness.table import description, publish, render
+from harness.table import publish, render
 from harness.table.leaderboard import LeaderboardRow
 from harness.terminal.layout import visible
 from harness.tracking import store
@@ -60,7 +60,7 @@ def test_the_summary_is_the_table_and_is_replaced(
     for note in (experiment.tags["mlflow.note.content"], one.data.tags["mlflow.note.content"]):
         assert note.startswith("**countdown, countdown-tiny, ruleset published**\n\n| method | Avg@K | Pass@8 |")
         assert note.count("| clip_b |") == 1
-        assert len(note) < description.LONGEST_NOTE
+        assert len(note) < publish.LONGEST_NOTE
     by_method = {row["method"]: row for row in rows}
     for method in ("base model", "clip_b"):
         mean = by_method[method]["avg_at_k"]["mean"]
@@ -73,11 +73,11 @@ def test_a_description_that_a_person_wrote_stays(tmp_path: Path, mlflow_uri: str
     made = Made(tmp_path, mlflow_uri).end_all()
     with store.store(mlflow_uri, write=True) as client:
         number = client.get_experiment_by_name("made").experiment_id
-        client.set_experiment_tag(number, description.NOTE_TAG, "Ours.")
+        client.set_experiment_tag(number, publish.NOTE_TAG, "Ours.")
     publish.publish(made.config, made.cells)
     experiment, (one,), _ = held(mlflow_uri)
-    assert experiment.tags[description.NOTE_TAG] == "Ours."
-    assert one.data.tags[description.NOTE_TAG].startswith("**countdown")
+    assert experiment.tags[publish.NOTE_TAG] == "Ours."
+    assert one.data.tags[publish.NOTE_TAG].startswith("**countdown")
     with store.store(mlflow_uri, write=False) as client:
         assert len(client.get_metric_history(one.info.run_id, "avg_at_k/grpo")) == 1
 
@@ -133,9 +133,9 @@ def test_a_table_whose_writing_was_interrupted_is_written_again(
         patch.setattr(publish, "write_description", interrupt)
         with pytest.raises(KeyboardInterrupt):
             publish.publish(made.config, made.cells)
-    assert "Avg@K - ppo" not in held(mlflow_uri)[0].tags[description.NOTE_TAG]
+    assert "Avg@K - ppo" not in held(mlflow_uri)[0].tags[publish.NOTE_TAG]
     publish.publish(made.config, made.cells)
-    assert "Avg@K - ppo" in held(mlflow_uri)[0].tags[description.NOTE_TAG]
+    assert "Avg@K - ppo" in held(mlflow_uri)[0].tags[publish.NOTE_TAG]
 
 
 @pytest.mark.parametrize("methods", [1, 20, 50, 400])
@@ -147,8 +147,8 @@ def test_a_description_fits_into_a_tag(methods: int) -> None:
     for number in range(methods):
         score, name = some(number / methods), f"method_number_{number}" if number else "grpo"
         rows.append(LeaderboardRow(name, "t", "m", 2, "grpo", score, {2: score}, score, score, score, {2: score}, 2, 2))
-    text = description.describe(rows, publish.NOTE)
-    assert len(text) <= description.LONGEST_NOTE
+    text = publish.describe(rows, publish.NOTE)
+    assert len(text) <= publish.LONGEST_NOTE
     assert text.endswith(publish.NOTE)
     assert methods == 1 or f"| method_number_{methods - 1} |" in text  # the best
     assert ("have no room here" in text) == (text.count("| method_number") < methods - 1)

@@ -1,9 +1,18 @@
+"""The formats of a table: LaTeX as in papers, and answer counts as Parquet."""
+
+from __future__ import annotations
+
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
+from boards import made_up_frames
+from pyarrow import parquet
 
 from harness.statistics import Estimate
-from harness.table import latex
+from harness.table import formats
 from harness.table.compare import Comparison
 
 NONE = dict.fromkeys(("iqm", "difference", "p", "p_holm", "improvement", "detectable", "rank_best", "rank_worst"))
@@ -22,7 +31,7 @@ def test_the_table_of_a_paper() -> None:
         place("clip_b & 50%", None, best=False, score="Pass@16"),
         place("grpo", Estimate(0.125, 0.0, 0.25), best=True, task="all tasks"),
     ]
-    assert latex.render_latex(found).splitlines()[2:] == [
+    assert formats.render_latex(found).splitlines()[2:] == [
         r"\begin{tabular}{lccc}",
         r"\toprule",
         r"Method & aime\_24 Avg@K & aime\_24 Pass@16 & all tasks Avg@K \\",
@@ -36,13 +45,13 @@ def test_the_table_of_a_paper() -> None:
 
 def test_methods_of_another_trainer_are_marked() -> None:
     found = [place("grpo", Estimate(0.25), best=False), place("clip_b", Estimate(0.5), best=True, trainer="trl")]
-    names = [line.partition(" & ")[0] for line in latex.render_latex(found).splitlines() if "$" in line]
+    names = [line.partition(" & ")[0] for line in formats.render_latex(found).splitlines() if "$" in line]
     assert names == ["grpo", r"clip\_b (trained by trl)"]
 
 
 def test_each_model_has_a_table() -> None:
     found = [place("grpo", Estimate(0.5), best=True, model=model) for model in ("one", "two\nlines")]
-    text = latex.render_latex(found)
+    text = formats.render_latex(found)
     assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 2
     assert [line[:12] for line in text.splitlines() if "means" in line] == ["% one: means", "% two lines:"]
 
@@ -63,11 +72,59 @@ def test_each_model_has_a_table() -> None:
     ],
 )
 def test_special_signs_are_letters(text: str, escaped: str) -> None:
-    assert latex.as_latex(text) == escaped
+    assert formats.as_latex(text) == escaped
 
 
 @pytest.mark.parametrize("end", ["\n", "\r", "\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\u2029"])
 def test_a_name_ends_no_comment(end: str) -> None:
-    text = latex.render_latex([place("grpo", Estimate(0.5), best=True, model=f"one{end}\\input{{x}}")])
+    text = formats.render_latex([place("grpo", Estimate(0.5), best=True, model=f"one{end}\\input{{x}}")])
     assert [line for line in text.splitlines() if "input" in line and not line.startswith("% one")] == []
     assert all(sign not in text for sign in end if sign != "\n")
+
+
+# Parquet
+
+
+def test_every_answer_count_is_a_row(tmp_path: Path) -> None:
+    first, second = np.array([[1, 0, 1], [0, 0, 0]]), np.array([[1, 1, 1], [0, 1, 0]])
+    frames = made_up_frames(
+        {"clip_b": {4: second, 0: first}, "grpo": {}},
+        "aime",
+        "dapo",
+        problems=["p=1", "größe"],
+        right_distinct={("clip_b", 4): [2, 1], ("clip_b", 0): [1, 0]},
+        solutions={("clip_b", 0): [4, 5]},
+    )
+    formats.write_parquet({"demo": frames}, tmp_path / "new" / "answers.parquet")
+    table = parquet.read_table(tmp_path / "new" / "answers.parquet")
+    same = {
+        "experiment": "demo",
+        "method": "clip_b",
+        "trained_on": "dapo",
+        "task": "aime",
+        "model": "tiny",
+        "setting": "",
+        "samples": 3,
+    }
+    assert table.to_pylist() == [
+        {**same, "seed": 0, "problem": "p=1", "right": 2, "right_distinct": 1, "solutions": 4},
+        {**same, "seed": 0, "problem": "größe", "right": 0, "right_distinct": 0, "solutions": 5},
+        {**same, "seed": 4, "problem": "p=1", "right": 3, "right_distinct": 2, "solutions": None},
+        {**same, "seed": 4, "problem": "größe", "right": 1, "right_distinct": 1, "solutions": None},
+    ]
+    assert list((tmp_path / "new").iterdir()) == [tmp_path / "new" / "answers.parquet"]
+
+
+def test_nothing_done_is_a_table_without_rows_and_with_the_same_columns(tmp_path: Path) -> None:
+    formats.write_parquet({"demo": made_up_frames({"grpo": {}}, "aime", "dapo")}, tmp_path / "answers.parquet")
+    table = parquet.read_table(tmp_path / "answers.parquet")
+    text = ("experiment", "method", "trained_on", "task", "model", "setting", "problem")
+    assert len(table) == 0
+    assert dict(zip(table.column_names, table.schema.types, strict=True)) == {
+        **dict.fromkeys(text, pa.string()),
+        "seed": pa.int64(),
+        "right": pa.int32(),
+        "samples": pa.int32(),
+        "right_distinct": pa.int32(),
+        "solutions": pa.int32(),
+    }

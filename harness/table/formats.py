@@ -1,0 +1,234 @@
+"""The selected tables one after the other, in the format that a reader asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.base import files
+from harness.base.errors import UserError
+from harness.statistics import Estimate
+from harness.table import columns, compare, render
+from harness.table.columns import is_symmetric, method_text
+from harness.table.compare import Comparison
+from harness.table.frames import ROW, Frames, done_cells, setting_text
+from harness.table.leaderboard import LeaderboardRow
+from harness.table.select import Part
+from harness.terminal import layout
+from harness.terminal.layout import visible
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+HEADINGS = {"md": "## {}\n\n", "latex": "% {}\n"}
+BULLETS = {"md": "- ", "latex": "% "}
+
+
+def render_parts(
+    parts: Sequence[Part],
+    how: str,
+    *,
+    shown_columns: Sequence[str] = columns.DEFAULT,
+    sort: str | None = None,
+    comparing: bool = False,
+    width: int | None = None,
+) -> str:
+    """Return the tables as text; in CSV and JSON, where there are several, rows name their table.
+
+    `how`: table, md, csv, json or latex. `comparing`: tests and ranks instead of scores. `width`: of the terminal.
+    """
+    check_any_done(parts)
+    if how in ("csv", "json"):
+        return render_data(parts, how, sort, comparing)
+    heading, bullet = HEADINGS.get(how, "{}\n\n"), BULLETS.get(how, "")
+    # Titles have names of a user, which must not become links, comments' ends or further lines.
+    plain = {"md": render.as_prose, "latex": as_comment}.get(how, render.one_line)
+    texts = []
+    for part in parts:
+        if not part.shown.any_done():
+            body = "no cell is done\n"
+        elif how == "latex":
+            body = render_latex(part.comparisons())
+        elif comparing:
+            body = compare.render_comparisons(part.comparisons(), how, width)
+        else:
+            body = render.render_rows(sorted_part(part, sort), how, width, shown_columns)
+        title = heading.format(plain(part.title)) if len(parts) > 1 else ""
+        text = title + body
+        for sentence in part.lacking:
+            text += f"{layout.folded(bullet + plain(sentence), width)}\n"
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def render_data(parts: Sequence[Part], how: str, sort: str | None, comparing: bool) -> str:
+    """Return all rows, or all comparisons, of the tables as one CSV or JSON."""
+    rows: list[LeaderboardRow] = []
+    comparisons: list[compare.Comparison] = []
+    for part in parts:
+        name = part.title if len(parts) > 1 else None
+        if comparing:
+            comparisons += [replace(comparison, experiment=name) for comparison in part.comparisons()]
+        else:
+            rows += [replace(row, experiment=name) for row in sorted_part(part, sort)]
+    if comparing:
+        return compare.render_comparisons(comparisons, how)
+    return render.render_rows(rows, how)
+
+
+def sorted_part(part: Part, sort: str | None) -> list[LeaderboardRow]:
+    if sort:
+        return columns.sorted_rows(part.rows(), sort)
+    return part.rows()
+
+
+def check_any_done(parts: Sequence[Part]) -> None:
+    sentences = []
+    for part in parts:
+        if part.shown.any_done():
+            return
+        sentences += [f"{part.title}: no cell is done.", *part.lacking]
+    raise UserError(" ".join(sentences))
+
+
+# LaTeX: methods are rows, with a column for each score of a task; needs the package booktabs
+
+
+SPECIAL = str.maketrans(
+    {
+        "\\": r"\textbackslash{}",
+        "&": r"\&",
+        "%": r"\%",
+        "$": r"\$",
+        "#": r"\#",
+        "_": r"\_",
+        "{": r"\{",
+        "}": r"\}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "|": r"\textbar{}",
+        "[": "{[}",  # at the beginning of a row it would belong to the end of the one before, and so would a star
+        "*": "{*}",
+        "\n": " ",
+    }
+)
+MIXED_MARK = r"\textsuperscript{\S}"  # behind a method whose cells, or the baseline's, are not of one experiment
+
+
+def render_latex(results: Sequence[Comparison]) -> str:
+    """Return a table for each model, and each setting of further axes."""
+    by_place: dict[str, list[Comparison]] = {}
+    for result in results:
+        by_place.setdefault(result.where, []).append(result)
+    tables = [latex_table(where, section) for where, section in by_place.items()]
+    return "\n".join(tables)
+
+
+def latex_table(where: str, results: Sequence[Comparison]) -> str:
+    by_method: dict[str, dict[tuple[str, str], Comparison]] = {}  # and by task and score
+    columns: dict[tuple[str, str], None] = {}
+    mixed: dict[str, None] = {}
+    for result in results:
+        by_method.setdefault(result.method, {})[result.task, result.score] = result
+        columns[result.task, result.score] = None
+        for why in result.mixed:
+            mixed[f"% Marked: {as_comment(why)}."] = None
+    headings = [as_latex(f"{task} {score}") for task, score in columns]
+    lines = [
+        f"% {as_comment(where)}: means with 95 % intervals over seeds and problems.",
+        "% Bold: the highest mean of a method, and all that do not differ significantly from it (paired interval).",
+        *mixed,
+        rf"\begin{{tabular}}{{l{'c' * len(columns)}}}",
+        r"\toprule",
+        latex_row(["Method", *headings]),
+        r"\midrule",
+    ]
+    for method, of_method in by_method.items():
+        one, *_ = of_method.values()
+        name = as_latex(method_text(method, mixed=(), trainer=one.trainer))
+        if any(result.mixed for result in of_method.values()):
+            name += MIXED_MARK
+        numbers = [latex_cell(of_method.get(column)) for column in columns]
+        lines.append(latex_row([name, *numbers]))
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+
+def latex_row(cells: Sequence[str]) -> str:
+    return rf"{' & '.join(cells)} \\"
+
+
+def latex_cell(result: Comparison | None) -> str:
+    if result is None or result.mean is None:
+        return "--"
+    number = latex_estimate(result.mean)
+    if result.best:
+        return rf"$\mathbf{{{number}}}$"
+    return f"${number}$"
+
+
+def latex_estimate(estimate: Estimate) -> str:
+    if estimate.low is None or estimate.high is None:
+        return f"{estimate.mean:.3f}"
+    if is_symmetric(estimate):
+        return rf"{estimate.mean:.3f} \pm {estimate.high - estimate.mean:.3f}"
+    return rf"{estimate.mean:.3f}\;[{estimate.low:.3f}, {estimate.high:.3f}]"
+
+
+def as_latex(text: str) -> str:
+    """Return a text in which no sign is a command."""
+    return visible(text).translate(SPECIAL)
+
+
+def as_comment(text: str) -> str:
+    """Return a text without line ends, which would end the comment."""
+    return visible(" ".join(text.split()))
+
+
+# Parquet: every answer count of a matrix; docs/statistics.md names the columns
+
+
+# Columns of the file by those of the frames, with their types: the file names tasks as the leaderboard does.
+NAMES = {
+    "experiment": ("experiment", "string"),
+    "method": ("method", "string"),
+    "task": ("trained_on", "string"),
+    "evaluated": ("task", "string"),
+    "model": ("model", "string"),
+    "setting": ("setting", "string"),
+    "seed": ("seed", "int64"),
+    "problem": ("problem", "string"),
+    "right": ("right", "int32"),
+    "samples": ("samples", "int32"),
+    "right_distinct": ("right_distinct", "int32"),
+    "solutions": ("solutions", "int32"),
+}
+
+
+def write_parquet(tables: Mapping[str, Frames], path: Path) -> None:
+    """Write a row for each experiment, method, task, model, seed and problem that is done."""
+    import pandas
+    import pyarrow
+
+    parts = [answer_rows(frames).assign(experiment=experiment) for experiment, frames in tables.items()]
+    rows = pandas.concat(parts, ignore_index=True)[list(NAMES)]
+    rows.columns = [column for column, _ in NAMES.values()]
+    for column in ("right_distinct", "solutions"):
+        rows[column] = rows[column].astype("Int32")  # whose missing values are null in the file
+    schema = pyarrow.schema([(column, pyarrow.type_for_alias(kind)) for column, kind in NAMES.values()])
+    with files.atomic(path) as file:
+        rows.to_parquet(file, index=False, schema=schema)
+
+
+def answer_rows(frames: Frames) -> DataFrame:
+    """Return the answers with the keys of their cells, by rows of the leaderboard and then by seed."""
+    cells = done_cells(frames.cells)
+    order = cells.groupby(ROW, sort=False).ngroup()
+    cells = cells.assign(order=order).sort_values(["order", "seed"], kind="stable")
+    cells = cells.assign(setting=list(map(setting_text, cells["setting"])))
+    answers = frames.answers.assign(problem=frames.answers["problem"].astype("object"))
+    return cells.merge(answers, how="left", on=["cell", "evaluated", "moment"])
