@@ -20,6 +20,20 @@ from harness.terminal.layout import visible
 
 Series = dict[str, Any]  # name, and lists of numbers
 Interval = Callable[[np.ndarray], Estimate]  # of the values of the seeds
+QUADRANTS = {  # a token's advantage, and the place of its S*
+    "positive_above": "A > 0, S* > N",
+    "positive_below": "A > 0, S* < N",
+    "negative_above": "A < 0, S* > N",
+    "negative_below": "A < 0, S* < N",
+}
+PHASES = ("rollout", "verify", "stats", "update", "critic", "sync", "dynamics", "evaluate")  # the order of bars
+CLIPS = {
+    "ratio/clipped_low": "Ratio clipped low",
+    "ratio/clipped_high": "Ratio clipped high",
+    "weights/dropped": "Dropped by a control",
+    "weights/dropped_positive": "Dropped by a control, A > 0",
+    "weights/dropped_negative": "Dropped by a control, A < 0",
+}
 
 
 @dataclass(frozen=True)
@@ -173,22 +187,6 @@ def drawable(value: Any) -> Any:
 
 
 # The figures of a training: the metrics of its steps, and where their time went
-
-
-QUADRANTS = {  # a token's advantage, and the place of its S*
-    "positive_above": "A > 0, S* > N",
-    "positive_below": "A > 0, S* < N",
-    "negative_above": "A < 0, S* > N",
-    "negative_below": "A < 0, S* < N",
-}
-PHASES = ("rollout", "verify", "stats", "update", "critic", "sync", "dynamics", "evaluate")  # the order of bars
-CLIPS = {
-    "ratio/clipped_low": "Ratio clipped low",
-    "ratio/clipped_high": "Ratio clipped high",
-    "weights/dropped": "Dropped by a control",
-    "weights/dropped_positive": "Dropped by a control, A > 0",
-    "weights/dropped_negative": "Dropped by a control, A < 0",
-}
 
 
 def training_figures(curves: DataFrame, methods: Sequence[str]) -> dict[str, list[Figure]]:

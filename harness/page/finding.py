@@ -26,6 +26,10 @@ from harness.terminal.units import plural
 COLORS = 8  # of the palette; colors of further methods repeat
 LISTED = 12  # methods that a sentence names; the tables name all
 PLURALS = {WINS: "win", TRADES: "trade", LOSES: "lose"}
+TICKS = 4  # of an axis of the forest plot at most; more do not fit on a phone's width
+MARGIN = 0.04  # of an axis on either side, so that the ends of intervals are seen
+
+Axis = tuple[float, float]  # its ends
 
 
 # The finding
@@ -232,12 +236,6 @@ def enumeration(words: Sequence[str]) -> str:
 
 # The forest plot. It is a table of HTML whose cells hold a line and a point at places in percent, so that it has any
 # width, is sorted and searched like other tables, and needs no script.
-
-
-TICKS = 4  # at most; more do not fit on an axis of a phone's width
-MARGIN = 0.04  # of an axis on either side, so that the ends of intervals are seen
-
-Axis = tuple[float, float]  # its ends
 
 
 def forest_plot(table: ScoreTable) -> dict[str, Any] | None:

@@ -42,7 +42,6 @@ from harness.tracking.reader import reader
 if TYPE_CHECKING:
     from harness.page.plots import Series
 
-
 TEMPLATES = Path(__file__).parent / "templates"
 PAGE, STYLE, SCRIPTS = "page.html.j2", "page.css", ("draw.js", "page.js")
 AXES_OF_CELLS = ("method", "task", "evaluation_tasks", "model", "seed")  # keys of an identity
@@ -50,6 +49,12 @@ WATCH = 5  # seconds between two looks of `report --watch` at MLflow, and betwee
 LEADING_NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
 
 TableCell = dict[str, Any]  # text; mark: BETTER, WORSE or nothing; value: that it is sorted by, None for its text
+SEEDS = "Lines are means over seeds; bands are their 95 % intervals."
+# id, title, text, and groups: each has a title, empty where none is needed, and figures with their ids.
+Section = dict[str, Any]
+LOG = "log.txt"
+FILES = {"config": SPEC, "metrics": METRICS, "log": LOG}  # by the text of the link
+Link = tuple[str, str]  # text and address
 
 
 def write_report(config: Config, run_command: str | None = None, out: Path | None = None) -> Path:
@@ -320,12 +325,6 @@ def minute_text(time: float) -> str:
 # The sections that consist of figures
 
 
-SEEDS = "Lines are means over seeds; bands are their 95 % intervals."
-
-# id, title, text, and groups: each has a title, empty where none is needed, and figures with their ids.
-Section = dict[str, Any]
-
-
 def sections_of(content: PageContent) -> list[Section]:
     """Return the sections that consist of figures, without empty ones; the first has those of the finding."""
     methods = drawn_methods(content)
@@ -407,12 +406,6 @@ def unique_id(text: str, ids: set[str]) -> str:
 
 
 # Links to the files of cells: configuration, metrics, log and answers
-
-
-LOG = "log.txt"
-FILES = {"config": SPEC, "metrics": METRICS, "log": LOG}  # by the text of the link
-
-Link = tuple[str, str]  # text and address
 
 
 def files_of_method(cells: DataFrame, table: ScoreTable, method: str, folder: Path) -> list[tuple[str, list[Link]]]:

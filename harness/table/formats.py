@@ -22,9 +22,44 @@ from harness.terminal.layout import visible
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-
 HEADINGS = {"md": "## {}\n\n", "latex": "% {}\n"}
 BULLETS = {"md": "- ", "latex": "% "}
+LATEX_SIGNS = str.maketrans(
+    {
+        "\\": r"\textbackslash{}",
+        "&": r"\&",
+        "%": r"\%",
+        "$": r"\$",
+        "#": r"\#",
+        "_": r"\_",
+        "{": r"\{",
+        "}": r"\}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "|": r"\textbar{}",
+        "[": "{[}",  # at the beginning of a row it would belong to the end of the one before, and so would a star
+        "*": "{*}",
+        "\n": " ",
+    }
+)
+MIXED_MARK = r"\textsuperscript{\S}"  # behind a method whose cells, or the baseline's, are not of one experiment
+# Columns of a Parquet file by those of the frames, with their types: the file names tasks as the leaderboard does.
+PARQUET_COLUMNS = {
+    "experiment": ("experiment", "string"),
+    "method": ("method", "string"),
+    "task": ("trained_on", "string"),
+    "evaluated": ("task", "string"),
+    "model": ("model", "string"),
+    "setting": ("setting", "string"),
+    "seed": ("seed", "int64"),
+    "problem": ("problem", "string"),
+    "right": ("right", "int32"),
+    "samples": ("samples", "int32"),
+    "right_distinct": ("right_distinct", "int32"),
+    "solutions": ("solutions", "int32"),
+}
 
 
 def render_parts(
@@ -97,29 +132,6 @@ def check_any_done(parts: Sequence[Part]) -> None:
 # LaTeX: methods are rows, with a column for each score of a task; needs the package booktabs
 
 
-SPECIAL = str.maketrans(
-    {
-        "\\": r"\textbackslash{}",
-        "&": r"\&",
-        "%": r"\%",
-        "$": r"\$",
-        "#": r"\#",
-        "_": r"\_",
-        "{": r"\{",
-        "}": r"\}",
-        "~": r"\textasciitilde{}",
-        "^": r"\textasciicircum{}",
-        "<": r"\textless{}",
-        ">": r"\textgreater{}",
-        "|": r"\textbar{}",
-        "[": "{[}",  # at the beginning of a row it would belong to the end of the one before, and so would a star
-        "*": "{*}",
-        "\n": " ",
-    }
-)
-MIXED_MARK = r"\textsuperscript{\S}"  # behind a method whose cells, or the baseline's, are not of one experiment
-
-
 def render_latex(results: Sequence[Comparison]) -> str:
     """Return a table for each model, and each setting of further axes."""
     by_place: dict[str, list[Comparison]] = {}
@@ -181,7 +193,7 @@ def latex_estimate(estimate: Estimate) -> str:
 
 def as_latex(text: str) -> str:
     """Return a text in which no sign is a command."""
-    return visible(text).translate(SPECIAL)
+    return visible(text).translate(LATEX_SIGNS)
 
 
 def as_comment(text: str) -> str:
@@ -192,34 +204,17 @@ def as_comment(text: str) -> str:
 # Parquet: every answer count of a matrix; docs/statistics.md names the columns
 
 
-# Columns of the file by those of the frames, with their types: the file names tasks as the leaderboard does.
-NAMES = {
-    "experiment": ("experiment", "string"),
-    "method": ("method", "string"),
-    "task": ("trained_on", "string"),
-    "evaluated": ("task", "string"),
-    "model": ("model", "string"),
-    "setting": ("setting", "string"),
-    "seed": ("seed", "int64"),
-    "problem": ("problem", "string"),
-    "right": ("right", "int32"),
-    "samples": ("samples", "int32"),
-    "right_distinct": ("right_distinct", "int32"),
-    "solutions": ("solutions", "int32"),
-}
-
-
 def write_parquet(tables: Mapping[str, Frames], path: Path) -> None:
     """Write a row for each experiment, method, task, model, seed and problem that is done."""
     import pandas
     import pyarrow
 
     parts = [answer_rows(frames).assign(experiment=experiment) for experiment, frames in tables.items()]
-    rows = pandas.concat(parts, ignore_index=True)[list(NAMES)]
-    rows.columns = [column for column, _ in NAMES.values()]
+    rows = pandas.concat(parts, ignore_index=True)[list(PARQUET_COLUMNS)]
+    rows.columns = [column for column, _ in PARQUET_COLUMNS.values()]
     for column in ("right_distinct", "solutions"):
         rows[column] = rows[column].astype("Int32")  # whose missing values are null in the file
-    schema = pyarrow.schema([(column, pyarrow.type_for_alias(kind)) for column, kind in NAMES.values()])
+    schema = pyarrow.schema([(column, pyarrow.type_for_alias(kind)) for column, kind in PARQUET_COLUMNS.values()])
     with files.atomic(path) as file:
         rows.to_parquet(file, index=False, schema=schema)
 

@@ -18,9 +18,9 @@ from harness.matrix import Cell
 from harness.statistics import Estimate
 from harness.table import board
 from harness.table.board import Board
-from harness.table.columns import COLUMNS, DEFAULT, header_names, sorted_rows, table_lines
+from harness.table.columns import COLUMNS, DEFAULT, header_names, table_lines
 from harness.table.experiment import Experiment
-from harness.table.frames import BASE_MODEL, Frames, done_cells, read_frames
+from harness.table.frames import Frames, done_cells, read_frames
 from harness.table.leaderboard import LeaderboardRow, leaderboard_rows, place_text
 from harness.table.render import as_markdown, render_rows, row_notes
 from harness.terminal.layout import escaped, visible
@@ -33,7 +33,6 @@ from harness.tracking.sync import METRICS_PER_CALL, experiment_of, metric_name
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from pandas import DataFrame
-
 
 TABLE = "leaderboard.json"
 WRITTEN = "entrobench.written"  # a tag: the digest of what the run was last written from, set when it was complete
@@ -48,6 +47,11 @@ STYLE = (
     "td,th{padding:.3rem .8rem;text-align:right;border-bottom:1px solid #ddd}"
     "td:first-child,th:first-child{text-align:left}"
 )
+NOTE_TAG = "mlflow.note.content"  # the tag that holds a description
+LONGEST_NOTE = 5000  # characters: MLflow before 2.21 takes no more
+LONGEST_KEY = 250  # characters of a metric's name: MLflow takes no more
+DESCRIBED = ("avg_at_k", "pass_at_k", "delta_to_baseline", "delta_pass_at_k", "entropy_final", "seeds_done")
+OURS = "`entrobench leaderboard --experiment NAME"  # in each description that this program writes
 
 
 def publish(config: Config, matrix: Sequence[Cell]) -> list[LeaderboardRow]:
@@ -268,50 +272,23 @@ def cell_scores(frames: Frames, cells: DataFrame, k: int | None) -> list[tuple[i
 # MLflow's own pages: the table as Markdown in descriptions, and scores as metrics of its run
 
 
-NOTE_TAG = "mlflow.note.content"  # the tag that holds a description
-LONGEST_NOTE = 5000  # characters: MLflow before 2.21 takes no more
-LONGEST_KEY = 250  # characters of a metric's name: MLflow takes no more
-# The columns of a description, and those of one that would be too long with them.
-WIDE = ("avg_at_k", "pass_at_k", "delta_to_baseline", "delta_pass_at_k", "entropy_final", "seeds_done")
-NARROW = ("pass_at_k", "delta_to_baseline", "delta_pass_at_k")
-OURS = "`entrobench leaderboard --experiment NAME"  # in each description that this program writes
-
-
 def describe(rows: Sequence[LeaderboardRow], note: str) -> str:
-    """Return a description: the table, and the note below it; rows and columns that have no room are left out."""
-    room = LONGEST_NOTE - len(note) - 200  # for the sentence on the rows that are left out
-    for columns in (WIDE, NARROW):
-        text = tables_markdown(rows, columns)
-        if len(text) <= room:
-            return f"{text}\n{note}"
-    shown = shortest_list(rows, room)
-    left_out = f"{len(rows) - len(shown)} of {len(rows)} rows have no room here; `leaderboard.md` has all."
-    return f"{tables_markdown(shown, NARROW)}\n{left_out}\n\n{note}"
+    """Return a description: the table, as far as it has room, and the note below it."""
+    text = tables_markdown(rows)
+    if len(f"{text}\n{note}") > LONGEST_NOTE:
+        note = f"The table has more rows, for which there is no room here; `leaderboard.md` has all.\n\n{note}"
+        text = text[: LONGEST_NOTE - len(note) - 2]
+        text = text[: text.rindex("\n") + 1]
+    return f"{text}\n{note}"
 
 
-def shortest_list(rows: Sequence[LeaderboardRow], room: int) -> list[LeaderboardRow]:
-    """Return the base models, the baselines, and as many others as there is room for, the best Pass@K first."""
-    shown: list[LeaderboardRow] = []
-    others: list[LeaderboardRow] = []
-    for row in rows:
-        is_fixed = row.method in (BASE_MODEL, row.baseline)
-        if is_fixed:
-            shown.append(row)
-        else:
-            others.append(row)
-    shown += sorted_rows(others, "pass_at_k")
-    while len(shown) > 1 and len(tables_markdown(shown, NARROW)) > room:
-        shown.pop()
-    return shown
-
-
-def tables_markdown(rows: Sequence[LeaderboardRow], columns: Sequence[str]) -> str:
+def tables_markdown(rows: Sequence[LeaderboardRow]) -> str:
     """Return a Markdown table for each task and model, with the ruleset in its title."""
     sections: dict[str, list[LeaderboardRow]] = {}
     for row in rows:
         ruleset = f"ruleset {row.ruleset}" if row.ruleset else ""
         sections.setdefault(place_text(row.task, row.model, ruleset), []).append(row)
-    tables = [as_markdown(title, table_lines(section, columns)) for title, section in sections.items()]
+    tables = [as_markdown(title, table_lines(section, DESCRIBED)) for title, section in sections.items()]
     return "\n".join(tables)
 
 
