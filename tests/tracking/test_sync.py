@@ -22,6 +22,7 @@ from mortal import Killed, Mortal
 from places import REPOSITORY
 
 from benchmarks.patience import HANG
+from harness import cli
 from harness.base import files, identities
 from harness.base.errors import UserError
 from harness.cells import checksums, evaluation_files, lease
@@ -256,13 +257,16 @@ METHODS = {"patient": Patient}
 
 
 @pytest.mark.processes
-def test_curves_of_a_killed_run_are_the_surviving_ones(tmp_path: Path, mlflow_uri: str) -> None:
+def test_curves_of_a_killed_run_are_the_surviving_ones(
+    tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first run is killed in step 4, with steps in MLflow that no checkpoint covers."""
     (tmp_path / "patient_methods.py").write_text(PATIENT)
     words = ["run", "smoke", "methods=[patient]", "baseline=patient", "seeds=[0]", "train.steps=4", "train.prompts=4"]
     words += ["train.group=4", "eval.problems=2", "checkpoint.every=100", "results=.", f"tracking.uri={mlflow_uri}"]
     program = "from harness import cli; from harness.launch import progress; progress.PACE = 0.0; cli.main()"
-    command = [sys.executable, "-c", program, *words, "--plugin", "patient_methods"]
+    words += ["--plugin", "patient_methods"]
+    command = [sys.executable, "-c", program, *words]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, start_new_session=True) as run:
         while len(sent_entropies(mlflow_uri)) < 3:
             assert run.poll() is None, "it has ended before it was killed"
@@ -273,7 +277,11 @@ def test_curves_of_a_killed_run_are_the_surviving_ones(tmp_path: Path, mlflow_ur
     [folder] = tmp_path.glob("smoke/patient-*")
     assert State.read(folder).durable_step < 1
     (tmp_path / "go").touch()
-    subprocess.run(command, cwd=tmp_path, stdout=subprocess.DEVNULL, check=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(words)
+    assert ended.value.code == 0
     points = []
     for line in MetricsLog(folder).read()[1:]:
         points.append(Point(line["step"], int(line["time"] * 1000) / 1000, line["metrics"]["entropy/mean"]))
