@@ -117,7 +117,7 @@ class Matrix:
         Missing values are NaN: the interval of a single seed, and every number of a method without a finished cell.
         """
         from harness import runs
-        from harness.table.notebook import leaderboard_frame
+        from harness.table.formats import leaderboard_frame
 
         return leaderboard_frame(runs.matrix_rows(self.config, self.cells))
 

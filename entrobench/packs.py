@@ -27,7 +27,7 @@ class Packs:
     def leaderboard(self) -> DataFrame:
         """Return the table, with the columns of Matrix.leaderboard; `checked` says how far a row was verified."""
         from harness.packs.reader import opened_packs
-        from harness.table.notebook import leaderboard_frame
+        from harness.table.formats import leaderboard_frame
         from harness.table.select import Selection, part_of_packs
 
         with opened_packs(self.files) as experiment:

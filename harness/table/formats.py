@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import html
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import ClassVar
+
+from pandas import DataFrame
 
 from harness.base import files
 from harness.base.errors import UserError
 from harness.statistics import Estimate
 from harness.table import columns, compare, render
-from harness.table.columns import is_symmetric, method_text
+from harness.table.columns import COLUMNS, DEFAULT, header_names, is_symmetric, method_text, table_lines
 from harness.table.compare import Comparison
 from harness.table.frames import ROW, Frames, done_cells, setting_text
 from harness.table.leaderboard import LeaderboardRow
+from harness.table.render import records_frame, render_rows, row_notes
 from harness.table.select import Part
 from harness.terminal import layout
-from harness.terminal.layout import visible
+from harness.terminal.layout import escaped, visible
 
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
+STYLE = (
+    "body{font:15px/1.5 system-ui,sans-serif;margin:2rem;color:#222}table{border-collapse:collapse}"
+    "td,th{padding:.3rem .8rem;text-align:right;border-bottom:1px solid #ddd}"
+    "td:first-child,th:first-child{text-align:left}"
+)
 HEADINGS = {"md": "## {}\n\n", "latex": "% {}\n"}
 BULLETS = {"md": "- ", "latex": "% "}
 LATEX_SIGNS = str.maketrans(
@@ -129,6 +137,68 @@ def check_any_done(parts: Sequence[Part]) -> None:
     raise UserError(" ".join(sentences))
 
 
+# HTML, and the form in which MLflow keeps tables
+
+
+def as_mlflow_table(rows: Sequence[LeaderboardRow]) -> str:
+    """Return the table in the form in which MLflow keeps tables; an interval is three columns.
+
+    `log_table` of MLflow would append to the table of the time before.
+    """
+    import pandas
+
+    names = header_names(rows, "Pass@K")
+    lines = []
+    for row in rows:
+        line: dict[str, object] = {"method": row.method, **row.setting}
+        line |= {"task": row.task, "model": row.model, "K": row.k}
+        for column in map(COLUMNS.__getitem__, DEFAULT):
+            header, value = column.header.format(**names), column.value(row)
+            if isinstance(value, float | int | str):
+                line[header] = value
+            else:
+                line |= estimate_columns(header, value)
+        lines.append(line)
+    table = pandas.DataFrame(lines, dtype="object")
+    return json.dumps(table.to_dict("split", index=False), allow_nan=False)
+
+
+def estimate_columns(header: str, estimate: Estimate | None) -> dict[str, float | None]:
+    """Return the three columns of an estimate; a number that JSON cannot hold is missing."""
+    if estimate is None:
+        return dict.fromkeys((header, f"{header}, low", f"{header}, high"))
+    columns = {}
+    for suffix, value in (("", estimate.mean), (", low", estimate.low), (", high", estimate.high)):
+        is_number = value is not None and math.isfinite(value)
+        columns[header + suffix] = value if is_number else None
+    return columns
+
+
+def as_html(title: str, rows: Sequence[LeaderboardRow]) -> str:
+    """Return the table as a page."""
+    notes = "".join(f"<p>{in_html(note)}</p>" for note in row_notes(rows))
+    return (
+        f"<!doctype html><meta charset=utf-8><title>{in_html(title)}</title><style>{STYLE}</style>"
+        f"<h1>{in_html(title)}</h1>{table_html(rows)}{notes}"
+    )
+
+
+def table_html(rows: Sequence[LeaderboardRow]) -> str:
+    """Return the table as HTML, in which every text is shown and none is markup."""
+    import pandas
+
+    header, *lines = escaped(table_lines(rows))
+    frame = pandas.DataFrame(lines, columns=header, dtype="object")
+    with pandas.option_context("display.max_colwidth", None):  # the default cuts texts off at 50 characters
+        table: str = frame.to_html(index=False, border=0, justify="unset", na_rep="")
+    return table
+
+
+def in_html(text: str) -> str:
+    """Return a text as a page shows it, with control characters written out."""
+    return html.escape(visible(text))
+
+
 # LaTeX: methods are rows, with a column for each score of a task; needs the package booktabs
 
 
@@ -227,3 +297,35 @@ def answer_rows(frames: Frames) -> DataFrame:
     cells = cells.assign(setting=list(map(setting_text, cells["setting"])))
     answers = frames.answers.assign(problem=frames.answers["problem"].astype("object"))
     return cells.merge(answers, how="left", on=["cell", "evaluated", "moment"])
+
+
+# Python: the leaderboard as a frame for scripts and notebooks, which prints itself as the table for people
+
+
+class LeaderboardFrame(DataFrame):
+    """Rows of the leaderboard with the columns of its csv; a selection of rows or columns is a plain frame."""
+
+    # pandas takes any other attribute for a column.
+    _internal_names: ClassVar[list[str]] = [*DataFrame._internal_names, "rows"]
+    _internal_names_set: ClassVar[set[str]] = {*_internal_names}
+
+    @property
+    def _constructor(self) -> Callable[..., DataFrame]:
+        return DataFrame
+
+    def __repr__(self) -> str:
+        return visible(render_rows(self.rows, "table"))
+
+    def _repr_html_(self) -> str:
+        return table_html(self.rows)
+
+
+def leaderboard_frame(rows: Sequence[LeaderboardRow]) -> LeaderboardFrame:
+    """Return the rows as a frame; a missing value is NaN."""
+    frame = records_frame(rows).infer_objects()
+    columns = {}
+    for name, column in frame.items():
+        columns[name] = column.where(column.notna(), float("nan")).tolist()  # as lists, so that types are inferred
+    table = LeaderboardFrame(columns)
+    table.rows = list(rows)
+    return table

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import math
 import time
@@ -18,12 +17,12 @@ from harness.matrix import Cell
 from harness.statistics import Estimate
 from harness.table import board
 from harness.table.board import Board
-from harness.table.columns import COLUMNS, DEFAULT, header_names, table_lines
+from harness.table.columns import table_lines
 from harness.table.experiment import Experiment
+from harness.table.formats import as_html, as_mlflow_table
 from harness.table.frames import Frames, done_cells, read_frames
 from harness.table.leaderboard import LeaderboardRow, leaderboard_rows, place_text
-from harness.table.render import as_markdown, render_rows, row_notes
-from harness.terminal.layout import escaped, visible
+from harness.table.render import as_markdown, render_rows
 from harness.tracking.artifacts import Artifacts, LocalFiles, folder_for_files
 from harness.tracking.origin import origin
 from harness.tracking.reader import FINAL, Run, database_reader, reader
@@ -41,11 +40,6 @@ NOTE = (
     "same for people, `matrix.json` says which cells were expected and what they are compared with. "
     "`entrobench run` and `entrobench sync` replace them. The same table anywhere: "
     "`entrobench leaderboard --experiment NAME --uri URI`."
-)
-STYLE = (
-    "body{font:15px/1.5 system-ui,sans-serif;margin:2rem;color:#222}table{border-collapse:collapse}"
-    "td,th{padding:.3rem .8rem;text-align:right;border-bottom:1px solid #ddd}"
-    "td:first-child,th:first-child{text-align:left}"
 )
 NOTE_TAG = "mlflow.note.content"  # the tag that holds a description
 LONGEST_NOTE = 5000  # characters: MLflow before 2.21 takes no more
@@ -149,65 +143,6 @@ class MatrixSummary:
         client.set_tag(run, "mlflow.loggedArtifacts", json.dumps([{"path": TABLE, "type": "table"}]))
         client.set_terminated(run)
         client.set_tag(run, WRITTEN, self.digest)  # last, so that it vouches for all the rest
-
-
-def as_mlflow_table(rows: Sequence[LeaderboardRow]) -> str:
-    """Return the table in the form in which MLflow keeps tables; an interval is three columns.
-
-    `log_table` of MLflow would append to the table of the time before.
-    """
-    import pandas
-
-    names = header_names(rows, "Pass@K")
-    lines = []
-    for row in rows:
-        line: dict[str, object] = {"method": row.method, **row.setting}
-        line |= {"task": row.task, "model": row.model, "K": row.k}
-        for column in map(COLUMNS.__getitem__, DEFAULT):
-            header, value = column.header.format(**names), column.value(row)
-            if isinstance(value, float | int | str):
-                line[header] = value
-            else:
-                line |= estimate_columns(header, value)
-        lines.append(line)
-    table = pandas.DataFrame(lines, dtype="object")
-    return json.dumps(table.to_dict("split", index=False), allow_nan=False)
-
-
-def estimate_columns(header: str, estimate: Estimate | None) -> dict[str, float | None]:
-    """Return the three columns of an estimate; a number that JSON cannot hold is missing."""
-    if estimate is None:
-        return dict.fromkeys((header, f"{header}, low", f"{header}, high"))
-    columns = {}
-    for suffix, value in (("", estimate.mean), (", low", estimate.low), (", high", estimate.high)):
-        is_number = value is not None and math.isfinite(value)
-        columns[header + suffix] = value if is_number else None
-    return columns
-
-
-def as_html(title: str, rows: Sequence[LeaderboardRow]) -> str:
-    """Return the table as a page."""
-    notes = "".join(f"<p>{in_html(note)}</p>" for note in row_notes(rows))
-    return (
-        f"<!doctype html><meta charset=utf-8><title>{in_html(title)}</title><style>{STYLE}</style>"
-        f"<h1>{in_html(title)}</h1>{table_html(rows)}{notes}"
-    )
-
-
-def table_html(rows: Sequence[LeaderboardRow]) -> str:
-    """Return the table as HTML, in which every text is shown and none is markup."""
-    import pandas
-
-    header, *lines = escaped(table_lines(rows))
-    frame = pandas.DataFrame(lines, columns=header, dtype="object")
-    with pandas.option_context("display.max_colwidth", None):  # the default cuts texts off at 50 characters
-        table: str = frame.to_html(index=False, border=0, justify="unset", na_rep="")
-    return table
-
-
-def in_html(text: str) -> str:
-    """Return a text as a page shows it, with control characters written out."""
-    return html.escape(visible(text))
 
 
 def changed_finals(experiment: Experiment, finals: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:

@@ -22,8 +22,8 @@ from harness.config import Config
 from harness.statistics import crossed_interval
 from harness.table import board, frames
 from harness.table.experiment import Experiment
+from harness.table.formats import leaderboard_frame
 from harness.table.leaderboard import LeaderboardRow
-from harness.table.notebook import leaderboard_frame
 from harness.table.publish import publish
 from harness.tracking import store, sync
 from harness.tracking.reader import Run, reader

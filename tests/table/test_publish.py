@@ -9,7 +9,7 @@ import pytest
 from boards import Made, listed, told
 
 from harness.statistics import Estimate
-from harness.table import publish, render
+from harness.table import formats, publish, render
 from harness.table.leaderboard import LeaderboardRow
 from harness.terminal.layout import visible
 from harness.tracking import store
@@ -208,11 +208,11 @@ def test_a_page_shows_names_as_they_are() -> None:
     some = Estimate(0.5, 0.25, 0.75)
     first = LeaderboardRow("grpo", "easy", "tiny", 2, "grpo", some, {2: some}, some, some, some, {2: some}, 2, 2)
     new = LeaderboardRow("new<", "easy", "tiny", 2, "grpo", None, {}, None, None, None, {}, 0, 2)
-    page = publish.as_html("a<b", [first, new])
+    page = formats.as_html("a<b", [first, new])
     assert "<h1>a&lt;b</h1>" in page
     assert "<td>new&lt;</td>" in page
-    assert all(f"<p>{publish.in_html(note)}</p>" in page for note in render.row_notes([first, new]))
-    table = json.loads(publish.as_mlflow_table([first, new]))
+    assert all(f"<p>{formats.in_html(note)}</p>" in page for note in render.row_notes([first, new]))
+    table = json.loads(formats.as_mlflow_table([first, new]))
     by_name = dict(zip(table["columns"], table["data"][-1], strict=True))
     assert (by_name["method"], by_name["Avg@K"], by_name["seeds"]) == ("new<", None, 0)
 
@@ -220,7 +220,7 @@ def test_a_page_shows_names_as_they_are() -> None:
 def test_a_page_shows_control_characters_as_text() -> None:
     steering, written = "a\u202eb\x1b[31m", r"a\u202eb\x1b[31m"
     row = LeaderboardRow(steering, "easy", "tiny", 2, "grpo", None, {}, None, None, None, {}, 0, 2, flags=[steering])
-    page = publish.as_html(steering, [row])
+    page = formats.as_html(steering, [row])
     assert visible(page) == page
     for place in (f"<h1>{written}</h1>", f"<td>{written}</td>", f"easy: {written}</p>"):
         assert place in page
