@@ -560,7 +560,7 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> Launched:
     launch = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--num_machines=1"]
     launch += ["--mixed_precision=no", "--dynamo_backend=no", "--main_process_port=0"]
     path = os.pathsep.join(
-        [RARELY_SEARCHING, str(REPOSITORY), str(REPOSITORY / "tests/helpers"), str(REPOSITORY / "tests")]
+        [RARELY_SEARCHING, str(REPOSITORY), str(REPOSITORY / "tests/helpers"), str(Path(__file__).parent)]
     )
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
     done = subprocess.run(
