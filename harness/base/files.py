@@ -195,10 +195,6 @@ def has_type(value: Any, hint: Any) -> bool:
     return type(value) is hint
 
 
-def read_yaml(path: Path) -> Any:
-    return parse_yaml(path.read_bytes(), path)
-
-
 def parse_yaml(content: bytes, path: Path) -> Any:
     """Parse the content of a file; `path` is named in errors.
 

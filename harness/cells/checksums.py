@@ -138,12 +138,3 @@ def read_seal(path: Path, cell: str) -> dict[str, str]:
 def changed_files(path: Path, sums: Mapping[str, str], names: Iterable[str]) -> list[str]:
     """Return the files among these that changed since the checkpoint was written."""
     return [name for name in names if files.sha256_of(path / name) != sums[name]]
-
-
-def is_whole_checkpoint(path: Path, cell: str) -> bool:
-    """Return whether a checkpoint is this cell's and unchanged; this reads all of it."""
-    try:
-        sums = read_seal(path, cell)
-    except Damaged:
-        return False
-    return not changed_files(path, sums, sums)
