@@ -28,7 +28,7 @@ SMALL = ["train.steps=2", "train.prompts=4", "train.group=4", "eval.problems=4",
 SMALL += ["methods=[clip_b]", "baseline=clip_b"]
 
 
-def call(*command: str | Path, cwd: Path) -> str:
+def call(*command: str | Path, cwd: Path, code: int = 0) -> str:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     done = subprocess.run(
         command,
@@ -39,7 +39,7 @@ def call(*command: str | Path, cwd: Path) -> str:
         check=False,
         timeout=HANG,
     )
-    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    assert done.returncode == code, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
 
@@ -89,7 +89,8 @@ def empty(tmp_path: Path) -> Path:
 def test_every_file_of_the_packages_is_in_the_wheel(wheel: Path) -> None:
     held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     ours = {path for name in PACKAGES for path in (REPOSITORY / name).rglob("*") if path.is_file()}
-    assert held == {str(path.relative_to(REPOSITORY)) for path in ours if "__pycache__" not in path.parts}
+    left_out = {path for path in ours if "__pycache__" in path.parts or path.suffix == ".md"}  # pages of studies
+    assert held == {str(path.relative_to(REPOSITORY)) for path in ours - left_out}
 
 
 def test_it_lists_and_plans_in_an_empty_folder(environment: Path, empty: Path) -> None:
@@ -116,7 +117,8 @@ def test_the_example_of_a_task_runs_as_documented(environment: Path, empty: Path
     assert "Sums of two numbers" in call(environment / "entrobench", *listing, cwd=empty)
     evaluated = call(environment / "entrobench", *evaluation, cwd=empty)
     assert re.search(r"^sums\(largest=4\) +4 +4 ", evaluated, re.MULTILINE)
-    printed = call(environment / "entrobench", *training, *SMALL, cwd=empty)
+    # 1: the model of another task answers nothing that can be read, so nothing is learned.
+    printed = call(environment / "entrobench", *training, *SMALL, cwd=empty, code=1)
     assert re.search(r"^ *clip_b .* 1 of 1 *$", printed, re.MULTILINE)
     [log] = empty.glob("results/smoke/*/log.txt")
     assert "Traceback" not in log.read_text()

@@ -18,9 +18,9 @@ def hub_errors() -> tuple[type[Exception], ...]:
 def hub_reason(error: Exception) -> str:
     """Return why a download failed, with what to do about it."""
     cause = root_cause(error)
-    if reason := getattr(cause, "strerror", None):  # of the network or the disk; around it, libraries write much more
-        return (
-            f"{reason}; without a network give the folder of a copy, or set HF_ENDPOINT to a mirror (docs/trouble.md)"
-        )
-    reason = str(error).partition("\n")[0].rstrip(".")
-    return f"{reason}; check the name, and set HF_TOKEN if it is private or gated"
+    first_line = str(error).partition("\n")[0].rstrip(".")
+    reason = getattr(cause, "strerror", None)  # of the network or the disk; around it, libraries write much more
+    if reason or isinstance(cause, ConnectionError):
+        remedy = "without a network give the folder of a copy, or set HF_ENDPOINT to a mirror (docs/trouble.md)"
+        return f"{reason or first_line}; {remedy}"
+    return f"{first_line}; check the name, and set HF_TOKEN if it is private or gated"

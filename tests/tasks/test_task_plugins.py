@@ -105,7 +105,8 @@ def test_it_is_listed_planned_trained_on_and_evaluated(example: str, commands: C
     assert re.search(r"^ *example_sums +Sums of two numbers", said, re.MULTILINE)
     asked = ["smoke", "tasks=[example_sums]", *SMALL, *plugin]
     assert "evaluation, a cell: 2 x (example_sums 6 problems x 4)" in commands.entrobench("plan", *asked)
-    assert "1 to run" in commands.entrobench("run", *asked)
+    # 1: the model of another task answers nothing that can be read, so nothing is learned.
+    assert "1 to run" in commands.entrobench("run", *asked, code=1)
     (cell,) = tmp_path.glob("results/smoke/grpo-example_sums-*/evals/example_sums-000001.json")
     assert '"1+1"' in cell.read_text()
     said = commands.entrobench("leaderboard", *asked, "--format", "csv")

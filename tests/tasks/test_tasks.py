@@ -573,7 +573,7 @@ def test_the_example_of_the_documentation(tmp_path: Path) -> None:
         text.replace("from harness.base.task import", "from tasks.sums import Sums\nfrom harness.base.task import")
     )
     assert "Sums of two numbers" in entrobench("list", "tasks", cwd=tmp_path)
-    command = re.findall(r"^    entrobench (eval .*)$", ADD_A_TASK, re.MULTILINE)[0]
+    command = re.findall(r"^    entrobench (eval .*sums.*)$", ADD_A_TASK, re.MULTILINE)[0]
     check_samples_of_sums(entrobench(*shlex.split(command), cwd=tmp_path), tmp_path)
 
 

@@ -370,7 +370,7 @@ def test_a_cell_ends_with_the_step_that_spends_its_tokens(tmp_path: Path) -> Non
 
 def test_cells_of_a_matrix_have_their_own_folders(tmp_path: Path) -> None:
     planned = matrix.cells(config.load_config("demo", [f"results={tmp_path}"]))
-    assert len({c.folder for c in planned}) == 21
+    assert len({c.folder for c in planned}) == 35
 
 
 def test_a_step_counts_answers_and_ends_their_entropy_with_them(tmp_path: Path) -> None:

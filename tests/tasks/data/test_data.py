@@ -620,7 +620,8 @@ def test_without_a_network_a_sentence_says_so_and_what_is_there_stays(
         prepare.prepare_sets(["aime24"])
     assert str(caught.value) == (
         "could not download HuggingFaceH4/aime_2024 from the Hugging Face Hub (Couldn't reach it on the Hub "
-        "(ConnectError)); sets that were prepared before remain usable, and --from reads a local copy"
+        "(ConnectError); without a network give the folder of a copy, or set HF_ENDPOINT to a mirror "
+        "(docs/trouble.md)); sets that were prepared before remain usable, and --from reads a local copy"
     )
     assert len(kept.problem_rows("aime24")) == 4
 
