@@ -49,8 +49,8 @@ def check_yaml_text(text: str, where: str) -> None:
     """Refuse text that is not YAML, or that uses more of YAML than plain values, lists and mappings."""
     depth = values = 0
     limits = f"is too large or too deep; allowed: {MOST} values and names, {DEEPEST} levels deep"
-    if (line := line_of_unclosed_brackets(text)) is not None:
-        raise UserError(f"{where}, line {line} {limits}")
+    if (number := line_of_unclosed_brackets(text)) is not None:
+        raise UserError(f"{where}, line {number} {limits}")
     try:
         for event in yaml.parse(text, YAML_LOADER):
             assert event.start_mark is not None  # events that are parsed from text have one

@@ -61,18 +61,19 @@ def write_evaluation(
         responses = responses_to(problem, cell.seed)
         results = judged(task, None, problem, responses)  # type: ignore[arg-type]
         answers, verdicts = [result.text for result in results], [str(result.verdict) for result in results]
-        sample = {"problem": problem.id, "prompt": problem.prompt, "responses": responses}
+        sample: Records = {"problem": problem.id, "prompt": problem.prompt, "responses": responses}
         goes_on = [result.goes_on for result in results]
         samples.append({**sample, "answers": answers, "verdicts": verdicts, "goes_on": goes_on})
     if edit is not None:
         edit(samples)
     by_problem, right, distinct = [], [], []
     for problem, sample in zip(problems, samples, strict=True):
-        verdicts = list(map(Verdict, sample["verdicts"]))
-        right.append([int(verdict == Verdict.RIGHT) for verdict in verdicts])
-        distinct.append(distinct_right(verdicts, sample["answers"]))
-        kept = (sample["responses"], verdicts, sample["answers"], sample["goes_on"])
-        by_problem.append(scores(*kept, task.solutions(problem)))
+        judgments = list(map(Verdict, sample["verdicts"]))
+        right.append([int(verdict == Verdict.RIGHT) for verdict in judgments])
+        distinct.append(distinct_right(judgments, sample["answers"]))
+        by_problem.append(
+            scores(sample["responses"], judgments, sample["answers"], sample["goes_on"], task.solutions(problem))
+        )
     record = {"task": "countdown", "step": step, "problems": [sample["problem"] for sample in samples]}
     counts = {"right": right, "right_distinct": distinct, "solutions": list(map(task.solutions, problems))}
     evaluation_files.write_evaluation(cell.folder, {**record, **counts, "flags": task.flags("countdown")})
