@@ -12,7 +12,7 @@ from harness.terminal.layout import console, visible, width_of
 EXAMPLES = (
     "entrobench diagnose results/demo/grpo-countdown-countdown-tiny-s10-6dc514fceb92",
     "entrobench diagnose my_trl_run/checkpoint-500/trainer_state.json --format json",
-    "entrobench diagnose verl_console.log",
+    "entrobench diagnose verl_run.jsonl",
 )
 
 
@@ -21,7 +21,7 @@ def add(commands: Commands) -> None:
     parser = command(commands, "diagnose", text, EXAMPLES)
     readable = (
         "a cell's folder or its metrics.jsonl; TRL's output folder, trainer_state.json or log history as JSON lines; "
-        "verl's console or file log"
+        "the log of verl's file logger"
     )
     parser.add_argument("run", metavar="RUN", type=Path, help=readable)
     parser.add_argument("--format", choices=["table", "json"], default="table", help="form of the output")

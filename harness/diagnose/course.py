@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from math import sqrt
 
 from harness.base.errors import UserError
-from harness.diagnose.curves import MetricCurve
-from harness.diagnose.signals import LoggedRun
+from harness.diagnose.signals import LoggedRun, MetricCurve
 from harness.table.endings import COLLAPSED, COLLAPSED_BELOW, EXPLODED, EXPLODED_ABOVE, ZERO, ending
 
 TOO_SHORT, HEALTHY = "too short to say", "healthy"

@@ -1,14 +1,12 @@
 """The curves of one run from a cell of ours, a log of TRL or a log of verl.
 
-A log may be of any size and content: it is read line by line, and only the numbers that the rules read are kept.
+A log may be of any size: it is read line by line, and only the numbers that the rules read are kept.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,25 +15,25 @@ from harness.cells import log
 from harness.cells.spec import FILE as CONFIG
 from harness.cells.spec import CellSpec
 from harness.cells.state import STALE, Progress
-from harness.diagnose.curves import MetricCurve, curve_of
-from harness.diagnose.signals import BONUS, CLIPPED, KEYS, OURS, SIGNALS, TRL, VERL, LoggedRun
+from harness.diagnose.signals import (
+    BONUS,
+    CLIPPED,
+    KEYS,
+    OURS,
+    SIGNALS,
+    TRL,
+    VERL,
+    LoggedRun,
+    MetricCurve,
+    curve_of,
+)
 from harness.terminal.units import plural
 
 TRL_STATE = "trainer_state.json"
 READABLE = (
-    "a cell's folder or its metrics.jsonl, TRL's trainer_state.json or its log history as JSON lines, or the console "
-    "or file log of verl"
+    "a cell's folder or its metrics.jsonl, TRL's trainer_state.json or its log history as JSON lines, or the log of "
+    "verl's file logger"
 )
-
-# A line of verl's console logger, `step:3 - actor/entropy:0.31 - ...`. Ray writes the name of a process and colors in
-# front of it, and a progress bar may share its line. With NumPy 2 a number is written as `np.float64(0.31)`.
-VERL_LINE = re.compile(r"(?:^|[\s\r])step:([0-9]{1,18}) - (\S.*)")
-VERL_NUMBER = re.compile(r"(?:np\.\w+\()?([-+\w.]+?)\)?")
-COLORS = re.compile(r"\x1b\[[0-9;]*m")
-
-LONGEST_LINE = 2**20  # bytes
-LARGEST_DOCUMENT = 2**26  # bytes of JSON that is not divided into lines; 10,000 steps of TRL take a quarter of that
-MOST_STEPS = 100_000
 
 Points = dict[str, dict[int, float]]  # by key and step
 Record = tuple[int, Mapping[str, Any]]  # a step and what was logged at it
@@ -97,7 +95,7 @@ def read_cell(folder: Path) -> LoggedRun:
         notes.append("the cell was interrupted before its end")
     if progress.state == "failed":
         notes.append(f"the cell failed: {progress.reason}")
-    points = points_of_cell(folder, log.MetricsLog(folder).read())
+    points = points_of(training_steps(log.MetricsLog(folder).read()))
     coefficient = bonus_coefficient(spec.identity)
     if coefficient is not None and "entropy/mean" in points:
         first_step = min(points["entropy/mean"])
@@ -113,10 +111,6 @@ def bonus_coefficient(identity: Mapping[str, Any]) -> float | None:
         if component.get("component") == "AdaptiveEntropy":
             return None
     return 0.0
-
-
-def points_of_cell(path: Path, lines: Iterable[Mapping[str, Any]]) -> Points:
-    return points_of(path, training_steps(lines))
 
 
 def training_steps(lines: Iterable[Mapping[str, Any]]) -> Iterator[Record]:
@@ -140,13 +134,11 @@ def read_run_file(path: Path) -> LoggedRun:
     first_line = next((line for _, line in lines_of(path) if line.strip()), None)
     if first_line is None:
         raise UserError(f"{path} is empty; diagnose reads {READABLE}")
-    if first_line.lstrip()[:1] not in (b"{", b"["):
-        return read_verl_console(path)
     try:
         first = parse_json(first_line)
     except (ValueError, RecursionError):
         return read_trl_document(path)  # a document of several lines, as TRL's trainer writes it
-    if isinstance(first, list) or "log_history" in first:
+    if not isinstance(first, dict) or "log_history" in first:
         return read_trl_document(path)
     for fits, read in LINE_FORMATS:
         if fits(first):
@@ -156,9 +148,8 @@ def read_run_file(path: Path) -> LoggedRun:
 
 
 def lines_of(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines of a file with their numbers; a line that is too long comes in parts, each counted as one."""
     with open(path, "rb") as file:
-        yield from enumerate(iter(partial(file.readline, LONGEST_LINE), b""), 1)
+        yield from enumerate(file, 1)
 
 
 def parse_json(content: bytes) -> Any:
@@ -169,11 +160,11 @@ def parse_json(content: bytes) -> Any:
 def read_own_lines(path: Path) -> LoggedRun:
     # A last line without its end is half a line.
     parsed_lines = (log.parsed(line[:-1], path) for _, line in lines_of(path) if line.endswith(b"\n"))
-    return LoggedRun(path, OURS, curves_of(points_of_cell(path, parsed_lines)))
+    return LoggedRun(path, OURS, curves_of(points_of(training_steps(parsed_lines))))
 
 
 def read_verl_lines(path: Path) -> LoggedRun:
-    return LoggedRun(path, VERL, curves_of(points_of(path, verl_records(path))))
+    return LoggedRun(path, VERL, curves_of(points_of(verl_records(path))))
 
 
 def verl_records(path: Path) -> Iterator[Record]:
@@ -199,8 +190,6 @@ LINE_FORMATS: tuple[tuple[Callable[[Mapping[str, Any]], bool], Callable[[Path], 
 def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the complete lines with their numbers; the last one may be half written, by a killed process."""
     for number, line in lines_of(path):
-        if len(line) == LONGEST_LINE:
-            raise UserError(f"line {number} of {path} is longer than {LONGEST_LINE} bytes")
         if not line.strip():
             continue
         try:
@@ -216,8 +205,6 @@ def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def read_trl_document(path: Path) -> LoggedRun:
     """Return the run of a trainer_state.json, or of a log history that is a single list."""
-    if path.stat().st_size > LARGEST_DOCUMENT:
-        raise UserError(f"{path} is a JSON document of more than {LARGEST_DOCUMENT} bytes; give it one line per step")
     try:
         document = parse_json(path.read_bytes())
     except (ValueError, RecursionError) as error:
@@ -230,51 +217,16 @@ def read_trl_document(path: Path) -> LoggedRun:
 
 def trl_run(path: Path, history: Iterable[Mapping[str, Any]]) -> LoggedRun:
     records = ((entry["step"], entry) for entry in history if log.is_step(entry.get("step")))
-    return LoggedRun(path, TRL, curves_of(points_of(path, records)))
-
-
-def read_verl_console(path: Path) -> LoggedRun:
-    return LoggedRun(path, VERL, curves_of(points_of(path, console_records(path))))
-
-
-def console_records(path: Path) -> Iterator[Record]:
-    """Yield the steps in the console log of verl; refuse a file without any."""
-    empty = True
-    for _, content in lines_of(path):
-        for line in content.decode(errors="replace").splitlines():  # also at the \r of a progress bar
-            if match := VERL_LINE.search(COLORS.sub("", line)):
-                empty = False
-                yield int(match[1]), verl_numbers(match[2])
-    if empty:
-        raise UserError(f"{path} has no line of a known format; diagnose reads {READABLE}")
-
-
-def verl_numbers(text: str) -> dict[str, float]:
-    """Return the numbers of a line such as `actor/entropy:0.31 - actor/grad_norm:np.float64(0.2)`."""
-    numbers = {}
-    for part in text.split(" - "):
-        key, _, value = part.rpartition(":")
-        match = VERL_NUMBER.fullmatch(value.strip())
-        if match is None:
-            continue
-        try:
-            numbers[key.strip()] = float(match[1])
-        except ValueError:  # a text, or two processes that wrote into one line
-            continue
-    return numbers
+    return LoggedRun(path, TRL, curves_of(points_of(records)))
 
 
 # Points
 
 
-def points_of(path: Path, records: Iterable[Record]) -> Points:
+def points_of(records: Iterable[Record]) -> Points:
     """Return the numbers of the signals by key and step; of a step that was logged twice, after resuming, the later."""
     points: Points = {}
-    steps = set()
     for step, metrics in records:
-        steps.add(step)
-        if len(steps) > MOST_STEPS:
-            raise UserError(f"{path} has more than {MOST_STEPS} steps; diagnose reads no longer run")
         for key in KEYS & metrics.keys():
             value = metrics[key]
             if value is None:  # a NaN, as verl writes it to JSON

@@ -16,8 +16,7 @@ from statistics import fmean, median
 
 from harness.cells import no_signal
 from harness.diagnose.course import ANY, FALLING, HEALTHY, RISING, TOO_SHORT, UNTRAINED, EntropyCourse, course_of
-from harness.diagnose.curves import MetricCurve
-from harness.diagnose.signals import OURS, TRAINERS, LoggedRun, signal_keys
+from harness.diagnose.signals import OURS, TRAINERS, LoggedRun, MetricCurve, signal_keys
 
 # The 99th percentile that the embedded engine has in bfloat16 (docs/rollouts.md): a mean beyond it is not rounding.
 MISMATCH = 0.03

@@ -7,8 +7,8 @@ from math import isfinite
 from typing import Any
 
 from harness.diagnose.course import HEALTHY
-from harness.diagnose.curves import MetricCurve
 from harness.diagnose.rules import Diagnosis, FoundCause, Rule, needed_keys
+from harness.diagnose.signals import MetricCurve
 from harness.terminal import layout
 
 SHOWN = ("entropy", "reward", "distinct")  # signals whose curves are shown below every verdict

@@ -7,7 +7,7 @@ from math import inf, nan
 import numpy as np
 import pytest
 
-from harness.diagnose.curves import BARS_SHOWN, curve_of
+from harness.diagnose.signals import BARS_SHOWN, curve_of
 
 
 def test_smoothing_is_the_median_of_five_and_of_fewer_at_the_ends() -> None:

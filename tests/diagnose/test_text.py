@@ -85,8 +85,10 @@ def test_json_has_the_same_facts() -> None:
 
 
 def verl_log(folder: Path, entropies: list[float]) -> Path:
-    path = folder / "verl.log"
-    path.write_text("".join(f"step:{step} - actor/entropy:{value}\n" for step, value in enumerate(entropies, 1)))
+    path = folder / "verl.jsonl"
+    with open(path, "w") as file:
+        for step, entropy in enumerate(entropies, 1):
+            print(json.dumps({"step": step, "data": {"actor/entropy": entropy}}), file=file)
     return path
 
 

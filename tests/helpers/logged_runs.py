@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.diagnose.curves import curve_of
-from harness.diagnose.signals import OURS, LoggedRun, signal_keys
+from harness.diagnose.signals import OURS, LoggedRun, curve_of, signal_keys
 
 STEPS = 40
 
