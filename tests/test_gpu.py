@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 from cells import divided, lines, write
+from torch.distributed.tensor import DTensor
 from trainers import build, same, sampled, weights
 
-from harness import config, matrix
+from harness import config, matrix, ranks
 from harness.launch import cell
 from harness.methods.batch import TokenBatch
 from harness.rollout import choice
@@ -85,6 +86,32 @@ def test_offloaded_moments_are_not_on_the_device(tmp_path: Path) -> None:
         used.append(torch.cuda.memory_allocated())
         del trainer, moments, before
     assert used[1] < used[0]
+
+
+def test_one_rank_with_sharded_weights_is_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FSDP2 and NCCL with one rank: the step, and a checkpoint of shards that whole weights are read from."""
+    settings = ["hardware.device=cuda", "train.dtype=float32"]
+    whole = build(tmp_path / "whole", "ppo", *settings)
+    one = whole.train_step(1, Stopwatch())
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("cpu:gloo,cuda:nccl", store=store, rank=0, world_size=1)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(ranks, "several", lambda: True)
+            sharded = build(tmp_path / "sharded", "ppo", *settings)
+            assert {type(p) for p in sharded.policy.module.parameters()} == {DTensor}
+            other = sharded.train_step(1, Stopwatch())
+            sharded.done_steps = 1
+            sharded.save()
+            sharded.checkpoints.written(wait=True)
+            trained = [ranks.whole_weight(p) for p in weights(sharded)]
+    finally:
+        torch.distributed.destroy_process_group()
+    for name in ("reward/mean", "entropy/mean", "gradient/norm", "gradient/critic_norm"):
+        assert other[name] == pytest.approx(one[name], rel=1e-4), name
+    resumed = build(tmp_path / "sharded", "ppo", *settings)
+    resumed.resume()
+    assert same(weights(resumed), trained)
 
 
 @pytest.mark.parametrize("backend", ["dense", "torch"])

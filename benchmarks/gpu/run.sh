@@ -1,35 +1,45 @@
 #!/usr/bin/env bash
-# Run everything that needs a GPU, on a machine without a network (docs/gpu.md lists its requirements):
-#     benchmarks/gpu/run.sh WHEELS OUT [key=value ...]
-# WHEELS is a folder filled by wheels.sh; OUT gets the gpu tests' output, the records of the matrix and its leaderboard.
-# A failed step does not stop the others; failures are listed at the end.
+# Run everything that needs a GPU, in ten minutes, on a machine without a network (docs/gpu.md lists its requirements):
+#     benchmarks/gpu/run.sh WHEELS OUT
+# WHEELS is a folder filled by wheels.sh. OUT gets a few small files: each has its results as soon as they are there, and
+# the records of all cells follow in records.tar.gz, even if this script is stopped. Each row has a limit of seconds; a
+# row that fails or takes longer does not stop the others, and is named at the end.
 set -euo pipefail
-wheels=$(realpath "${1:?usage: run.sh WHEELS OUT [key=value ...]}")
-mkdir -p "${2:?usage: run.sh WHEELS OUT [key=value ...]}"
+wheels=$(realpath "${1:?usage: run.sh WHEELS OUT}")
+mkdir -p "${2:?usage: run.sh WHEELS OUT}"
 out=$(realpath "$2")
-shift 2
 cd "$(dirname "$0")/../.."
-site=$(mktemp -d)
-python3 -m pip install -q --no-index --no-deps --no-compile --target "$site" "$wheels"/*.whl
+begun=$SECONDS
+work=$(mktemp -d)
+trap 'tar -C "$work" -czf "$out/records.tar.gz" --exclude=checkpoints --exclude=model results' EXIT
+trap 'exit 143' INT TERM
+mkdir "$work/results"
+python3 -m pip install -q --no-index --no-deps --no-compile --target "$work/site" "$wheels"/*.whl
 # The machine's own packages come first: its torch, and the packages built for it.
-export PYTHONPATH="$PWD:$(python3 -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])'):$site" PYTHONUNBUFFERED=1
+export PYTHONPATH="$PWD:$(python3 -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])'):$work/site"
+export PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1
 failed=()
-step() { # a file in OUT, and the command whose output it gets
-    local file=$1
-    shift
-    "$@" 2>&1 | tee "$out/$file" || failed+=("$file")
+row() { # the limit, a file in OUT, and the command whose output it gets
+    local limit=$1 file=$2
+    shift 2
+    echo "== $((SECONDS - begun)) s: $file"
+    timeout -s INT -k 15 "$limit" "$@" 2>&1 | tee -a "$out/$file" || failed+=("$file")
 }
-matrix=(demo-gpu "results=$out/results" "$@")
-step machine.txt python3 -c 'import datetime, platform, torch; print(datetime.datetime.now(datetime.UTC), platform.platform(), "torch", torch.__version__, torch.cuda.get_device_name() if torch.cuda.is_available() else "no CUDA")'
-step tests.txt python3 -m pytest -m gpu tests/test_gpu.py tests/rollout/test_embedded_engine.py
-if python3 -c 'import vllm' 2> /dev/null; then
-    step engine.txt python3 -m benchmarks.gpu.engine
-fi
-step run.txt python3 -m harness.cli run "${matrix[@]}"
-step leaderboard.md python3 -m harness.cli leaderboard "${matrix[@]}" --format md
-step leaderboard.json python3 -m harness.cli leaderboard "${matrix[@]}" --format json
-tar -C "$out/results" -czf "$out/records.tar.gz" --exclude=checkpoints --exclude=model demo-gpu || failed+=(records.tar.gz)
+bench=(python3 -m entrobench)
+# Two of the demo's seeds, so that its kept curves can be compared; eight cells share the GPU.
+demo=(demo "results=$work/results" "seeds=[10,11]" "methods=[grpo,clip_b,ppo,entropy_bonus]" hardware.share=0.12)
+# A cell that is stopped on the GPU and continues on the CPU: its numbers are of one type on both.
+moved=(demo "results=$work/results" name=moved "seeds=[12]" "methods=[grpo]" train.dtype=float32 checkpoint.every=5)
+row 40 machine.txt python3 -m benchmarks.gpu.machine
+row 110 tests.txt python3 -m pytest -q -n 6 -m gpu --timeout=80 tests/test_gpu.py tests/rollout/test_embedded_engine.py
+row 150 step.md python3 -m benchmarks.gpu.step "$out"
+row 60 engine.md python3 -m benchmarks.gpu.engine
+row 200 run.txt "${bench[@]}" run "${demo[@]}"
+row 20 leaderboard.md "${bench[@]}" leaderboard "${demo[@]}" --format md
+row 25 stopped.txt "${bench[@]}" run "${moved[@]}" hardware.device=cuda # meant to be stopped
+row 60 moved.txt "${bench[@]}" run "${moved[@]}" hardware.device=cpu
+echo "$((SECONDS - begun)) s"
 if ((${#failed[@]})); then
-    echo "failed, see in $out: ${failed[*]}"
+    echo "failed or over the limit, see in $out: ${failed[*]}"
     exit 1
 fi

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Download the packages that a GPU machine without a network lacks, except torch and transformers:
+# Download what a GPU machine without a network lacks if it has the usual packages of the field (docs/gpu.md):
 #     benchmarks/gpu/wheels.sh FOLDER [python version, 3.12] [architecture, x86_64]
 # Runs and leaderboards need only mlflow-skinny with sqlalchemy and alembic from MLflow.
 set -euo pipefail
@@ -13,11 +13,10 @@ fetch=(python3 -m pip download -qq --only-binary=:all: --implementation cp --pyt
 "${fetch[@]}" pydantic # with its dependencies, because pydantic-core must have exactly the matching version
 "${fetch[@]}" --no-deps \
     omegaconf==2.4.0 lm-eval==0.4.13 mlflow-skinny==3.17.2 mlflow-tracing==3.17.2 sqlalchemy alembic mako greenlet \
-    datasets==5.2.0 dill multiprocess xxhash evaluate more-itertools pytablewriter dataproperty mbstrdecoder \
+    datasets==5.2.0 dill multiprocess evaluate more-itertools pytablewriter dataproperty mbstrdecoder \
     pathvalidate tabledata tcolorpy typepy nltk zstandard chardet cachetools databricks-sdk fastapi \
     gitpython gitdb smmap importlib-metadata lazy-importer defusedxml opentelemetry-api opentelemetry-sdk opentelemetry-proto \
     opentelemetry-semantic-conventions python-dotenv sqlparse starlette uvicorn google-auth pyasn1 pyasn1-modules \
-    scikit-learn joblib threadpoolctl narwhals sacrebleu portalocker tabulate colorama lxml absl-py six \
-    protobuf zipp cloudpickle rich cryptography cffi pycparser
+    cryptography cffi pycparser
 # These are published as source only; they are pure Python, so their wheels fit every machine.
 python3 -m pip wheel -qq --no-deps -w "$folder" sqlitedict rouge-score

@@ -25,6 +25,9 @@ ARCHITECTURES = ("gemma3_text", "granite", "llama", "mistral", "phi3", "qwen2", 
 
 ATTENTION = "sdpa_or_packed"  # the name under which it is registered with transformers
 
+# Whether torch's kernel takes fewer heads of keys and values than of queries; before torch 2.12 it does not.
+TAKES_GROUPED_HEADS = "enable_gqa" in inspect.signature(varlen_attn).parameters
+
 
 @dataclass(frozen=True)
 class PackedRow:
@@ -115,11 +118,17 @@ def attention(
         q_AHD = q[0].transpose(0, 1).to(v.dtype)
         k_AHD = k[0].transpose(0, 1).to(v.dtype)
         v_AHD = v[0].transpose(0, 1)
+        settings_of_heads = {}
+        if TAKES_GROUPED_HEADS:
+            settings_of_heads["enable_gqa"] = True
+        else:
+            queries_a_head = q_AHD.shape[1] // k_AHD.shape[1]
+            k_AHD, v_AHD = (x.repeat_interleave(queries_a_head, dim=1) for x in (k_AHD, v_AHD))
         longest = max(row.lengths)
         # Tokens back, and forward: -1 means unlimited, and a window of n tokens holds the token itself.
         window = (-1 if sliding_window is None else sliding_window - 1, 0)
         ends = (row.ends, row.ends, longest, longest)  # of queries and keys
-        result_AHD = varlen_attn(q_AHD, k_AHD, v_AHD, *ends, scale=scaling, window_size=window, enable_gqa=True)
+        result_AHD = varlen_attn(q_AHD, k_AHD, v_AHD, *ends, scale=scaling, window_size=window, **settings_of_heads)
         assert isinstance(result_AHD, Tensor)
         result_1AHD = result_AHD[None]
     else:
@@ -134,8 +143,7 @@ def attention(
 
 def fused(value: Tensor) -> bool:
     """Return whether torch has one kernel for sequences of many lengths here."""
-    possible = value.is_cuda and value.dtype == torch.bfloat16 and torch.cuda.get_device_capability() >= (8, 0)
-    return possible and "enable_gqa" in inspect.signature(varlen_attn).parameters  # older versions of torch lack it
+    return value.is_cuda and value.dtype == torch.bfloat16 and torch.cuda.get_device_capability() >= (8, 0)
 
 
 def band(length: int, window: int | None, device: torch.device) -> Tensor | None:

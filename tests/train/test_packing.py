@@ -92,10 +92,10 @@ def varlen_attn(
     *,
     scale: float,
     window_size: tuple[int, int],
-    enable_gqa: bool,
+    enable_gqa: bool = False,
 ) -> Tensor:
     """Compute what torch's documentation says of the function with this name, token by token."""
-    assert enable_gqa
+    assert enable_gqa or query.shape[1] == key.shape[1]
     assert max_q == max_k == cu_seq_q.diff().max()
     assert torch.equal(cu_seq_q, cu_seq_k)
     share = query.shape[1] // key.shape[1]
@@ -111,8 +111,12 @@ def varlen_attn(
     return torch.stack(found)
 
 
+@pytest.mark.parametrize("grouped", [True, False])  # whether the kernel takes fewer heads of keys than of queries
 @pytest.mark.parametrize("architecture", ["mistral", "qwen3"])
-def test_one_kernel_for_all_lengths_is_asked_for_the_same(architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_kernel_for_all_lengths_is_asked_for_the_same(
+    architecture: str, grouped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packing, "TAKES_GROUPED_HEADS", grouped)
     network = model(architecture)
     packing.prepare_for_packing(network)
     row = dataclasses.replace(UNEQUAL, packed=True)
