@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Run everything that needs a GPU, in ten minutes, on a machine without a network (docs/gpu.md lists its requirements):
 #     benchmarks/gpu/run.sh WHEELS OUT
-# WHEELS is a folder filled by wheels.sh. OUT gets a few small files: each has its results as soon as they are there, and
+# WHEELS is a folder filled by wheels.sh. OUT gets eight small files: each has its results as soon as they are there, and
 # the records of all cells follow in records.tar.gz, even if this script is stopped. Each row has a limit of seconds; a
 # row that fails or takes longer does not stop the others, and is named at the end.
 set -euo pipefail
@@ -35,8 +35,8 @@ row 110 tests.txt python3 -m pytest -q -n 6 -m gpu --timeout=80 tests/test_gpu.p
 row 150 step.md python3 -m benchmarks.gpu.step "$out"
 row 60 engine.md python3 -m benchmarks.gpu.engine
 row 200 run.txt "${bench[@]}" run "${demo[@]}"
-row 20 leaderboard.md "${bench[@]}" leaderboard "${demo[@]}" --format md
-row 25 stopped.txt "${bench[@]}" run "${moved[@]}" hardware.device=cuda # meant to be stopped
+row 20 run.txt "${bench[@]}" leaderboard "${demo[@]}" --format md
+row 25 moved.txt "${bench[@]}" run "${moved[@]}" hardware.device=cuda # meant to be stopped
 row 60 moved.txt "${bench[@]}" run "${moved[@]}" hardware.device=cpu
 echo "$((SECONDS - begun)) s"
 if ((${#failed[@]})); then
