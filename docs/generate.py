@@ -174,6 +174,11 @@ examples. Nested keys are written as sections. On the command line every key can
 The key `base` names another configuration, or the path of one, whose values hold unless the file has its own. Sections
 are merged key by key; lists and single values are replaced as a whole.
 
+The key `rounds` names sets of changes to the file: further seeds, some of the methods, another task. One of them is
+chosen on the command line, `entrobench run field round=shortlist`, and is the matrix `NAME-ROUND`, here
+`field-shortlist`. A round may begin from an earlier one of the file, which its key `base` names. Rounds are not
+inherited by files that name this one as their base.
+
 An unknown key or a value that is not allowed stops the command with one sentence that names the nearest valid one. NaN
 and infinity are never allowed."""
 

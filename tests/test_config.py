@@ -24,12 +24,17 @@ KEPT = (
 )  # names
 
 
+SHIPPED = [
+    (path, round_name)
+    for path in (config.shipped_configs() | config.study_configs()).values()
+    for round_name in (None, *config.round_names(path))
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "path", (config.shipped_configs() | config.study_configs()).values(), ids=lambda path: path.stem
-)
-def test_every_shipped_config_plans(path: Path) -> None:
-    loaded = config.load_config(str(path))
+@pytest.mark.parametrize(("path", "round_name"), SHIPPED, ids=lambda value: getattr(value, "stem", value))
+def test_every_shipped_config_plans(path: Path, round_name: str | None) -> None:
+    loaded = config.load_config(str(path), [f"round={round_name}"] if round_name else [])
     planned = matrix.cells(loaded)
     axes = (loaded.methods, loaded.tasks, loaded.models, loaded.seeds)
     assert len(planned) == len({cell.id for cell in planned})
@@ -49,9 +54,9 @@ def test_shipped_configs_say_only_what_differs_from_the_defaults() -> None:
 
     defaults = flat(OmegaConf.to_container(OmegaConf.structured(config.Config())))
     assert len(config.shipped_configs()) > 1
-    for path in (config.shipped_configs() | config.study_configs()).values():
+    for path, round_name in SHIPPED:
         effective = dict(defaults)
-        for layer in config.with_base(path):
+        for layer in config.with_base(path, round_name=round_name):
             given = flat(layer)
             if layer.get("method_options") == {}:
                 effective = {key: value for key, value in effective.items() if not key.startswith("method_options.")}
@@ -287,6 +292,64 @@ def test_an_empty_section_empties_that_of_the_base(tmp_path: Path) -> None:
     assert demo.method_options
     assert mine.method_options == {}
     assert (mine.train.steps, mine.train.lr) == (3, demo.train.lr)
+
+
+ROUNDS = """base: demo
+seeds: [0, 1]
+rounds:
+  more-seeds: {seeds: [2, 3, 4]}
+  short:
+    base: more-seeds
+    train: {steps: 3}
+  5: {seeds: [5]}
+"""
+
+
+@pytest.fixture
+def with_rounds(tmp_path: Path) -> str:
+    path = tmp_path / "mine.yaml"
+    path.write_text(ROUNDS)
+    return str(path)
+
+
+def test_a_round_changes_its_file(with_rounds: str) -> None:
+    demo = config.load_config("demo")
+    without = config.load_config(with_rounds)
+    assert (without.name, without.seeds, without.train) == ("mine", [0, 1], demo.train)
+    short = config.load_config(with_rounds, ["round=short", "train.lr=2e-3"])
+    assert (short.name, short.seeds, short.train.steps, short.train.lr) == ("mine-short", [2, 3, 4], 3, 2e-3)
+    assert short.train.prompts == demo.train.prompts
+    assert config.load_config(with_rounds, ["round=short", "seeds=[7]", "name=other"]).seeds == [7]
+    assert config.load_config(with_rounds, ["round=short", "name=other"]).name == "other-short"
+    assert config.load_config(with_rounds, ["round=5"]).seeds == [5]
+    assert config.round_names(Path(with_rounds)) == ["more-seeds", "short", "5"]
+
+
+def test_a_round_belongs_to_its_file_alone(tmp_path: Path, with_rounds: str) -> None:
+    above = tmp_path / "above.yaml"
+    above.write_text(f"base: {with_rounds}\n")
+    assert config.load_config(str(above)).seeds == [0, 1]
+    with pytest.raises(UserError, match=r"above\.yaml has no round 'short'; it has none$"):
+        config.load_config(str(above), ["round=short"])
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (ROUNDS, r"mine\.yaml has no round 'shot'; allowed: 5, more-seeds, short; did you mean 'short'\?$"),
+        ("rounds: {a: {}, shot: {base: b}, b: {}}", r"mine\.yaml, above shot, has no round 'b'; allowed: a$"),
+        ("rounds: {shot: {base: shot}}", r"mine\.yaml, above shot, has no round 'shot'; it has none$"),
+        ("rounds: {shot: {base: [a]}}", r"base of .*mine\.yaml is \['a'\]; it must be the name"),
+        ("rounds: [shot]", r"rounds of .*mine\.yaml is \['shot'\]; it must be a mapping of names to the keys"),
+        ("rounds: {shot: 3}", r"rounds of .*mine\.yaml is \{'shot': 3\}; it must be a mapping of names"),
+        ("rounds: {shot: {train: {stpes: 3}}}", r"unknown key train\.stpes"),
+    ],
+)
+def test_rounds_that_are_refused(content: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(content)
+    with pytest.raises(UserError, match=words):
+        config.load_config(str(path), ["round=shot"])
 
 
 def test_a_configuration_is_not_its_own_base(tmp_path: Path) -> None:

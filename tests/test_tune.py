@@ -199,6 +199,7 @@ def test_some_of_the_methods_are_tuned_with_their_candidates_alone() -> None:
     candidates = config.tune.candidates
     assert set(candidates) > {"grpo", "clip_b"}
     assert tuning_matrix(config).methods == list(dict.fromkeys(["grpo", *candidates["grpo"], *candidates["clip_b"]]))
+    assert set(configs.tuning_rules(config)["candidates"]) == {"grpo", "clip_b"}
 
 
 def test_the_demo_searches_the_same_grid_of_each_method() -> None:

@@ -121,8 +121,14 @@ def list_studies(plugins: Plugins) -> dict[str, Rows]:
 
 
 def described(paths: Mapping[str, Path]) -> Rows:
-    """Return the name of each configuration, and the comment in its first line."""
-    return [[name, path.read_text().splitlines()[0].removeprefix("#").strip()] for name, path in paths.items()]
+    """Return the name of each configuration, and the comment in its first line with the names of its rounds."""
+    rows = []
+    for name, path in paths.items():
+        about = path.read_text().splitlines()[0].removeprefix("#").strip()
+        if rounds := configs.round_names(path):
+            about += f" (rounds: {', '.join(rounds)})"
+        rows.append([name, about])
+    return rows
 
 
 LISTS: dict[str, Callable[[Plugins], dict[str, Rows]]] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import io
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -81,6 +82,7 @@ __all__ = [  # with the sections, so that other modules need only this one
     "choice_path",
     "find",
     "load_config",
+    "round_names",
     "scalars",
     "setting_label",
     "shipped_configs",
@@ -129,10 +131,8 @@ def find(name: str, folder: Path = CONFIGS) -> Path:
     return shipped[name]
 
 
-def with_base(path: Path, above: tuple[Path, ...] = ()) -> list[dict[str, Any]]:
-    """Return the layers of a configuration: the file that its key `base` names, and the file itself."""
-    if path in above:
-        raise UserError(f"{short(str(path))} is its own base, by way of {short(str(above[-1]))}; remove one of them")
+def read_settings(path: Path) -> dict[str, Any]:
+    """Return the content of one file, with its keys `base` and `rounds`."""
     text, where = safe_yaml.read_yaml_text(path), short(str(path))
     try:
         layer = OmegaConf.load(io.StringIO(text))
@@ -143,22 +143,54 @@ def with_base(path: Path, above: tuple[Path, ...] = ()) -> list[dict[str, Any]]:
     settings = cast(dict[str, Any], OmegaConf.to_container(layer))
     if not settings:  # the defaults are the paper's
         raise UserError(f"{where} is empty; write at least the configuration that it begins from, such as base: smoke")
-    base = settings.pop("base", None)
-    if not isinstance(base, str | None):
-        raise UserError(f"base of {where} is {shown(base)}; it must be the name or the path of a configuration")
-    if not base:
-        return [settings]
-    return [*with_base(find(base), (*above, path)), settings]
+    rounds = settings.get("rounds", {})
+    if not isinstance(rounds, dict) or not all(isinstance(changes, dict) for changes in rounds.values()):
+        raise UserError(f"rounds of {where} is {shown(rounds)}; it must be a mapping of names to the keys that change")
+    settings["rounds"] = {str(name): changes for name, changes in rounds.items()}
+    for layer in (settings, *rounds.values()):
+        if not isinstance(base := layer.get("base"), str | None):
+            raise UserError(f"base of {where} is {shown(base)}; it must be the name or the path of a configuration")
+    return settings
+
+
+def round_names(path: Path) -> list[str]:
+    """Return the names of the rounds of a configuration."""
+    return list(read_settings(path)["rounds"])
+
+
+def with_base(path: Path, above: tuple[Path, ...] = (), round_name: str | None = None) -> list[dict[str, Any]]:
+    """Return the layers of a configuration: the file that its key `base` names, the file itself, and one round."""
+    if path in above:
+        raise UserError(f"{short(str(path))} is its own base, by way of {short(str(above[-1]))}; remove one of them")
+    settings = read_settings(path)
+    base, rounds = settings.pop("base", None), settings.pop("rounds")
+    below = with_base(find(base), (*above, path)) if base else []
+    return [*below, settings, *round_layers(rounds, round_name, short(str(path)))]
+
+
+def round_layers(rounds: Mapping[str, Any], name: str | None, where: str) -> list[dict[str, Any]]:
+    """Return the layers of a round: the earlier round of the file that its key `base` names, and the round itself."""
+    if name is None:
+        return []
+    if name not in rounds:
+        raise UserError(f"{where} has no round {shown(name)}; {nearest(name, rounds) if rounds else 'it has none'}")
+    earlier = dict(itertools.takewhile(lambda item: item[0] != name, rounds.items()))
+    changes = dict(rounds[name])
+    return [*round_layers(earlier, changes.pop("base", None), f"{where}, above {name},"), changes]
 
 
 def load_config(name: str, overrides: Iterable[str] = (), *, with_choice: bool = True) -> Config:
-    """Return the configuration in a file, with `key=value` overrides on top.
+    """Return the configuration in a file, with `key=value` overrides on top; `round=NAME` is a round of the file.
 
     `with_choice`: under the ruleset `tuned`, methods are replaced by the choice of `entrobench tune`.
     """
     path = find(name)
-    layers = [*with_base(path), *map(override, overrides)]
-    values = functools.reduce(merged, layers)
+    given = [override(text) for text in overrides]
+    round_name = None
+    for layer in given:
+        if "round" in layer:
+            round_name = str(layer.pop("round"))
+    values = functools.reduce(merged, [*with_base(path, round_name=round_name), *given])
     # Before `typed`, which knows the keys of one section only, and cannot say that a key belongs to another.
     check_misplaced_keys(values, Config)
     hardware = values.get("hardware")
@@ -166,6 +198,8 @@ def load_config(name: str, overrides: Iterable[str] = (), *, with_choice: bool =
         values = merged(values, {"hardware": {"device": "cuda"}})
     config: Config = typed(Config(), values, "")
     config.name = config.name or path.stem
+    if round_name is not None:
+        config.name += f"-{round_name}"
     config.axes = dict(flat(config.axes))
     check_names(config)
     if config.ruleset == TUNED and with_choice:
@@ -192,8 +226,8 @@ def choice_path(config: Config) -> Path:
 
 
 def tuning_rules(config: Config) -> dict[str, Any]:
-    """Return the candidates and the rule that a choice follows from, as its file has them."""
-    candidates = {method: list(specs) for method, specs in config.tune.candidates.items()}
+    """Return the candidates of the methods, and the rule, that a choice follows from, as its file has them."""
+    candidates = {method: list(config.tune.candidates.get(method, [])) for method in config.methods}
     return {"candidates": candidates, "seeds": list(config.tune.seeds), "slack": config.tune.slack}
 
 
@@ -209,10 +243,13 @@ def include_choice(config: Config) -> None:
     chosen = record.get("methods") if isinstance(record, dict) else None
     if not isinstance(chosen, dict) or not all(isinstance(spec, str) for spec in chosen.values()):
         raise UserError(f"{short(str(path))} is not a choice of `entrobench tune`: it must name methods")
-    for key, value in tuning_rules(config).items():
-        if record.get(key) != value:
-            raise UserError(f"{short(str(path))} was chosen by other tune.{key}; `entrobench tune` chooses again")
     check_candidate_counts(config)
+    for key, value in tuning_rules(config).items():
+        recorded = record.get(key)
+        if isinstance(recorded, dict):  # of all methods that were tuned; some of them may be run alone
+            recorded = {name: recorded.get(name) for name in value}
+        if recorded != value:
+            raise UserError(f"{short(str(path))} was chosen by other tune.{key}; `entrobench tune` chooses again")
     marked = marked_candidates(path.with_name(CANDIDATES))
     for method in (*config.methods, config.baseline):
         if method not in chosen:
