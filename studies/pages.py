@@ -5,8 +5,8 @@
 
 Tables lie between `<!-- table: NAME -->` and `<!-- end -->`. A figure in the text is followed by a comment with its
 place in a table, for example `0.533<!-- demo/grpo/Pass@16 -->`; it keeps its interval if it has one. A verdict in the
-text is followed by its table and the methods that have it: `win<!-- field-tuned-more/passk, kl_cov/verdict -->`. The
-comment `<!-- demo/none/verdict -->` says that no method of a table wins or trades.
+text is followed by its table and the methods that have it: `win<!-- field-shortlist/unlikeliness, rs_grpo/verdict -->`.
+The comment `<!-- demo/none/verdict -->` says that no method of a table wins or trades.
 tests/test_reference.py fails where a page shows another number than results/reference.
 """
 
@@ -25,10 +25,9 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 import entrobench
-from harness.config import CHOICE
 from harness.table import render
-from studies.field import again as field_again
 from studies.field import analysis as field
+from studies.field import other_base
 from studies.field import tuned as field_tuned
 from studies.transfer import analysis as transfer
 
@@ -162,8 +161,8 @@ def tuned_field(matrix: str) -> DataFrame:
 
 def verdicts(folder: str) -> dict[str, str]:
     """Return the verdict on each method of a table, tuned methods by their names."""
-    matrix = folder.removesuffix(field_again.SECOND)
-    is_tuned = (REFERENCE / matrix.removesuffix(field.NEW).removesuffix(field_tuned.MORE) / CHOICE).exists()
+    matrix = folder.removesuffix(other_base.OTHER_BASE)
+    is_tuned = field_tuned.choice_path(matrix).exists()
     rows = field_tuned.by_name(matrix, folder) if is_tuned else field.compared(folder)
     return {method: field.verdict(scores) for method, scores in rows.items()}
 
@@ -183,7 +182,7 @@ def tables() -> dict[str, str]:
     demo = reference_table("demo")
     studies = {name: as_markdown(study_table(name)) for name in STUDIES}
     seeds = {}
-    kept = [matrix for matrix in (*field_tuned.MORE_SEEDS, field_tuned.SHORTLIST) if field.is_kept(matrix)]
+    kept = [matrix for matrix in (*field_tuned.RULE_5, field_tuned.SHORTLIST) if field.is_kept(matrix)]
     for matrix in kept:
         seeds[matrix] = as_markdown(tuned_field(matrix))
     further = {}
@@ -203,17 +202,17 @@ def tables() -> dict[str, str]:
             "staleness-pass": as_markdown(staleness_grid("grpo", "Pass@16")),
             "staleness-gain": as_markdown(staleness_grid("clip_b(share=0.02)", "Pass@16 - grpo")),
             "field": as_markdown(field.table(field.by_task())),
-            "field-again": as_markdown(field_again.effects_table("field")),
-            "field-again-coloring": as_markdown(field_again.effects_table("field-coloring")),
-            "field-again-agreement": as_markdown(field_again.agreement_table(field.TASKS)),
-            "field-tuned-again": as_markdown(field_again.effects_table("field-tuned")),
-            "field-tuned-again-agreement": as_markdown(field_again.agreement_table(field_again.TUNED)),
+            "field-other-base": as_markdown(other_base.effects_table("field")),
+            "field-coloring-other-base": as_markdown(other_base.effects_table("field-coloring")),
+            "field-other-base-agreement": as_markdown(other_base.agreement_table(field.TASKS)),
+            "field-tuned-other-base": as_markdown(other_base.effects_table("field-tuned")),
+            "field-tuned-other-base-agreement": as_markdown(other_base.agreement_table(other_base.TUNED)),
             "field-five-seeds": as_markdown(field.table(field.by_task(field.FIVE_SEEDS))),
-            "field-five-seeds-again": as_markdown(field.table(field_again.second_runs(field.FIVE_SEEDS))),
-            "field-five-seeds-again-agreement": as_markdown(field_again.agreement_table(field.FIVE_SEEDS)),
-            "field-new-seeds": as_markdown(field.table(field.by_task(field.NEW_SEEDS))),
+            "field-five-seeds-other-base": as_markdown(field.table(other_base.second_runs(field.FIVE_SEEDS))),
+            "field-five-seeds-other-base-agreement": as_markdown(other_base.agreement_table(field.FIVE_SEEDS)),
+            "field-new-seeds": as_markdown(field.table(field.by_task(field.WITH_NEW_SEEDS))),
             "field-tuned": as_markdown(field.table(field_tuned.by_task())),
-            "field-tuned-coloring-slower": as_markdown(tuned(field_tuned.SLOWER)[FULL]),
+            "field-tuned-coloring-half-lr": as_markdown(tuned(field_tuned.HALF_RATE)[FULL]),
             "field-short": as_markdown(field.table(field_tuned.decided(), missing="not run again")),
             "transfer-agreement": as_markdown(transfer.agreement_table()),
             "transfer-effects": as_markdown(transfer.effects_table()),

@@ -70,8 +70,8 @@ def test_demo_is_seven_methods_by_five_seeds() -> None:
 
 
 def test_the_field_is_every_method_there_is() -> None:
-    for name in ("field", "field-coloring"):
-        loaded = config.load_config(name)
+    for overrides in ([], ["round=coloring"]):
+        loaded = config.load_config("field", overrides)
         published = [spec for spec in loaded.methods if "(" not in spec]
         assert published == list(baselines.METHODS)
         assert loaded.method_options == {}, "all of them with their authors' constants"

@@ -26,8 +26,8 @@ from harness.table import origins
 from harness.table.verdict import significance, verdict
 from studies import pages as reference
 from studies.demo import power
-from studies.field import again as field_again
 from studies.field import analysis as field
+from studies.field import other_base
 from studies.field import tuned as field_tuned
 from studies.staleness import analysis as staleness
 from studies.transfer import analysis as transfer
@@ -224,7 +224,7 @@ def test_no_control_beats_tuned_grpo_in_avg_at_k() -> None:
     ("folder", "matrix", "number"),
     [
         ("demo-tuned", "demo-tuned", 42),
-        ("field-shortlist-tuned", "field-shortlist-tuned", 48),
+        ("field-tuned-shortlist", "field-tuned-shortlist", 48),
         ("field-tuned", "field-tuned", 256),
     ],
 )
@@ -232,7 +232,7 @@ def test_the_tuned_methods_are_the_choice_of_entrobench_tune(folder: str, matrix
     choice = safe_yaml.load_yaml(KEPT / folder / "choice.yaml")
     shown = [name for name in reference.reference_table(folder)["method"] if name != "base model"]
     assert [*choice["methods"].values()] == shown
-    candidates = config.load_config(matrix).tune.candidates
+    candidates = config.tuning_rules(loaded(matrix))["candidates"]
     assert choice["candidates"] == candidates
     assert sum(map(len, candidates.values())) == number
 
@@ -240,6 +240,12 @@ def test_the_tuned_methods_are_the_choice_of_entrobench_tune(folder: str, matrix
 def test_the_demo_was_tuned_to_half_the_rate_of_its_configuration() -> None:
     choice = safe_yaml.load_yaml(KEPT / "demo-tuned/choice.yaml")
     assert all("lr=3.5e-4" in spec for spec in choice["methods"].values())
+
+
+def loaded(matrix: str) -> config.Config:
+    """Return the configuration of a matrix, with its round."""
+    name, *overrides = field.configuration(matrix)
+    return config.load_config(name, overrides)
 
 
 def gains_and_prices(rows: field.Rows) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -299,7 +305,7 @@ def test_what_the_rule_of_tuning_excludes() -> None:
 def test_tuning_chooses_otherwise_on_graph_coloring() -> None:
     assert field_tuned.same_choices() == (12, 64)
     chosen = field_tuned.choice("field-tuned-coloring")
-    assert chosen["candidates"] == config.load_config("field-tuned-coloring").tune.candidates
+    assert chosen["candidates"] == loaded("field-tuned-coloring").tune.candidates
     assert chosen["candidates"] == field_tuned.choice("field-tuned")["candidates"]
     half = [name for name, spec in chosen["methods"].items() if "lr=1.75e-4" in spec]
     assert len(half) == 15
@@ -337,19 +343,19 @@ def test_the_rankings_of_the_tuned_field_agree_little_between_the_tasks() -> Non
         assert field.agreement(first, second, score) == pytest.approx(expected, abs=0.005)
 
 
-@pytest.mark.parametrize("matrix", [matrix for matrix in field_tuned.NEW_SEEDS if field.is_kept(matrix)])
+@pytest.mark.parametrize("matrix", [matrix for matrix in field_tuned.RULE_3 if field.is_kept(matrix)])
 def test_rule_3_names_the_methods_with_new_seeds(matrix: str) -> None:
-    three_seeds = matrix.removesuffix(field.NEW)
+    three_seeds = matrix.removesuffix(field.NEW_SEEDS)
     named = field.named_for_seeds([field_tuned.by_name(three_seeds)])
-    settings = config.load_config(matrix)
+    settings = loaded(matrix)
     assert settings.methods == ["grpo", *named, "clip_b", "clip_v"]
-    assert set(settings.seeds).isdisjoint(config.load_config(three_seeds).seeds)
+    assert set(settings.seeds).isdisjoint(loaded(three_seeds).seeds)
     assert settings.tune.candidates == field_tuned.choice(matrix)["candidates"]
 
 
 def test_what_the_new_seeds_decide_on_countdown() -> None:
     """By rule 3 of studies/field/tuned.md."""
-    rows = field_tuned.by_name("field-tuned-new")
+    rows = field_tuned.by_name("field-tuned-new-seeds")
     assert {scores[field.PASS]["seeds"] for scores in rows.values()} == {5}
     verdicts = {name: field.verdict(scores) for name, scores in rows.items()}
     decided = {name: found for name, found in verdicts.items() if found}
@@ -360,8 +366,9 @@ def test_what_the_new_seeds_decide_on_countdown() -> None:
     p_values = [rows[name][field.PASS]["p_holm"] for name in ("entropy_bonus", "clip_v", "kl_cov", "kl_cov_release")]
     assert p_values == pytest.approx([0.020, 0.025, 0.019, 0.019], abs=0.0005)
     # The same setting pays in both earlier tables.
+    chosen = field_tuned.chosen("field-tuned-new-seeds")
     for matrix in ("field-tuned", field_tuned.SHORTLIST):
-        assert field_tuned.chosen(matrix)["entropy_bonus"] == field_tuned.chosen("field-tuned-new")["entropy_bonus"]
+        assert field_tuned.chosen(matrix)["entropy_bonus"] == chosen["entropy_bonus"]
         assert field_tuned.by_name(matrix)["entropy_bonus"][field.AVG]["difference"]["high"] < 0
     for name, p_value in {"entropy_advantage": 0.21, "gspo": 0.29, "siren": 0.22}.items():
         assert gains[name]["low"] > 0
@@ -372,7 +379,7 @@ def test_what_the_new_seeds_decide_on_countdown() -> None:
 
 def test_what_the_new_seeds_decide_on_graph_coloring() -> None:
     """By rule 3 of studies/field/tuned.md."""
-    rows = field_tuned.by_name("field-tuned-coloring-new")
+    rows = field_tuned.by_name("field-tuned-coloring-new-seeds")
     assert {scores[field.PASS]["seeds"] for scores in rows.values()} == {5}
     verdicts = {name: field.verdict(scores) for name, scores in rows.items()}
     decided = {name: found for name, found in verdicts.items() if found}
@@ -391,7 +398,7 @@ def test_what_the_new_seeds_decide_on_graph_coloring() -> None:
 
 
 def test_what_rule_5_decides_on_graph_coloring() -> None:
-    rows = field_tuned.by_name("field-tuned-coloring-more")
+    rows = field_tuned.by_name("field-tuned-coloring-all-gains")
     assert len(rows) == 2 + 23
     assert {scores[field.PASS]["seeds"] for scores in rows.values()} == {5}
     gained = field.gaining([field_tuned.by_name("field-tuned-coloring")])
@@ -409,7 +416,7 @@ def test_what_rule_5_decides_on_graph_coloring() -> None:
 
 
 def test_what_rule_5_decides_on_countdown() -> None:
-    rows = field_tuned.by_name("field-tuned-more")
+    rows = field_tuned.by_name("field-tuned-all-gains")
     assert len(rows) == 2 + 17
     assert {scores[field.PASS]["seeds"] for scores in rows.values()} == {5}
     decided = {name: field.verdict(rows[name]) for name in rows if field.verdict(rows[name])}
@@ -432,12 +439,12 @@ def test_what_rule_5_decides_on_countdown() -> None:
     assert [f"{p_value:.2f}" for p_value in (min(undecided), max(undecided))] == ["0.08", "0.29"]
 
 
-@pytest.mark.parametrize("matrix", field_tuned.MORE_SEEDS)
+@pytest.mark.parametrize("matrix", field_tuned.RULE_5)
 def test_rule_5_names_the_methods_that_gain_with_three_seeds(matrix: str) -> None:
-    three_seeds = matrix.removesuffix(field_tuned.MORE)
+    three_seeds = matrix.removesuffix(field_tuned.ALL_GAINS)
     gained = field.gaining([field_tuned.by_name(three_seeds)])
-    of_rule_3 = config.load_config(f"{three_seeds}{field.NEW}")
-    settings = config.load_config(matrix)
+    of_rule_3 = loaded(f"{three_seeds}{field.NEW_SEEDS}")
+    settings = loaded(matrix)
     assert settings.methods[: len(of_rule_3.methods)] == of_rule_3.methods
     assert {*settings.methods} == {*of_rule_3.methods, *gained}
     assert settings.seeds == of_rule_3.seeds
@@ -447,9 +454,9 @@ WINNERS = ("rs_grpo", "clip_v", "clip_b")  # on graph coloring, by rule 3
 
 
 def test_a_slower_grpo_takes_much_of_the_gains() -> None:
-    rows = field.compared(field_tuned.SLOWER)
+    rows = field.compared(field_tuned.HALF_RATE)
     others = {method: scores for method, scores in rows.items() if scores[field.PASS]["p_holm"] is not None}
-    decided = field_tuned.by_name("field-tuned-coloring-more")
+    decided = field_tuned.by_name("field-tuned-coloring-all-gains")
     chosen = field_tuned.chosen("field-tuned-coloring")
     assert {*others} == {chosen[name] for name, scores in decided.items() if field.verdict(scores)}
     p_values = {method: scores[field.PASS]["p_holm"] for method, scores in others.items()}
@@ -458,7 +465,7 @@ def test_a_slower_grpo_takes_much_of_the_gains() -> None:
     assert sum(each["low"] > 0 for each in kept) == 9
     means = [each["mean"] for each in kept]
     assert (f"{min(means):.2f}", f"{max(means):.2f}") == ("0.02", "0.16")
-    slower, tuned = "grpo(lr=1.75e-4,clip_high=0.28)", field_tuned.by_name("field-tuned-coloring-more")
+    slower, tuned = "grpo(lr=1.75e-4,clip_high=0.28)", field_tuned.by_name("field-tuned-coloring-all-gains")
     mean_of_slower = rows[slower][field.PASS]["mean"]["mean"]
     of_tuned = tuned[field.BASELINE][field.PASS]["mean"]["mean"]
     assert mean_of_slower - of_tuned == pytest.approx(0.128, abs=0.0005)
@@ -887,11 +894,11 @@ def test_the_ranking_carries_over_to_the_larger_models_and_no_sign_is_contradict
 def test_the_field_with_another_base_model_has_its_order_and_most_of_its_gains_again(
     matrix: str, taus: list[str], found: list[str], highest: int, gains: tuple[int, int], priced: int
 ) -> None:
-    table = field_again.agreement_table({matrix: "task"}).set_index("score")
+    table = other_base.agreement_table({matrix: "task"}).set_index("score")
     assert table["Kendall's tau"].to_dict() == dict(zip(("Pass@16", "Avg@K"), taus, strict=True))
     assert table["found again"].tolist() == found
     assert set(table["contradicted"]) == {"0"}
-    runs = field_again.runs_of(matrix)
+    runs = other_base.runs_of(matrix)
     first_highest, second_highest = (set(field.methods_of([rows])[:highest]) for rows in runs)
     assert first_highest == second_highest
     first, second = ({method for method, scores in rows.items() if is_gain(scores)} for rows in runs)
@@ -907,11 +914,11 @@ def test_the_field_with_another_base_model_has_its_order_and_most_of_its_gains_a
 
 
 def test_the_tuned_field_with_another_base_model_has_four_of_its_five_gains_again() -> None:
-    table = field_again.agreement_table(field_again.TUNED).set_index("score")
+    table = other_base.agreement_table(other_base.TUNED).set_index("score")
     taus = {"Pass@16": "0.69 [0.56, 0.79]", "Avg@K": "0.63 [0.49, 0.76]"}
     assert table["Kendall's tau"].to_dict() == taus
     assert (set(table["contradicted"]), set(table["changed"])) == ({"0"}, {"0"})
-    runs = field_again.runs_of("field-tuned")
+    runs = other_base.runs_of("field-tuned")
     first, second = ({method for method, scores in rows.items() if is_gain(scores)} for rows in runs)
     assert first - second == {"opefo"}
     assert second - first == {"clip_v", "gspo", "kl_cov_release", "siren", "repo_r", "vespo", "top_entropy"}
@@ -929,10 +936,10 @@ def test_the_tuned_field_with_another_base_model_has_four_of_its_five_gains_agai
     moves = sorted((abs(means[0][method]["mean"] - means[1][method]["mean"]), method) for method in others)
     assert f"{moves[len(moves) // 2][0]:.3f}" == "0.009"
     assert (f"{moves[-1][0]:.3f}", moves[-1][1]) == ("0.114", "w_reinforce")
-    widths = sorted(field_again.half_width(means[1][method]) for method in others)
+    widths = sorted(other_base.half_width(means[1][method]) for method in others)
     assert f"{widths[len(widths) // 2]:.3f}" == "0.038"
     assert not any(field.verdict(scores) for rows in runs for scores in rows.values())
-    untuned = field.compared(f"field{field_again.SECOND}")
+    untuned = field.compared(f"field{other_base.OTHER_BASE}")
     before_and_after = []
     for score in ("Avg@K", "Pass@16"):
         tau, low, high, count = field.agreement(untuned, runs[1], score)
@@ -980,11 +987,11 @@ def test_the_verdicts_of_five_seeds_with_another_base_model(
     second_only: set[tuple[str, str]],
     changed: str,
 ) -> None:
-    table = field_again.agreement_table({matrix: "task"}).set_index("score")
+    table = other_base.agreement_table({matrix: "task"}).set_index("score")
     assert table["Kendall's tau"].to_dict() == dict(zip(("Pass@16", "Avg@K"), taus, strict=True))
     assert set(table["contradicted"]) == {"0"}
     assert table["changed"]["Pass@16"] == changed
-    runs = field_again.runs_of(matrix)
+    runs = other_base.runs_of(matrix)
     first, second = map(verdicts, runs)
     assert (first & second, first - second, second - first) == (both, first_only, second_only)
     assert all(is_gain(runs[1][method]) for method, _ in first_only)
@@ -992,12 +999,12 @@ def test_the_verdicts_of_five_seeds_with_another_base_model(
 
 
 def test_eight_methods_gain_in_both_runs_on_both_tasks() -> None:
-    runs = [rows for matrix in field.TASKS for rows in field_again.runs_of(matrix)]
+    runs = [rows for matrix in field.TASKS for rows in other_base.runs_of(matrix)]
     assert set(field.gaining(runs)) == {
         *("pkpo", "maxrl", "passk", "clip_servo", "clip_predict", "opefo"),
         *("clip_b(share=0.02)", "clip_v(share=0.02)"),
     }
-    countdown, coloring = (field.compared(f"{matrix}{field_again.SECOND}") for matrix in field.TASKS)
+    countdown, coloring = (field.compared(f"{matrix}{other_base.OTHER_BASE}") for matrix in field.TASKS)
     between = []
     for score in ("Pass@16", "Avg@K"):
         tau, low, high, _ = field.agreement(countdown, coloring, score)
@@ -1009,8 +1016,8 @@ def test_eight_methods_gain_in_both_runs_on_both_tasks() -> None:
 
 def has_changed(method: str) -> bool:
     """Return whether the effect in Pass@16 on graph coloring changed from one run to the other."""
-    first, second = (transfer.effects_of(rows, "Pass@16")[method] for rows in field_again.runs_of("field-coloring"))
-    return not field_again.within_noise(first, second)
+    first, second = (transfer.effects_of(rows, "Pass@16")[method] for rows in other_base.runs_of("field-coloring"))
+    return not other_base.within_noise(first, second)
 
 
 def is_gain(scores: field.Scores) -> bool:
@@ -1024,9 +1031,9 @@ def test_an_effect_changed_if_the_means_are_further_apart_than_both_intervals(
 ) -> None:
     first = {"mean": 0.1, "low": -0.1, "high": 0.3}  # the interval of the change is 0.2 times the root of 2
     other = dict(zip(("mean", "low", "high"), second, strict=True))
-    assert field_again.within_noise(first, other) is not changed
+    assert other_base.within_noise(first, other) is not changed
     exact = {"mean": 0.0, "low": None, "high": None}
-    assert field_again.within_noise(exact, exact)
+    assert other_base.within_noise(exact, exact)
 
 
 def test_kendalls_tau_and_its_interval_are_those_of_plain_resampling(monkeypatch: pytest.MonkeyPatch) -> None:

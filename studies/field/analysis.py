@@ -23,11 +23,13 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from pandas import DataFrame
 
+from harness.config import study_configs
+
 REFERENCE = Path(__file__).parents[2] / "results/reference"
 TASKS = {"field": "Countdown", "field-coloring": "graph coloring"}  # the matrices, and their tasks in words
 FIVE_SEEDS = {"field-shortlist": "Countdown", "field-shortlist-coloring": "graph coloring"}
-NEW = "-new"  # at the end of a folder: the chosen methods with the seeds alone that did not choose them
-NEW_SEEDS = {f"{matrix}{NEW}": words for matrix, words in FIVE_SEEDS.items()}
+NEW_SEEDS = "-new-seeds"  # at the end of a name: the chosen methods with the seeds alone that did not choose them
+WITH_NEW_SEEDS = {f"{matrix}{NEW_SEEDS}": words for matrix, words in FIVE_SEEDS.items()}
 PICTURE = REFERENCE / "field/pareto.svg"
 BASE_MODEL, BASELINE = "base model", "grpo"
 AVG, PASS = "Avg@K", "Pass@16"
@@ -48,10 +50,18 @@ def take_tables(results: str, matrices: Iterable[str], *overrides: str, suffix: 
             take_table(results, matrix, REFERENCE / f"{matrix}{suffix}", *overrides)
 
 
+def configuration(matrix: str) -> list[str]:
+    """Return the configuration that a matrix is named for, and the override that chooses its round if it has one."""
+    files = [name for name in study_configs() if f"{matrix}-".startswith(f"{name}-")]
+    file = max(files, key=len)
+    return [file] if file == matrix else [file, f"round={matrix.removeprefix(f'{file}-')}"]
+
+
 def take_table(results: str, matrix: str, folder: Path, *overrides: str) -> None:
     """Write the leaderboard and the comparison of a matrix to a folder."""
     folder.mkdir(exist_ok=True)
-    command = [sys.executable, "-m", "entrobench", "leaderboard", matrix, f"results={results}", *overrides]
+    chosen = [*configuration(matrix), f"results={results}", *overrides]
+    command = [sys.executable, "-m", "entrobench", "leaderboard", *chosen]
     subprocess.run([*command, "--format", "md", "--out", str(folder / "leaderboard.md")], check=True)
     compare = [*command, "--compare", "--format", "json", "--out", str(folder / "compare.json")]
     subprocess.run(compare, check=True)
@@ -242,7 +252,7 @@ def draw_picture(path: Path, tasks: Mapping[str, Rows], named: Mapping[str, Sequ
 def main(*arguments: str) -> None:
     for results in arguments:
         take_tables(results, [*TASKS, *FIVE_SEEDS])
-        take_tables(results, FIVE_SEEDS, "seeds=[3,4]", suffix=NEW)
+        take_tables(results, FIVE_SEEDS, "seeds=[3,4]", suffix=NEW_SEEDS)
     tasks = by_task()
     on_both = gaining([*tasks.values()])
     draw_picture(PICTURE, tasks, dict.fromkeys(tasks, on_both))

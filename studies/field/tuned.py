@@ -20,14 +20,14 @@ from harness.base import safe_yaml
 from harness.config import CANDIDATES as CANDIDATES
 from harness.config import CHOICE, TUNE_SUFFIX, TUNED_SUFFIX
 from studies.field import analysis as field
-from studies.field.analysis import BASE_MODEL, NEW, REFERENCE, Rows
+from studies.field.analysis import BASE_MODEL, NEW_SEEDS, REFERENCE, Rows
 
 TASKS = {"field-tuned": "Countdown", "field-tuned-coloring": "graph coloring"}  # the matrices, and their tasks in words
-NEW_SEEDS = {f"{matrix}{NEW}": words for matrix, words in TASKS.items()}  # the methods that rule 3 names
-MORE = "-more"  # at the end of a folder: in addition the methods that rule 5 names
-MORE_SEEDS = {f"{matrix}{MORE}": words for matrix, words in TASKS.items()}
-SLOWER = "field-tuned-coloring-slower"  # the winners of rule 3 on graph coloring against GRPO at half of its rate
-SHORTLIST = "field-shortlist-tuned"  # on Countdown
+RULE_3 = {f"{matrix}{NEW_SEEDS}": words for matrix, words in TASKS.items()}  # the methods that it names, new seeds
+ALL_GAINS = "-all-gains"  # at the end of a name: in addition the methods that rule 5 names
+RULE_5 = {f"{matrix}{ALL_GAINS}": words for matrix, words in TASKS.items()}
+HALF_RATE = "field-tuned-coloring-half-lr"  # the methods with a verdict there against GRPO at half of its rate
+SHORTLIST = "field-tuned-shortlist"  # on Countdown
 UNTUNED = dict(zip(TASKS, field.TASKS, strict=True))
 PICTURE = REFERENCE / "field-tuned/pareto.svg"
 
@@ -40,16 +40,21 @@ def take(results: str) -> None:
             (REFERENCE / matrix).mkdir(exist_ok=True)
             for name in (CHOICE, CANDIDATES):
                 shutil.copy(tuning / name, REFERENCE / matrix)
-    for matrix in (*TASKS, *NEW_SEEDS, *MORE_SEEDS, SHORTLIST):
+    for matrix in (*TASKS, *RULE_3, *RULE_5, SHORTLIST):
         if (Path(results) / f"{matrix}{TUNED_SUFFIX}").exists():
             field.take_table(results, matrix, REFERENCE / matrix, "ruleset=tuned")
-    field.take_tables(results, [SLOWER])
+    field.take_tables(results, [HALF_RATE])
+
+
+def choice_path(matrix: str) -> Path:
+    """Return the kept choice of a matrix; rounds with new seeds have that of the round without them."""
+    return REFERENCE / matrix.removesuffix(NEW_SEEDS).removesuffix(ALL_GAINS) / CHOICE
 
 
 @cache
 def choice(matrix: str) -> Mapping[str, Any]:
     """Return the record of what tuning chose for a matrix: `methods` and `candidates`."""
-    record: dict[str, Any] = safe_yaml.load_yaml(REFERENCE / matrix.removesuffix(NEW).removesuffix(MORE) / CHOICE)
+    record: dict[str, Any] = safe_yaml.load_yaml(choice_path(matrix))
     return record
 
 
@@ -76,7 +81,7 @@ def by_task(matrices: Mapping[str, str] = TASKS) -> dict[str, Rows]:
 
 def decided() -> dict[str, Rows]:
     """Return by task the rows with new seeds of the methods that win or trade on a task, of GRPO and the base model."""
-    tasks = by_task(MORE_SEEDS)
+    tasks = by_task(RULE_5)
     shown = {BASE_MODEL, field.BASELINE}
     for rows in tasks.values():
         shown |= {name for name, scores in rows.items() if field.verdict(scores)}
@@ -92,7 +97,7 @@ def same_choices() -> tuple[int, int]:
 
 def named_in_picture(words: str) -> list[str]:
     """Return the methods of a task that gain without a correction, or that win or trade with the new seeds."""
-    rows = by_task(MORE_SEEDS).get(words, {})
+    rows = by_task(RULE_5).get(words, {})
     with_verdict = [name for name, scores in rows.items() if field.verdict(scores)]
     return list(dict.fromkeys([*field.gaining([by_task()[words]]), *with_verdict]))
 
@@ -114,7 +119,7 @@ def main(*arguments: str) -> None:
     for matrix, words in TASKS.items():
         if words in tasks:
             tell(matrix, words)
-    for rule, matrices in ((3, NEW_SEEDS), (5, MORE_SEEDS)):
+    for rule, matrices in ((3, RULE_3), (5, RULE_5)):
         for words, rows in by_task(matrices).items():
             field.tell_verdicts(f"{words}, new seeds, rule {rule}", rows)
     field.tell_verdicts("shortlist", by_name(SHORTLIST))

@@ -74,6 +74,12 @@ def test_methods_for_verl_come_with_the_reasons_of_the_others(capsys: pytest.Cap
     assert "needs the sums over squared probabilities, which verl does not compute" in " ".join(lines[first:])
 
 
+def test_studies_come_with_their_rounds(capsys: pytest.CaptureFixture[str]) -> None:
+    about = dict(line.split(maxsplit=1) for line in listed("studies", capsys=capsys))
+    assert about["field"].endswith("(rounds: coloring, shortlist, shortlist-coloring)")
+    assert "rounds" not in about["sign"]
+
+
 def test_only_methods_run_in_other_trainers(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in (["list", "tasks", "--for", "trl"], ["list", "--for", "trl"]):
         with pytest.raises(SystemExit) as end:

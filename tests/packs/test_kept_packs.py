@@ -15,12 +15,16 @@ REFERENCE = REPOSITORY / "results/reference"
 # The packs of each table whose folder is not named like its only pack. The answers of the first runs of the field and
 # of its shortlist are lost, so the packs of these names hold the second runs.
 OTHERS = {
-    "field-again": ["field"],
-    "field-coloring-again": ["field-coloring"],
-    "field-shortlist-again": ["field-shortlist"],
-    "field-shortlist-coloring-again": ["field-shortlist-coloring"],
-    "field-tuned-more": ["field-tuned-new", "field-tuned-more"],
-    "field-tuned-coloring-more": ["field-tuned-coloring-new", "field-tuned-coloring-more"],
+    "field-other-base": ["field"],
+    "field-coloring-other-base": ["field-coloring"],
+    "field-shortlist-other-base": ["field-shortlist"],
+    "field-shortlist-coloring-other-base": ["field-shortlist-coloring"],
+    "field-tuned-other-base": ["field-tuned-again"],
+    "field-tuned-shortlist": ["field-shortlist-tuned"],
+    "field-tuned-new-seeds": ["field-tuned-new"],
+    "field-tuned-all-gains": ["field-tuned-new", "field-tuned-more"],
+    "field-tuned-coloring-new-seeds": ["field-tuned-coloring-new"],
+    "field-tuned-coloring-all-gains": ["field-tuned-coloring-new", "field-tuned-coloring-more"],
 }
 ALONE = {path.stem for path in PACKS.glob("*.zip")} - {packs[-1] for packs in OTHERS.values()}
 TABLES = OTHERS | {name: [name] for name in ALONE}

@@ -1,7 +1,7 @@
-"""The field run once more, with another base model: how much of its tables is found again, by studies/field/README.md.
+"""The field with another base model: how much of its tables is found again, by studies/field/README.md.
 
-    python -m studies.field.again RESULTS    # first take the tables of the second run from this folder
-    python -m studies.field.again            # print the answers, from results/reference
+    python -m studies.field.other_base RESULTS    # first take the tables of the second run from this folder
+    python -m studies.field.other_base            # print the answers, from results/reference
 
 `python -m studies.pages` then fills the pages.
 """
@@ -21,25 +21,25 @@ from studies.field import analysis as field
 from studies.field import tuned as field_tuned
 from studies.transfer import analysis as transfer
 
-SECOND = "-again"  # at the end of a folder: the second run of a matrix
-TUNED = {"field-tuned": "Countdown"}  # the tuned matrix that was run again, with the options that the first run chose
+OTHER_BASE = "-other-base"  # at the end of a folder: the second run of a matrix, with another base model
+TUNED = {"field-tuned": "Countdown"}  # the tuned matrix with a second run, with the options that the first run chose
 
 
-def kept_again(matrices: Mapping[str, str]) -> dict[str, str]:
+def with_other_base(matrices: Mapping[str, str]) -> dict[str, str]:
     """Return those matrices whose second run has results, and their tasks in words."""
-    return {matrix: words for matrix, words in matrices.items() if field.is_kept(f"{matrix}{SECOND}")}
+    return {matrix: words for matrix, words in matrices.items() if field.is_kept(f"{matrix}{OTHER_BASE}")}
 
 
 def second_runs(matrices: Mapping[str, str]) -> dict[str, field.Rows]:
     """Return the rows of the second runs of matrices by their tasks in words."""
-    return {words: field.compared(f"{matrix}{SECOND}") for matrix, words in kept_again(matrices).items()}
+    return {words: field.compared(f"{matrix}{OTHER_BASE}") for matrix, words in with_other_base(matrices).items()}
 
 
 def runs_of(matrix: str) -> tuple[field.Rows, field.Rows]:
     """Return the rows of both runs of a matrix by their methods."""
     if matrix in TUNED:
-        return field_tuned.by_name(matrix), field_tuned.by_name(matrix, kept_in=f"{matrix}{SECOND}")
-    return field.compared(matrix), field.compared(f"{matrix}{SECOND}")
+        return field_tuned.by_name(matrix), field_tuned.by_name(matrix, kept_in=f"{matrix}{OTHER_BASE}")
+    return field.compared(matrix), field.compared(f"{matrix}{OTHER_BASE}")
 
 
 def half_width(effect: dict[str, Any]) -> float:
@@ -55,7 +55,7 @@ def within_noise(first: dict[str, Any], second: dict[str, Any]) -> bool:
 def agreement_table(matrices: Mapping[str, str]) -> DataFrame:
     """Return for each task and score how many signs are found again, and how many effects changed."""
     lines = []
-    for matrix, words in kept_again(matrices).items():
+    for matrix, words in with_other_base(matrices).items():
         for score in (field.PASS, field.AVG):
             first, second = (transfer.effects_of(rows, score) for rows in runs_of(matrix))
             shared = first.keys() & second.keys()
@@ -68,7 +68,7 @@ def agreement_table(matrices: Mapping[str, str]) -> DataFrame:
 def effects_table(matrix: str) -> DataFrame:
     """Return the effects in Pass@16 that are found again, both runs side by side as text, the highest first."""
     first, second = runs_of(matrix)
-    table = field.table({"first": first, "again": second})
+    table = field.table({"first": first, "second": second})
     found = found_again(transfer.effects_of(first, field.PASS), transfer.effects_of(second, field.PASS))
     differences = [column for column in table.columns if column == "method" or column.endswith(f" - {field.BASELINE}")]
     return table.loc[table["method"].isin(found), differences]
@@ -82,16 +82,16 @@ def found_again(first: transfer.Effects, second: transfer.Effects) -> set[str]:
 
 def main(*arguments: str) -> None:
     for results in arguments:
-        field.take_tables(results, [*field.TASKS, *field.FIVE_SEEDS], suffix=SECOND)
+        field.take_tables(results, [*field.TASKS, *field.FIVE_SEEDS], suffix=OTHER_BASE)
         for matrix in TUNED:
             if (Path(results) / f"{matrix}{TUNED_SUFFIX}").exists():
                 options = f"tune.file={field.REFERENCE / matrix / field_tuned.CHOICE}"
-                field.take_table(results, matrix, field.REFERENCE / f"{matrix}{SECOND}", "ruleset=tuned", options)
+                field.take_table(results, matrix, field.REFERENCE / f"{matrix}{OTHER_BASE}", "ruleset=tuned", options)
     for matrices in (field.TASKS, field.FIVE_SEEDS, TUNED):
         print(agreement_table(matrices).to_string(index=False))
-        for matrix in kept_again(matrices):
+        for matrix in with_other_base(matrices):
             print(effects_table(matrix).to_string(index=False))
-            for run, rows in zip(("first", "again"), runs_of(matrix), strict=True):
+            for run, rows in zip(("first", "second"), runs_of(matrix), strict=True):
                 field.tell_verdicts(f"{matrix}, {run}", rows)
 
 
