@@ -1,10 +1,12 @@
 """Training steps of language models at their true sizes: peak memory beside `plan`'s, tokens a second, utilization.
 
-    python -m benchmarks.gpu.step [FOLDER]
+    python -m benchmarks.gpu.step [PROFILE [CASE ...]]
 
-FOLDER gets the profile of one step. Weights are random. Lengths of responses are like those of real models
-(benchmarks/padding.py). The operations that count are two for each weight and token forward and four backward, and
-those of attention; recomputed layers count once, so the utilization is the model's (MFU).
+The file PROFILE gets the kernels of the first case's passes; CASE is the number of one of CASES, 0 ...
+
+Weights are random. Lengths of responses are like those of real models (benchmarks/padding.py). The operations that
+count are two for each weight and token forward and four backward, and those of attention; recomputed layers count once,
+so the utilization is the model's (MFU).
 """
 
 from __future__ import annotations
@@ -52,11 +54,10 @@ class Case:
 
 
 RECOMPUTE = "hardware.recompute=true"
-PROFILED = Case("qwen2.5-1.5b-instruct", "recomputed", [RECOMPUTE])
 CASES = [
     Case("qwen2.5-0.5b-instruct", "activations kept"),
     Case("qwen2.5-1.5b-instruct", "activations kept"),
-    PROFILED,
+    Case("qwen2.5-1.5b-instruct", "recomputed", [RECOMPUTE]),
     Case("qwen2.5-1.5b-instruct", "recomputed, a call of attention for each sequence", [RECOMPUTE], one_kernel=False),
     Case("qwen2.5-1.5b-instruct", "recomputed, padded", [RECOMPUTE], long=NEVER),
     Case("qwen2.5-1.5b-instruct", "recomputed, moments on the CPU", [RECOMPUTE, "hardware.offload=true"]),
@@ -86,8 +87,8 @@ def update(policy: Policy, batch: TokenBatch) -> None:
         policy.backward(-(policy.current(part, frozenset()).logp * advantages_T).mean())
 
 
-def measure(case: Case, shape: Shape, folder: Path, profile: Path | None) -> list[str]:
-    """Return the table's row of a case; write the profile of its update."""
+def measure(case: Case, shape: Shape, folder: Path, profile: str) -> list[str]:
+    """Return the table's row of a case; write a profile to a file with this name, if there is one."""
     sizes = [f"rollout.max_new_tokens={LIMIT}", "rollout.max_prompt_tokens=300", f"train.prompts={PROMPTS}"]
     common = ["train.group=16", "train.updates=1", "train.dtype=bfloat16", f"hardware.device={DEVICE}", MICRO]
     settings = config.load_config("standard", [*sizes, *common, *case.settings])
@@ -105,7 +106,9 @@ def measure(case: Case, shape: Shape, folder: Path, profile: Path | None) -> lis
         ]
     peak = torch.cuda.max_memory_allocated() / 2**30 if DEVICE == "cuda" else 0.0
     if profile:
-        profile.write_text(profile_of(lambda: update(policy, batch)))
+        passes = {"pass before": lambda: policy.stats(batch), "update": lambda: update(policy, batch)}
+        tables = [f"{case.name}: {name}\n{profile_of(call)}\n" for name, call in passes.items()]
+        Path(profile).write_text("\n".join(tables))
     memory = cost.memory_estimate(shape, settings, frozenset(), 2, cost.EMBEDDED)
     planned = (sum(memory.training.values()) - memory.training["engine"]) / 2**30
     work, whole = operations(shape, batch.sizes), sum(seconds)
@@ -132,21 +135,21 @@ def profile_of(call: Callable[[], object]) -> str:
     return profiler.key_averages().table(sort_by=order, row_limit=30, max_name_column_width=80)
 
 
-def main(folder: str | None = None) -> None:
+def main(profile: str = "", *numbers: str) -> None:
     columns = ["", "peak, GiB", "plan, GiB", "pass before, s", "update, s", "optimizer, s", "tokens/s"]
     columns += ["MFU of the update", "MFU"]
     rows = []
     one_kernel = packing.fused
-    for model, cases in itertools.groupby(CASES, key=lambda case: case.model):
+    chosen = [CASES[int(number)] for number in numbers] or CASES
+    for model, cases in itertools.groupby(chosen, key=lambda case: case.model):
         shape = models.resolve(model).shape() if DEVICE == "cuda" else SMALL
         assert shape is not None
         with random_model(shape) as place:
             for case in cases:
-                profile = Path(folder) / "profile.txt" if folder and case == PROFILED else None
                 fused = one_kernel if case.one_kernel else lambda value: False
                 with patch.object(batches, "LONG", case.long), patch.object(packing, "fused", fused):
                     try:
-                        row = measure(case, shape, place, profile)
+                        row = measure(case, shape, place, "" if rows else profile)
                     except torch.OutOfMemoryError as error:
                         row = [case.name, *["out of memory"] * (len(columns) - 1)]
                         print(str(error).splitlines()[0])
