@@ -29,12 +29,12 @@ bench=(python3 -m entrobench)
 # Two of the demo's seeds, so that its kept curves can be compared; eight cells share the GPU.
 demo=(demo "results=$work/results" "seeds=[10,11]" "methods=[grpo,clip_b,ppo,entropy_bonus]" hardware.share=0.12)
 # A cell that is stopped and continues.
-resumed=(demo "results=$work/results" name=resumed "seeds=[12]" "methods=[ppo]" checkpoint.every=5)
+resumed=(demo "results=$work/results" name=resumed "seeds=[12]" "methods=[ppo]" baseline=ppo checkpoint.every=5)
 row 40 machine.txt python3 -m benchmarks.gpu.machine
 row 110 tests.txt python3 -m pytest -q -n 6 -m gpu --timeout=80 tests/test_gpu.py tests/rollout/test_embedded_engine.py
-row 150 step.md python3 -m benchmarks.gpu.step "$out/profile.txt"
+row 180 step.md python3 -m benchmarks.gpu.step "$out/profile.txt"
 row 60 engine.md python3 -m benchmarks.gpu.engine
-row 200 run.txt "${bench[@]}" run "${demo[@]}"
+row 160 run.txt "${bench[@]}" run "${demo[@]}"
 row 20 run.txt "${bench[@]}" leaderboard "${demo[@]}" --format md
 row 18 resumed.txt "${bench[@]}" run "${resumed[@]}" # meant to be stopped
 row 60 resumed.txt "${bench[@]}" run "${resumed[@]}"

@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu.step [PROFILE [CASE ...]]
 
-The file PROFILE gets the kernels of the first case's passes; CASE is the number of one of CASES, 0 ...
+The file PROFILE gets the kernels of the last case's passes; CASE is the number of one of CASES, 0 ...
 
 Weights are random. Lengths of responses are like those of real models (benchmarks/padding.py). The operations that
 count are two for each weight and token forward and four backward, and those of attention; recomputed layers count once,
@@ -149,7 +149,7 @@ def main(profile: str = "", *numbers: str) -> None:
                 fused = one_kernel if case.one_kernel else lambda value: False
                 with patch.object(batches, "LONG", case.long), patch.object(packing, "fused", fused):
                     try:
-                        row = measure(case, shape, place, "" if rows else profile)
+                        row = measure(case, shape, place, profile if case is chosen[-1] else "")
                     except torch.OutOfMemoryError as error:
                         row = [case.name, *["out of memory"] * (len(columns) - 1)]
                         print(str(error).splitlines()[0])

@@ -18,6 +18,7 @@ from harness.verify.pool import VerifierPool
 from tasks import Problem
 
 SHORT = [
+    "hardware.device=cpu",  # also on a machine with a GPU
     "train.steps=4",
     "train.prompts=8",
     "train.updates=2",
