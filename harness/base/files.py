@@ -9,8 +9,11 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from hashlib import file_digest
+from io import BufferedReader
 from pathlib import Path
 from types import UnionType
 from typing import IO, Any, get_args, get_origin, get_type_hints
@@ -22,6 +25,7 @@ from harness.base.errors import Damaged, Taken, Unwritten, UserError
 
 # Of YAML files of ours, at most: values, and levels of lists and mappings. Bytes that hold too few levels to matter.
 MOST_VALUES, DEEPEST, SHALLOW = 100_000, 100, 10_000
+LONGEST_LINE = 64 << 20  # bytes: eight times 64 answers of 32,000 tokens to one problem
 YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C loader is ten times as fast, but optional
 
 
@@ -155,7 +159,7 @@ def append(path: Path, text: str) -> None:
 
 def sha256_of(path: Path) -> str:
     """Return the SHA-256 of a file's content."""
-    with open(path, "rb") as file:
+    with open_record(path) as file:
         return file_digest(file, "sha256").hexdigest()
 
 
@@ -168,31 +172,49 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, allow_nan=False))
 
 
+def open_record(path: Path | str) -> BufferedReader:
+    """Open a file for reading; refuse a pipe or a device in its place, which may have no end."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise Damaged(Path(path), "it is not a file")
+    return open(path, "rb")
+
+
+def read_bytes(path: Path) -> bytes:
+    with open_record(path) as file:
+        return file.read()
+
+
 def read_json(path: Path) -> Any:
+    content = read_bytes(path)
     try:
-        return json.loads(path.read_bytes())
+        return json.loads(content)
     except (ValueError, RecursionError) as error:
         raise Damaged(path, f"it is not JSON ({error})") from error
 
 
+hints_of = cache(get_type_hints)  # a matrix has thousands of records of one kind
+
+
 def wrong_fields(kind: type, record: Mapping[str, Any]) -> list[str]:
     """Return the keys of a record whose values are not of the types that the fields of a dataclass have."""
-    hints = get_type_hints(kind)
+    hints = hints_of(kind)
     return [name for name, value in record.items() if not has_type(value, hints[name])]
 
 
 def has_type(value: Any, hint: Any) -> bool:
-    """Return whether a value of JSON has a type; a number must be finite, and a truth value is none."""
+    """Return whether a value of JSON has a type; a number must be finite or fit 64 bits, and a truth value is none."""
     arguments = get_args(hint)
     if isinstance(hint, UnionType):
         return any(has_type(value, each) for each in arguments)
-    if get_origin(hint) is dict:
+    if get_origin(hint) in (dict, Mapping):
         return isinstance(value, dict) and all(has_type(each, arguments[1]) for each in value.values())
-    if get_origin(hint) is list:
+    if get_origin(hint) in (list, Sequence):
         return isinstance(value, list) and all(has_type(each, arguments[0]) for each in value)
+    if hint is int:
+        return type(value) is int and abs(value) < 1 << 63  # as tables and databases hold it
     if hint is float:
         return type(value) in (int, float) and math.isfinite(value)
-    return type(value) is hint
+    return hint is Any or type(value) is hint
 
 
 def parse_yaml(content: bytes, path: Path) -> Any:
@@ -238,7 +260,7 @@ def number_of_values(node: yaml.Node, known: dict[int, int]) -> int:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    return parse_lines(path.read_bytes(), path)
+    return parse_lines(read_bytes(path), path)
 
 
 def parse_lines(content: bytes, path: Path) -> list[dict[str, Any]]:
@@ -258,8 +280,8 @@ def parse_lines(content: bytes, path: Path) -> list[dict[str, Any]]:
 def stream_lines(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the records of a file like `parse_lines`, one in memory at a time."""
     sealed = False
-    with open(path, "rb") as file:
-        for line in file:
+    with open_record(path) as file:
+        for line in iter(partial(file.readline, LONGEST_LINE), b""):
             sealed |= seal.has_sum(line.rstrip(b"\n"))
             content = seal.open_json(line.rstrip(b"\n"), path, "one of its lines") if sealed else line
             try:

@@ -39,7 +39,7 @@ def recorded_checksums(folder: Path) -> dict[str, tuple[int, str, int | None]]:
     """Return the recorded size, checksum and, for files of the model, time of change of each record, by name."""
     path = folder / FILE
     try:
-        content = path.read_bytes()
+        content = files.read_bytes(path)
     except FileNotFoundError:
         raise Damaged(path, "it is missing, though it is written before a cell is done") from None
     records = json.loads(seal.open_json(content, path))
@@ -71,7 +71,7 @@ def changed_records(folder: Path) -> Iterator[tuple[Damaged, str]]:
     This reads all records, but of the model only the files whose time of change differs.
     """
     try:
-        seal.open_yaml((folder / CONFIG).read_bytes(), folder / CONFIG)
+        seal.open_yaml(files.read_bytes(folder / CONFIG), folder / CONFIG)
     except FileNotFoundError:
         yield Damaged(folder / CONFIG, "it is missing"), CONFIG
     except Damaged as damage:
@@ -120,7 +120,7 @@ def write_seal(path: Path, cell: str, step: int, sums: Mapping[str, str]) -> Non
 def read_seal(path: Path, cell: str) -> dict[str, str]:
     """Return the sums of a checkpoint's files; refuse one of another cell or step, or with other files."""
     try:
-        record = json.loads(seal.open_json((path / FILE).read_bytes(), path / FILE))
+        record = json.loads(seal.open_json(files.read_bytes(path / FILE), path / FILE))
     except FileNotFoundError:
         raise Damaged(path / FILE, "it is missing") from None
     sums: dict[str, str] = record["files"]

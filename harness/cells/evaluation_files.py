@@ -43,7 +43,7 @@ def write_evaluation(folder: Path, record: Mapping[str, Any]) -> None:
 def read_evaluation(path: Path) -> dict[str, Any]:
     """Return an evaluation; refuse one that was changed, or that lacks an answer."""
     try:
-        content = path.read_bytes()
+        content = files.read_bytes(path)
     except FileNotFoundError:
         raise Damaged(path, "it is missing") from None
     try:

@@ -30,9 +30,9 @@ class MetricsLog:
 
     def read(self) -> list[dict[str, Any]]:
         """Return the complete lines; the last one may be half written, by a killed process or at this moment."""
-        if not self.path.is_file():
+        if not self.path.exists():
             return []
-        *lines, _ = self.path.read_bytes().split(b"\n")
+        *lines, _ = files.read_bytes(self.path).split(b"\n")
         return [parsed(line, self.path) for line in lines]
 
     def whole(self) -> tuple[list[dict[str, Any]], Damaged | None]:
@@ -40,7 +40,11 @@ class MetricsLog:
         whole_lines: list[dict[str, Any]] = []
         if not self.path.exists():
             return [], None
-        *lines, _ = self.path.read_bytes().split(b"\n")  # the text after the last line end is half a line, or empty
+        try:
+            content = files.read_bytes(self.path)
+        except Damaged as damage:
+            return [], damage
+        *lines, _ = content.split(b"\n")  # the text after the last line end is half a line, or empty
         for line in lines:
             try:
                 record = parsed(line, self.path)
@@ -118,7 +122,7 @@ def last_lines(folder: Path, count: int) -> list[dict[str, Any]]:
     path = folder / FILE
     if not path.exists():
         return []
-    with open(path, "rb") as file:
+    with files.open_record(path) as file:
         start = max(path.stat().st_size - TAIL, 0)
         file.seek(start)
         lines = file.read().split(b"\n")[:-1]

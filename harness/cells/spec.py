@@ -77,7 +77,7 @@ class CellSpec:
         """Return the record in a cell's folder; refuse one that differs from its checksum."""
         path = folder / FILE
         try:
-            content = path.read_bytes()
+            content = files.read_bytes(path)
         except FileNotFoundError:
             raise Damaged(path, "it is missing") from None
         return cls.parse(seal.open_yaml(content, path), path)
@@ -158,9 +158,9 @@ def changed_parts(recorded: Mapping[str, Any], present: Mapping[str, Any]) -> li
 def id_in(folder: Path) -> str | None:
     """Return the cell id in the first line of a folder's record; None without an id."""
     try:
-        with open(f"{folder}/{FILE}", "rb") as file:  # a matrix has thousands: a Path for each would take longer
+        with files.open_record(f"{folder}/{FILE}") as file:  # a matrix has thousands: a Path for each would take longer
             match = ID.match(file.read(80))
-    except FileNotFoundError:
+    except (FileNotFoundError, Damaged):
         return None
     return match[1].decode() if match else None
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
+from harness.base import files
 from harness.cells.spec import CellSpec, adopted_folders
 from harness.cells.state import Progress
 from harness.commands.common import Commands, command, config_of_arguments, with_config
@@ -92,6 +93,6 @@ def last_words(folder: Path) -> list[str]:
     path = folder / "log.txt"
     if not path.exists():
         return []
-    with open(path, "rb") as file:
+    with files.open_record(path) as file:
         file.seek(max(path.stat().st_size - TAIL, 0))
         return file.read().decode(errors="replace").splitlines()[-LINES:]

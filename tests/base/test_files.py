@@ -123,3 +123,12 @@ def test_lines_from_before_there_were_sums_are_read_as_they_are(tmp_path: Path) 
     path.write_text("{\n")
     with pytest.raises(Damaged, match=f"^{path} is damaged: one of its lines is not JSON "):
         files.read_lines(path)
+
+
+def test_a_line_without_an_end_is_not_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "lines.jsonl"
+    files.write_lines(path, RECORDS)
+    assert list(files.stream_lines(path)) == RECORDS
+    monkeypatch.setattr(files, "LONGEST_LINE", 20)
+    with pytest.raises(Damaged, match=f"^{path} is damaged: one of its lines is not JSON "):
+        list(files.stream_lines(path))

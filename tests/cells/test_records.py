@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ from harness.base import files
 from harness.base.errors import Damaged
 from harness.cells import checksums, lease, provenance, state
 from harness.cells.log import TAIL, MetricsLog, collapse, last_lines
-from harness.cells.spec import CellSpec
+from harness.cells.spec import CellSpec, id_in
 from harness.cells.state import Progress, State
 
 
@@ -66,18 +67,42 @@ def test_a_cell_collapses_at_the_first_step_with_less_entropy_than_the_bound(
     assert collapse([{"step": 0, "metrics": {"eval/countdown/avg": 0.0}}, *steps], below) == step
 
 
+READERS: dict[str, Callable[[Path], object]] = {
+    "state.json": State.read,
+    "config.yaml": CellSpec.read,
+    "metrics.jsonl": partial(last_lines, count=1),
+    "made.json": provenance.Made.read,
+    "sums.json": checksums.recorded_checksums,
+}
+
+
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"state": "done"}', "\udcff", "null"])
 @pytest.mark.parametrize("name", ["state.json", "config.yaml", "metrics.jsonl"])
 def test_a_damaged_record_is_named(name: str, content: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content.encode(errors="surrogateescape") + b"\n" * (name == "metrics.jsonl"))
-    readers: dict[str, Callable[[Path], object]] = {
-        "state.json": State.read,
-        "config.yaml": CellSpec.read,
-        "metrics.jsonl": partial(last_lines, count=1),
-    }
     with pytest.raises(Damaged, match=f"^{tmp_path / name} is damaged: .") as error:
-        readers[name](tmp_path)
+        READERS[name](tmp_path)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_pipe_in_place_of_a_record_is_damage(name: str, tmp_path: Path) -> None:
+    """A read of it would wait for ever."""
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(Damaged, match="it is not a file"):
+        READERS[name](tmp_path)
+
+
+def test_a_cell_with_a_pipe_has_failed_or_is_written_again(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.yaml")
+    assert id_in(tmp_path) is None
+    State("running").write(tmp_path)
+    os.mkfifo(tmp_path / "metrics.jsonl")
+    assert Progress.read(tmp_path).reason == f"{tmp_path / 'metrics.jsonl'} is damaged: it is not a file"
+    steps, damage = MetricsLog(tmp_path).whole()
+    assert (steps, damage is None) == ([], False)
+    MetricsLog(tmp_path).write([])
+    assert MetricsLog(tmp_path).whole() == ([], None)
 
 
 def test_an_invalid_state_is_damage(tmp_path: Path) -> None:
