@@ -37,6 +37,7 @@ from harness.base.errors import Damaged, UserError
 from harness.cells.log import FILE as METRICS
 from harness.packs import slim
 from harness.packs.protocol import PARTS, Protocol
+from harness.table.board import Board
 from harness.terminal.units import plural
 
 SUFFIX = ".zip"
@@ -57,6 +58,8 @@ HEADERS = 4096 + 2 * tarfile.RECORDSIZE  # bytes between two records of a tar, w
 MOST_BYTES = 8 << 30  # of all records
 RATIO = 1000  # of their bytes to those of the pack: 22 in our packs
 MOST_TEXT, RATIO_OF_TEXT = 16 << 20, 100  # of manifest.json and matrix.json: 5 and 18 in our packs
+# Of a record that is read at once, and of all columns, with the same ratio: JSON may take 24 times its bytes in memory.
+MOST_READ = 256 << 20
 MOST_DICTIONARY = 100 << 20  # bytes
 FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "pb": 0}]  # of text: no byte is aligned
 FREE = 1 << 20  # bytes that every file may have
@@ -72,6 +75,7 @@ class Pack:
     path: Path
     folder: Path
     manifest: Mapping[str, Any]
+    board: Board  # its expected cells
 
     @property
     def matrix(self) -> str:
@@ -210,7 +214,8 @@ def unpacked(path: Path) -> Iterator[Pack]:
     check_whole(path)
     with tempfile.TemporaryDirectory(prefix="entrobench-pack-") as folder:
         try:
-            yield Pack(path, Path(folder), extracted(path, Path(folder)))
+            manifest = extracted(path, Path(folder))
+            yield Pack(path, Path(folder), manifest, read_board(path, Path(folder)))
         except UserError as error:
             # The folder is gone when the message is read, and says nothing about the pack.
             error.args = (str(error).replace(f"{folder}/", f"{path}: "),)
@@ -260,6 +265,14 @@ def extracted(path: Path, folder: Path) -> dict[str, Any]:
     return manifest
 
 
+def read_board(path: Path, folder: Path) -> Board:
+    """Return the expected cells of a pack whose files lie in a folder."""
+    try:
+        return Board.of_json((folder / SUMMARY).read_bytes())
+    except UserError as error:
+        raise Damaged(path, f"its {SUMMARY} was not written by this version of entrobench") from error
+
+
 def read_text(archive: zipfile.ZipFile, name: str, path: Path) -> bytes:
     """Return one of the two small files of a pack; refuse one that is too large for what it is."""
     try:
@@ -276,6 +289,7 @@ class Limits:
     """The largest sizes of the records of a cell, which follow from the protocol: a small file may hold any number."""
 
     total: int
+    read: int  # of what is read at once
     samples: int
     metrics: int
     other: int
@@ -291,6 +305,7 @@ class Limits:
         of_answer = TOKEN * definition["rollout"]["max_new_tokens"] + ANSWER
         return cls(
             total=min(MOST_BYTES, RATIO * size + FREE),
+            read=min(MOST_READ, RATIO_OF_TEXT * size + FREE),
             samples=answers * of_answer + FREE,
             metrics=(train["steps"] + 1) * LINE + FREE,
             other=answers * COUNT + FREE,
@@ -300,7 +315,7 @@ class Limits:
         """Return the limit of a record by its name."""
         if "/samples/" in name:
             return min(self.samples, self.total)
-        return min(self.metrics if name.endswith(METRICS) else self.other, self.total)
+        return min(self.metrics if name.endswith(METRICS) else self.other, self.read)
 
 
 def extract_records(stream: Unpacking, path: Path, folder: Path, manifest: Mapping[str, Any], limits: Limits) -> None:
@@ -334,7 +349,7 @@ def extract_records(stream: Unpacking, path: Path, folder: Path, manifest: Mappi
 def extract_columns(stream: Unpacking, path: Path, folder: Path, manifest: Mapping[str, Any], limits: Limits) -> None:
     """Write the records of slim cells into a folder."""
     size = manifest["files"][COLUMNS_FILE][0]
-    if size > limits.total:
+    if size > limits.read:
         raise Damaged(path, f"{COLUMNS_FILE} in it has {size:,} bytes, more than its protocol allows")
     stream.allow(size)
     seen = hashlib.sha256()
@@ -348,7 +363,7 @@ def extract_columns(stream: Unpacking, path: Path, folder: Path, manifest: Mappi
             yield name, by_cell
 
     try:
-        slim.write_cells(columns(), folder / CELLS)
+        slim.write_cells(columns(), folder / CELLS, most_answers=limits.read)
     except UserError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:

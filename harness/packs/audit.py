@@ -19,7 +19,6 @@ from harness.packs import claims
 from harness.packs.archive import Pack
 from harness.packs.claims import Library, evaluation_specs
 from harness.packs.protocol import departures
-from harness.packs.reader import board_of_pack
 from harness.table.verified import COUNTED, JUDGED, REPORTED
 from harness.verify.pool import FAILURES, TooManyFailures, check_failures
 from tasks import Problem, Task, Verdict, Verifier
@@ -64,7 +63,7 @@ def audit_pack(pack: Pack, verifier: Verifier, plugins: Sequence[str] = ()) -> P
         by_id[cell].findings.append(sentence)
     findings: list[str] = []
     try:
-        findings += claims.other_matrix(board_of_pack(pack), pack.protocol, [audit.spec for audit in audits])
+        findings += claims.other_matrix(pack.board, pack.protocol, [audit.spec for audit in audits])
     except (UserError, KeyError, TypeError, ValueError, AttributeError) as error:
         findings.append(f"it is not the record of a matrix ({type(error).__name__}: {error})")
     for audit in audits:

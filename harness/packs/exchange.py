@@ -89,7 +89,12 @@ def unpack_cells(pack: Pack, config: Config, matrix: Sequence[Cell]) -> Unpacked
         if differences:
             why = f"the protocols differ in {', '.join(differences[:DIFFERENCES_LISTED])}"
         if edited := edited_since(specs.values(), matrix):
-            why = f"its cells are of another version of {', '.join(edited)}; `entrobench leaderboard --pack` reads them"
+            if len(edited) > DIFFERENCES_LISTED:
+                edited[DIFFERENCES_LISTED:] = [f"{len(edited) - DIFFERENCES_LISTED} more"]
+            why = (
+                f"its cells are of another version of {', '.join(edited)}, which this one cannot continue; "
+                "`leaderboard --pack`, `report --pack` and `verify` read them"
+            )
         raise UserError(f"no cell of {pack.path} (matrix {pack.matrix!r}) is one of the matrix {config.name!r}; {why}")
     done = [name for name in shared if State.read(packed[name]).state == "done"]
     for name in done:

@@ -10,7 +10,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from harness.base.errors import Damaged, UserError
 from harness.cells.log import MetricsLog
 from harness.cells.outcome import FILE as OUTCOME
 from harness.cells.outcome import cell_outcome
@@ -41,7 +40,7 @@ class PackReader:
     @cached_property
     def board(self) -> Board:
         """The matrix of the first pack, with the cells that the others add."""
-        first, *others = [with_all_seeds(board_of_pack(pack), pack.protocol) for pack in self.packs]
+        first, *others = [with_all_seeds(pack.board, pack.protocol) for pack in self.packs]
         for other in others:
             first = dataclasses.replace(first, expected=[*first.expected, *added_cells(first, other)])
         return first
@@ -107,14 +106,6 @@ class PackReader:
                     point = Point(line["step"], int(line["time"] * 1000) / 1000, value)
                     curves.setdefault(name, []).append(point)
         return dict(sorted(curves.items()))
-
-
-def board_of_pack(pack: Pack) -> Board:
-    """Return the expected cells of a pack."""
-    try:
-        return Board.of_json(pack.summary)
-    except (UserError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Damaged(pack.path, f"its {SUMMARY} was not written by this version of entrobench") from error
 
 
 def with_all_seeds(board: Board, protocol: Protocol) -> Board:

@@ -95,7 +95,7 @@ def slim_evaluation(folder: Path, path: Path, record: Mapping[str, Any]) -> dict
 # Reading
 
 
-def write_cells(columns: Iterable[tuple[str, Mapping[str, Any]]], folder: Path) -> None:
+def write_cells(columns: Iterable[tuple[str, Mapping[str, Any]]], folder: Path, *, most_answers: int) -> None:
     """Write the files of slim cells; each cell gets a folder of its name in this one."""
     evaluations: dict[tuple[str, str], dict[str, Any]] = {}
     lines: dict[str, dict[str, Any]] = {}
@@ -115,12 +115,16 @@ def write_cells(columns: Iterable[tuple[str, Mapping[str, Any]]], folder: Path) 
             else:
                 raise ValueError(f"{column} is no column")
     for (cell, file), parts in evaluations.items():
-        samples = parts.pop("samples")
-        parts["right"] = [[1] * count + [0] * (samples - count) for count in parts["right"]]
+        samples, counts = parts.pop("samples"), parts["right"]
+        most_answers -= samples * len(counts)
+        # A small file may hold any number, and each answer takes space here.
+        if most_answers < 0 or not all(0 <= count <= samples for count in counts):
+            raise ValueError(f"{file} has too many answers")
         written = evaluation_path(folder / cell, parts["task"], parts["step"])
         if Path(file).name != file or written != folder / cell / evaluation_files.FOLDER / file:
             raise ValueError(f"{file} is the name of an evaluation of {parts['task']}")
-        evaluation_files.write_evaluation(folder / cell, parts)
+        right = [[1] * count + [0] * (samples - count) for count in counts]
+        evaluation_files.write_evaluation(folder / cell, parts | {"right": right})
     for cell, steps in lines.items():
         records = []
         for step, time in zip(steps["step"], steps["time"], strict=True):

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from harness.base import identities
+from harness.base import files, identities
 from harness.base.errors import UserError, nearest
 from harness.cells.provenance import sources_in
-from harness.cells.spec import TRAINER
+from harness.cells.spec import TRAINER, value_in
 from harness.config import PUBLISHED, TUNED, TUNED_SUFFIX, Config
 from harness.matrix import Cell
 from harness.tracking.reader import Run
@@ -81,14 +81,31 @@ class Board:
 
     @classmethod
     def of_json(cls, text: bytes) -> Board:
-        fields = json.loads(text)
         try:
+            fields = json.loads(text)
             expected = [Expected(**cell) for cell in fields.pop("expected")]
-            return cls(**fields, expected=expected)
-        except (TypeError, KeyError) as error:
+            board = cls(**fields, expected=expected)
+            board.check()
+            return board
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise UserError(
                 f"the {FILE} of a summary was written by another version of entrobench; `entrobench sync` replaces it"
             ) from error
+
+    def check(self) -> None:
+        """Raise ValueError if a value is not of the type of its field, or if a cell names what has no value."""
+        for record in (self, *self.expected):
+            if wrong := files.wrong_fields(type(record), vars(record)):
+                raise ValueError(wrong[0])
+        for cell in self.expected:
+            if {*cell.eval_tasks} - self.ks.keys() | {*further_axes(cell.params)} - cell.params.keys():
+                raise ValueError(cell.cell)
+        if not self.expected or min(self.ks.values(), default=1) < 1:
+            raise ValueError("expected")
+        if (self.config or {}).get("ruleset") == TUNED:
+            candidates = value_in(self.config or {}, "tune.candidates")
+            if not files.has_type(candidates, dict[str, list[str]]):
+                raise ValueError("tune.candidates")
 
     @classmethod
     def of_config(cls, config: Config, matrix: Sequence[Cell]) -> Board:

@@ -137,6 +137,8 @@ class Frames:
         samples = int(self.counts(cells.iloc[:1], "samples")[0, 0])
         if k is None:
             return right_SJ / samples
+        if k > samples:  # a summary may come from another person
+            raise UserError(f"the K of Pass@K is {k}, and its cells have {samples} samples of each problem")
         return pass_at_k(samples, right_SJ, k)
 
     @cached_property

@@ -314,7 +314,8 @@ def test_a_small_pack_that_unpacks_to_more_than_it_says_is_refused_early(pack: P
         bomb = with_records(pack, path, {name: bytes(50_000_000)}, {name: [2, "0" * 64]}, kind)
         assert bomb.stat().st_size < 50_000
         check_refused(bomb, sentence)
-    for record in (name, "cells/x/samples/evaluate-countdown-000000.jsonl", "cells/x/metrics.jsonl"):
+    large_records = ("evals/countdown-000000.json", "samples/evaluate-countdown-000000.jsonl", "metrics.jsonl")
+    for record in (name, *(f"cells/x/{large}" for large in large_records)):
         large = with_records(pack, path, {}, {record: [100_000_000, "0" * 64]})
         check_refused(large, "in it has 100,000,000 bytes, more than its protocol allows")
 
@@ -348,6 +349,21 @@ def test_a_slim_pack_gives_the_same_table_and_page(pack: Path, tmp_path: Path) -
     assert again.read_bytes() == slim.read_bytes()
 
 
+def with_columns(pack: Path, path: Path, content: bytes, size: int | None = None) -> Path:
+    """Write the slim form of a pack with these columns; `size`: of them by the manifest, if it is another one."""
+    with zipfile.ZipFile(pack) as whole:
+        manifest, summary = json.loads(whole.read("manifest.json")), whole.read("matrix.json")
+    manifest["files"] = {"matrix.json": manifest["files"]["matrix.json"]}
+    manifest["files"][archive.COLUMNS_FILE] = [size or len(content), hashlib.sha256(content).hexdigest()]
+    with zipfile.ZipFile(path, "w") as new:
+        archive.add_member(new, "manifest.json", json.dumps(manifest).encode())
+        archive.add_member(new, "matrix.json", summary)
+        archive.add_member(new, archive.COLUMNS_FILE, lzma.compress(content))
+        new.comment = bytes(seal.FILE_LENGTH)
+    seal.close_file(path)
+    return path
+
+
 @pytest.mark.parametrize(
     ("name", "cell", "sentence"),
     [
@@ -360,18 +376,22 @@ def test_slim_columns_name_cells_and_their_records_alone(
     pack: Path, tmp_path: Path, name: str, cell: str, sentence: str
 ) -> None:
     content = json.dumps([name, {cell: "{}"}]).encode() + b"\n"
-    with zipfile.ZipFile(pack) as whole:
-        manifest, summary = json.loads(whole.read("manifest.json")), whole.read("matrix.json")
-    manifest["files"] = {"matrix.json": manifest["files"]["matrix.json"]}
-    manifest["files"][archive.COLUMNS_FILE] = [len(content), hashlib.sha256(content).hexdigest()]
-    path = tmp_path / "hostile.zip"
-    with zipfile.ZipFile(path, "w") as new:
-        archive.add_member(new, "manifest.json", json.dumps(manifest).encode())
-        archive.add_member(new, "matrix.json", summary)
-        archive.add_member(new, archive.COLUMNS_FILE, lzma.compress(content))
-        new.comment = bytes(seal.FILE_LENGTH)
-    seal.close_file(path)
-    check_refused(path, sentence)
+    check_refused(with_columns(pack, tmp_path / "hostile.zip", content), sentence)
+
+
+@pytest.mark.parametrize(("samples", "right"), [(10**12, [1]), (4, [10**12]), (4, [-(10**12)]), (-4, [1])])
+def test_a_number_of_answers_in_a_slim_pack_takes_no_memory(
+    pack: Path, tmp_path: Path, samples: int, right: list[int]
+) -> None:
+    parts = {"task": "countdown", "step": 0, "problems": ["a"], "samples": samples, "right": right}
+    columns = [[f"evals {key} countdown-000000.json", {"x": value}] for key, value in parts.items()]
+    content = "".join(f"{json.dumps(column)}\n" for column in columns).encode()
+    check_refused(with_columns(pack, tmp_path / "hostile.zip", content), "has too many answers")
+
+
+def test_columns_are_never_larger_than_honest_ones(pack: Path, tmp_path: Path) -> None:
+    large = with_columns(pack, tmp_path / "large.zip", b"", 100_000_000)
+    check_refused(large, "in it has 100,000,000 bytes, more than its protocol allows")
 
 
 # Several packs, and protocols

@@ -22,6 +22,7 @@ from harness.matrix import cells, claim
 from harness.packs import archive
 from harness.packs.exchange import Unpacked, pack_matrix, protocol_of_cells, unpack_cells
 from harness.runs import unfinished
+from harness.table.board import Board
 from harness.tune import tuning_matrix
 
 NO_STORE = "sqlite:///no-such-folder/mlflow.db"  # which neither packing nor unpacking opens
@@ -36,6 +37,14 @@ def sent(tmp_path: Path, *ended: int) -> Path:
     path = tmp_path / "made.zip"
     pack_matrix(made.config, path)
     return path
+
+
+def written(made: Made, tmp_path: Path) -> Path:
+    """Return the pack of the cells of a matrix that have a folder, whatever their records hold."""
+    folders = [cell.folder for cell in made.cells if cell.folder.exists()]
+    summary, protocol = Board.of_config(made.config, made.cells).as_json(), protocol_of_cells(made.config, made.cells)
+    archive.write_pack(tmp_path / "made.zip", "made", summary, folders, protocol)
+    return tmp_path / "made.zip"
 
 
 def received(tmp_path: Path, pack: Path, *overrides: str, name: str = "received") -> tuple[Made, Unpacked]:
@@ -112,9 +121,10 @@ def test_cells_of_another_version_are_refused_by_name(tmp_path: Path) -> None:
     for cell in made.cells:
         identity = {**cell.identity, "source": {**cell.sources, "grpo": "1" * 16}}
         dataclasses.replace(cell.spec, id=identities.key(identity), identity=identity).write(cell.folder)
-    path, folders = tmp_path / "made.zip", [cell.folder for cell in made.cells]
-    archive.write_pack(path, "made", "{}", folders, protocol_of_cells(made.config, made.cells))
-    with pytest.raises(UserError, match="its cells are of another version of grpo; `entrobench leaderboard --pack`"):
+    path = written(made, tmp_path)
+    with pytest.raises(
+        UserError, match=r"another version of grpo, which this one cannot continue; `leaderboard --pack`"
+    ):
         received(tmp_path, path)
 
 
@@ -134,9 +144,7 @@ def test_a_record_that_does_not_fit_the_cells_own_sums_is_refused(tmp_path: Path
     record = next(folder.glob("evals/*.json"))
     record.write_bytes(record.read_bytes().replace(b"0", b"1", 1))
     assert [name for _, name in checksums.changed_records(folder)] == [str(record.relative_to(folder))]
-    path = tmp_path / "made.zip"
-    folders = [cell.folder for cell in made.cells]
-    archive.write_pack(path, "made", "{}", folders, protocol_of_cells(made.config, made.cells))
+    path = written(made, tmp_path)
     with pytest.raises(Damaged, match=r"made\.zip: cells/clip_b-.* it is not as it was when the cell was done"):
         received(tmp_path, path)
     assert not (tmp_path / "receiver").exists()
@@ -153,12 +161,10 @@ def test_a_record_of_origin_that_is_none_is_refused(tmp_path: Path) -> None:
 
 def test_the_identity_decides_and_not_the_stated_id(tmp_path: Path) -> None:
     made = Made(tmp_path / "sender", NO_STORE, "seeds=[0]").write_all()
-    first, second, third = made.cells
+    first, second, _ = made.cells
     dataclasses.replace(first.spec, id=second.id).write(first.folder)
     shutil.rmtree(second.folder)
-    path = tmp_path / "made.zip"
-    folders = [first.folder, third.folder]
-    archive.write_pack(path, "made", "{}", folders, protocol_of_cells(made.config, made.cells))
+    path = written(made, tmp_path)
     ours, counts = received(tmp_path, path, "seeds=[0]")
     assert counts == Unpacked(put=2)
     assert states(ours) == ["done", "planned", "done"]

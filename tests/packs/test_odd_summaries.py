@@ -1,0 +1,93 @@
+"""A matrix.json whose values are of other types than `pack` writes: a table or one sentence."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from answered import answered_pack
+
+from harness import cli
+from harness.base.errors import Damaged, UserError
+from harness.packs.archive import SUMMARY, read_board, unpacked, write_pack
+from harness.packs.reader import PackReader
+from harness.table.experiment import Experiment
+from harness.table.select import Selection, part_of_packs
+
+pytestmark = pytest.mark.slow
+
+ODD = [None, True, -1, 1 << 62, 1 << 70, 1.5, "x", [], [None], {"x": {"x": [1]}}]
+DEEP = ("eval_tasks", "sources", "params", "expected", "ks", "candidates")  # keys whose values are lists or mappings
+Place = tuple[str | int, ...]
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return answered_pack(tmp_path_factory.mktemp("honest"), "seeds=[0]")
+
+
+def places(value: Any, at: Place = ()) -> Iterator[Place]:
+    """Yield the places of a value: of itself, of all fields of a record, and of one entry of each other container."""
+    yield at
+    if isinstance(value, list):
+        value = dict(enumerate(value))
+    if isinstance(value, dict):
+        entries = list(value.items())
+        if at and at[-1] in DEEP:
+            entries = entries[:1]
+        for key, entry in entries:
+            yield from places(entry, (*at, key))
+
+
+def with_value(summary: dict[str, Any], place: Place, value: Any) -> Any:
+    """Return a summary with another value at a place."""
+    if not place:
+        return value
+    edited = copy.deepcopy(summary)
+    inner: Any = edited
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    return edited
+
+
+def test_odd_values_give_a_table_or_one_sentence(honest: Path) -> None:
+    refused = 0
+    with unpacked(honest) as pack:
+        summary = json.loads(pack.summary)
+        # Of the configuration, a table reads these keys alone.
+        tune = {"candidates": {"grpo": ["grpo"], "clip_b": ["clip_b"]}}
+        summary["config"] = {"ruleset": "tuned", "tune": tune}
+        for place in places(summary):
+            for odd in ODD:
+                (pack.folder / SUMMARY).write_text(json.dumps(with_value(summary, place, odd)))
+                try:
+                    board = read_board(pack.path, pack.folder)
+                except Damaged:
+                    refused += 1
+                    continue
+                reader = PackReader([dataclasses.replace(pack, board=board)])
+                with contextlib.suppress(UserError):
+                    part_of_packs(Experiment(reader, board.experiment, "packs"), Selection()).rows()
+    assert refused > 100
+
+
+@pytest.mark.parametrize("command", [["verify"], ["leaderboard", "--pack"], ["report", "--pack"], ["unpack"]])
+def test_every_command_refuses_an_odd_summary(
+    command: list[str], honest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    odd = tmp_path / "odd.zip"
+    with unpacked(honest) as pack:
+        summary = json.dumps(with_value(json.loads(pack.summary), ("expected", 0, "eval_tasks"), 1))
+        write_pack(odd, pack.matrix, summary, pack.cells, pack.protocol)
+    with pytest.raises(SystemExit) as end:
+        cli.main([*command, str(odd), *(["smoke"] if command == ["unpack"] else [])])
+    assert end.value.code == 2
+    sentence = f"entrobench: {odd} is damaged: its matrix.json was not written by this version of entrobench"
+    assert " ".join(capsys.readouterr().err.split()) == sentence
