@@ -1,4 +1,4 @@
-"""The packs of results/packs give the tables of results/reference: each number comes from answers that are kept."""
+"""The packs of results/packs give the tables of results/reference: each number comes from counts that are kept."""
 
 from __future__ import annotations
 
