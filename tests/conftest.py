@@ -22,7 +22,7 @@ from harness.rollout import templates
 from harness.tracking import store
 
 if TYPE_CHECKING:
-    from boards import Made
+    from boards import MadeUpMatrix
 
 PROGRAMS = Path(sys.executable).parent
 # Python looks for unreachable cycles whenever the number of objects has grown by a quarter. While tests are collected,
@@ -102,12 +102,12 @@ def put_store(migrated: Path) -> Callable[[Path], None]:
 
 
 @pytest.fixture(scope="session")
-def sent_matrix(migrated: Path, tmp_path_factory: pytest.TempPathFactory) -> Made:
+def sent_matrix(migrated: Path, tmp_path_factory: pytest.TempPathFactory) -> MadeUpMatrix:
     """A made-up matrix in a store of MLflow, for tests that only read both."""
-    from boards import Made  # takes a second, and the process that distributes the tests needs none of it
+    from boards import smoke_matrix  # takes a second, and the process that distributes the tests needs none of it
 
     folder = tmp_path_factory.mktemp("sent")
-    return Made(folder, f"sqlite:///{shutil.copy(migrated, folder / 'mlflow.db')}").end_all()
+    return smoke_matrix(folder, f"sqlite:///{shutil.copy(migrated, folder / 'mlflow.db')}").send_all()
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -421,18 +419,6 @@ def test_identity_is_what_defines_the_result() -> None:
         "method_options.grpo.clip_low=0.1",
     ):
         assert keys(telling)[0] != before[0]
-
-
-@pytest.mark.processes
-def test_planning_and_reporting_start_without_torch() -> None:
-    code = (
-        "import sys; from harness import cli, config, matrix; cli.parser(); "
-        "from harness import statistics; from harness.table import leaderboard; "
-        "matrix.cells(config.load_config('demo')); "
-        "heavy = {'torch', 'transformers', 'lm_eval', 'mlflow', 'datasets', 'matplotlib'} & set(sys.modules); "
-        "sys.exit(f'loaded {heavy}' if heavy else 0)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_an_override_of_a_list_may_be_a_single_value() -> None:

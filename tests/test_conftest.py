@@ -78,22 +78,3 @@ def test_long_tests_are_left_out_and_files_that_start_processes_come_first(
     ours.pytest_collection_modifyitems(config, items)
     assert [item.name for item in items] == order
     assert [item.name for item in deselected] == [name for name in ["long"] if name not in order]
-
-
-@pytest.mark.parametrize(
-    ("workers", "order"), [(1, "p p r r s 1 2 3 4 5"), (2, "p p s 1 2 r r 3 4 5"), (3, "p p 1 r r 2 s 3 4 5")]
-)
-def test_the_part_of_each_worker_begins_with_files_that_start_processes(workers: int, order: str, ours: Any) -> None:
-    marked = [Item(name, Path(f"{name}.py"), ("processes",)) for name in "prs"]
-    same_files = [Item(name, Path(f"{name}.py")) for name in "pr"]
-    quick = [Item(name, Path("quick.py")) for name in "12345"]
-    items = [quick[0], marked[0], same_files[0], *quick[1:], marked[1], same_files[1], marked[2]]
-    assert " ".join(item.name for item in ours.in_parts(items, workers)) == order
-
-
-def test_skipped_tests_are_counted_by_reason(ours: Any) -> None:
-    reports = [SimpleNamespace(longrepr=("a.py", 1, f"Skipped: needs {what}")) for what in ("a GPU", "SLURM", "SLURM")]
-    lines: list[str] = []
-    reporter = SimpleNamespace(getreports=lambda kind: reports, section=lines.append, line=lines.append)
-    ours.pytest_terminal_summary(reporter)
-    assert lines == ["not run here", "   2  needs SLURM", "   1  needs a GPU"]

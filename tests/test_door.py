@@ -159,17 +159,17 @@ def test_what_is_done_is_not_run_again(matrix: entrobench.Matrix, capsys: pytest
 def test_curves_are_the_records_of_the_cells(matrix: entrobench.Matrix) -> None:
     curves = matrix.curves("entropy/mean", "eval/countdown/avg")
     assert list(curves.columns) == ["cell", "method", "task", "model", "seed", "step", "metric", "value"]
-    told = {(row.cell, row.metric, row.step): row.value for row in curves.itertuples()}
-    assert len(told) == len(curves)
+    values = {(row.cell, row.metric, row.step): row.value for row in curves.itertuples()}
+    assert len(values) == len(curves)
     expected = {}
     for cell in matrix.cells:
         for line in map(json.loads, (cell.folder / "metrics.jsonl").read_text().splitlines()):
             for metric in ("entropy/mean", "eval/countdown/avg"):
                 if metric in line["metrics"]:
                     expected[cell.id, metric, line["step"]] = line["metrics"][metric]
-    assert told == expected
-    assert {step for _, metric, step in told if metric == "entropy/mean"} == {1, 2, 3, 4}
-    assert {step for _, metric, step in told if metric == "eval/countdown/avg"} == {0, 4}
+    assert values == expected
+    assert {step for _, metric, step in values if metric == "entropy/mean"} == {1, 2, 3, 4}
+    assert {step for _, metric, step in values if metric == "eval/countdown/avg"} == {0, 4}
     assert [(row.method, row.task, row.model, row.seed) for row in curves.drop_duplicates("cell").itertuples()] == [
         ("grpo", "countdown", "countdown-tiny", 0),
         ("clip_b", "countdown", "countdown-tiny", 0),

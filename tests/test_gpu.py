@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cells import divided, lines, write
+from launched import divided, lines, write_launched
 from torch.distributed.tensor import DTensor
 from trainers import build, same, sampled, weights
 
@@ -157,9 +157,9 @@ def test_a_matrix_on_vllm_rests_wakes_and_samples_from_what_is_trained(dtype: st
 def test_two_ranks_on_two_devices_are_one_process(tmp_path: Path) -> None:
     """Up to draws that tip where logits differ in their last bits: in the first step hardly any does."""
     settings = ["hardware.device=cuda", "train.dtype=float32"]
-    write(tmp_path / "alone", *settings)
+    write_launched(tmp_path / "alone", *settings)
     cell.work(tmp_path / "alone")
-    write(tmp_path / "ranks", *settings, "hardware.ranks=2", "hardware.recompute=true")
+    write_launched(tmp_path / "ranks", *settings, "hardware.ranks=2", "hardware.recompute=true")
     assert divided(tmp_path / "ranks", 2) == 0
     alone, ranks = lines(tmp_path / "alone"), lines(tmp_path / "ranks")
     for name in ("reward/mean", "entropy/mean", "gradient/norm", "gradient/critic_norm"):

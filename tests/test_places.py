@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from commands import Ended, end_of
 from filelock import Timeout
 from places import REPOSITORY
 
 from benchmarks.patience import HANG
-from harness import cli, config, matrix
+from harness import config, matrix
 from harness.base import files, locks
 from harness.base.errors import UserError
 from harness.cells.log import MetricsLog
@@ -55,17 +56,15 @@ def odd(tmp_path_factory: pytest.TempPathFactory, put_store: Callable[[Path], No
     return results
 
 
-def called(capsys: pytest.CaptureFixture[str], results: Path, command: str, *more: str) -> tuple[object, str, str]:
-    with pytest.raises(SystemExit) as ended:
-        cli.main([command, "smoke", *SHORT, f"results={results}", *more])
-    return ended.value.code, *capsys.readouterr()
+def end_in(results: Path, command: str) -> Ended:
+    return end_of(command, "smoke", *SHORT, f"results={results}")
 
 
 @pytest.mark.processes
 @pytest.mark.slow
-def test_a_folder_with_an_odd_name_holds_results_as_any_other(odd: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_with_an_odd_name_holds_results_as_any_other(odd: Path) -> None:
     for command in ("status", "plan", "sync", "leaderboard", "report"):
-        code, _, err = called(capsys, odd, command)
+        code, _, err = end_in(odd, command)
         assert (code, err) == (0, ""), command
     assert [path.name for path in odd.glob("smoke/report/*.html")] == ["report.html"]
 
@@ -87,13 +86,13 @@ def read_only(odd: Path, tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.processes
 @pytest.mark.slow
-def test_a_copy_that_is_read_only_is_read(read_only: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_copy_that_is_read_only_is_read(read_only: Path) -> None:
     for command in ("status", "plan", "leaderboard"):
-        code, out, err = called(capsys, read_only, command)
+        code, out, err = end_in(read_only, command)
         assert (code, err) == (0, ""), command
         assert "grpo" in out
     for command in ("sync", "report", "run"):
-        code, _, err = called(capsys, read_only, command)
+        code, _, err = end_in(read_only, command)
         assert code == 2
         assert err.startswith("entrobench: ")
         assert "Read-only file system" in err or "readonly database" in err

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import companions
 import pytest
-from boards import Made
+from boards import smoke_matrix
 from places import REPOSITORY
 
 from harness.base.processes import python_command
@@ -44,9 +44,9 @@ def loaded_by(folder: Path, *arguments: str) -> tuple[set[str], str]:
 def test_a_run_with_nothing_to_do_loads_neither_torch_nor_mlflow(tmp_path: Path, mlflow_uri: str) -> None:
     overrides = ["name=made", f"results={tmp_path}", f"tracking.uri={mlflow_uri}"]
     overrides += ["methods=[grpo,clip_b,ppo]", "seeds=[0,1]"]
-    made = Made(tmp_path, mlflow_uri)
+    made = smoke_matrix(tmp_path, mlflow_uri)
     claim(made.config)
-    made.end_all()
+    made.send_all()
     for command in ("run", "sync"):
         loaded, output = loaded_by(tmp_path, command, "smoke", *overrides)
         assert loaded & TABLE == TABLE, "the table is computed each time, so that it is never stale"

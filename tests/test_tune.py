@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from boards import Made
+from boards import MadeUpMatrix
 
 import baselines
 from harness import config as configs
@@ -223,10 +223,9 @@ def test_the_demo_searches_the_same_grid_of_each_method() -> None:
 
 def end_cells(matrix: Config, broken: tuple[str, ...] = ()) -> int:
     """Stand in for `run`: leave made-up results, in which some candidates failed."""
-    made = Made.__new__(Made)
-    made.config, made.cells, made.clock = matrix, cells(matrix), itertools.count(1000.0, 10.0)
+    made = MadeUpMatrix(matrix, cells(matrix))
     for cell in made.cells:
-        made.end(cell, state="failed" if cell.method in broken else "done")
+        made.send(cell, state="failed" if cell.method in broken else "done")
     publish(matrix, made.cells)
     return 1 if broken else 0
 

@@ -241,8 +241,8 @@ def test_a_cell_that_is_damaged_is_a_hole_that_the_table_counts(cell: Cell, mlfl
     assert runs.sync_matrix(cell.config, [cell])[1] == 0
     assert seeds() == [(1, 1)]
     [outcome] = cell.config.folder.parent.parent.glob("mlartifacts/*/*/artifacts/outcome.json")
-    told = json.loads(outcome.read_text())
-    for harm in (cut, lambda path: path.write_text(json.dumps(told | {"tokens": 1.0}))):
+    record = json.loads(outcome.read_text())
+    for harm in (cut, lambda path: path.write_text(json.dumps(record | {"tokens": 1.0}))):
         harm(outcome)
         assert seeds() == [(0, 1)]
         assert runs.sync_matrix(cell.config, [cell])[1] == 0

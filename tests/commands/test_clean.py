@@ -11,10 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cells import write_cell
+from commands import run_command
 
-from harness import cli, config
+from harness import config
 from harness.cells import lease
-from harness.cells.state import State
 from harness.matrix import cells, claim
 
 OLD = "clip_b-of-old-code"
@@ -27,8 +28,7 @@ def results(tmp_path: Path) -> Path:
     ours, others = (config.load_config("smoke", [f"results={tmp_path}", *more]) for more in ([], ["train.lr=0.5"]))
     claim(ours)
     for cell in (*cells(ours), *cells(others)):
-        cell.spec.write(cell.folder)
-        State("done").write(cell.folder)
+        write_cell(cell.folder, cell.spec)
     present = cells(ours)[1].spec
     old = dataclasses.replace(
         present, identity={**present.identity, "source": {**present.identity["source"], "clip_b": "1"}}
@@ -49,10 +49,8 @@ def results(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def clean(results: Path, *options: str, code: int) -> None:
-    with pytest.raises(SystemExit) as end:
-        cli.main(["clean", "smoke", f"results={results}", *options])
-    assert end.value.code == code
+def clean(results: Path, *options: str, code: int = 0) -> str:
+    return run_command("clean", "smoke", f"results={results}", *options, code=code)
 
 
 def outside(path: Path) -> bool:
@@ -71,33 +69,28 @@ def doomed(results: Path) -> set[Path]:
     return {path for path in gone if not outside(path)} | set((results / "smoke").rglob(f".*.{GONE}"))
 
 
-def test_what_no_configuration_means_goes_and_the_rest_stays(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_no_configuration_means_goes_and_the_rest_stays(results: Path) -> None:
     before, gone = files(results), doomed(results)
     assert len([path for path in gone if path.is_dir()]) == 4
-    clean(results, "--yes", code=0)
+    said = clean(results, "--yes")
     assert files(results) == before - gone
-    told = capsys.readouterr().out
-    assert told.count("a cell that is not of this configuration") == 2
-    assert told.count("a cell of an earlier version of clip_b\n") == 1
-    assert told.count("left by a process that ended while it wrote") == 2
-    assert "removed 5 of 5" in told
-    clean(results, code=0)
-    assert "holds only cells of this configuration: nothing to clean" in capsys.readouterr().out
+    assert said.count("a cell that is not of this configuration") == 2
+    assert said.count("a cell of an earlier version of clip_b\n") == 1
+    assert said.count("left by a process that ended while it wrote") == 2
+    assert "removed 5 of 5" in said
+    assert "holds only cells of this configuration: nothing to clean" in clean(results)
 
 
-def test_without_a_terminal_nothing_is_removed_unasked(
-    results: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_terminal_nothing_is_removed_unasked(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = files(results)
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
-    clean(results, code=2)
+    said = clean(results, code=2)
     assert files(results) == before
-    told = capsys.readouterr()
-    assert told.err == (
+    assert said.endswith(
         "entrobench: nothing was removed, since without a terminal this command cannot ask; --yes removes the "
         "listed files\n"
     )
-    assert told.out.count("\n") == 5
+    assert said.count("\n") == 5 + 1
 
 
 @pytest.mark.parametrize(("answer", "removed"), [("", 0), ("n", 0), ("yess", 0), ("y", 5), ("YES ", 5)])
@@ -111,19 +104,18 @@ def test_the_user_is_asked(answer: str, removed: int, results: Path, monkeypatch
         return answer
 
     monkeypatch.setattr("builtins.input", reply)
-    clean(results, code=0)
+    clean(results)
     assert asked == ["Remove these 5 (0 MiB)? [y/N] "]
     assert files(results) == (before - gone if removed else before)
 
 
-def test_a_cell_that_a_process_works_on_stays(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cell_that_a_process_works_on_stays(results: Path) -> None:
     other = cells(config.load_config("smoke", [f"results={results}", "train.lr=0.5"]))[0].folder
     with lease.hold(other):
-        clean(results, "--yes", code=0)
+        said = clean(results, "--yes")
     assert other.is_dir()
-    told = capsys.readouterr().out
-    assert f"{other} is left: process {os.getpid()} on {socket.gethostname()} works on it" in told
-    assert "removed 4 of 5" in told
+    assert f"{other} is left: process {os.getpid()} on {socket.gethostname()} works on it" in said
+    assert "removed 4 of 5" in said
 
 
 def break_marker(folder: Path) -> None:
@@ -137,16 +129,13 @@ def remove_marker(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "words"), [(break_marker, "belongs to the matrix 'mine'"), (remove_marker, "did not make")]
 )
-def test_folders_of_others_are_left_alone(
-    spoil: Callable[[Path], None], words: str, results: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_folders_of_others_are_left_alone(spoil: Callable[[Path], None], words: str, results: Path) -> None:
     spoil(results / "smoke")
     before = files(results)
-    clean(results, "--yes", code=2)
-    assert words in capsys.readouterr().err
+    assert words in clean(results, "--yes", code=2)
     assert files(results) == before
 
 
 def test_without_results(tmp_path: Path) -> None:
-    clean(tmp_path, "--yes", code=0)
+    clean(tmp_path, "--yes")
     assert not list(tmp_path.iterdir())

@@ -6,22 +6,18 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from commands import run_command
 
-from harness import cli
 from harness.base.errors import CellFailure
 from harness.theory import explain, theory
 
 
 @pytest.mark.parametrize("arguments", [["dynamics", "smoke"], ["explain", "grpo", "smoke"]])
-def test_a_failure_is_one_sentence(
-    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failure_is_one_sentence(arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> NoReturn:
         raise CellFailure("3 of 4 answers (75.0%) could not be verified")
 
     monkeypatch.setattr(theory, "measure", fail)
     monkeypatch.setattr(explain, "explain", fail)
-    with pytest.raises(SystemExit) as ended:
-        cli.main([*arguments, f"results={tmp_path}"])
-    assert ended.value.code == 1
-    assert capsys.readouterr() == ("", "entrobench: failed: 3 of 4 answers (75.0%) could not be verified\n")
+    said = run_command(*arguments, f"results={tmp_path}", code=1)
+    assert said == "entrobench: failed: 3 of 4 answers (75.0%) could not be verified\n"

@@ -5,31 +5,28 @@ from __future__ import annotations
 import re
 
 import pytest
+from commands import refusal, run_command
 
 import baselines
-from harness import cli
 from harness.commands import list as listing
 from harness.methods.verbs import Composition
 from harness.terminal.layout import SafeConsole
 
 
-def listed(*arguments: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
-    with pytest.raises(SystemExit) as end:
-        cli.main(["list", *arguments])
-    assert end.value.code == 0
-    return capsys.readouterr().out.splitlines()
+def list_lines(*arguments: str) -> list[str]:
+    return run_command("list", *arguments).splitlines()
 
 
-def test_alone_it_counts_what_can_be_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = listed(capsys=capsys)
+def test_alone_it_counts_what_can_be_listed() -> None:
+    lines = list_lines()
     assert [line.split()[0] for line in lines] == ["methods", "tasks", "models", "configs", "studies"]
     assert all(line.rstrip().endswith(f"entrobench list {line.split()[0]}") for line in lines)
     numbers = map(int, re.findall(r"\d+", lines[0]))
     assert sum(numbers) == len(baselines.METHODS)
 
 
-def test_methods_come_in_their_three_groups(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = listed("methods", capsys=capsys)
+def test_methods_come_in_their_three_groups() -> None:
+    lines = list_lines("methods")
     headings = [number for number, line in enumerate(lines) if not line.startswith(" ")]
     objectives, controls, compositions = (lines[number].split()[1].rstrip(":") for number in headings)
     assert (objectives, controls, compositions) == ("objectives", "controls", "compositions")
@@ -41,19 +38,17 @@ def test_methods_come_in_their_three_groups(capsys: pytest.CaptureFixture[str]) 
     assert f"Short for {dapo.spec} ({dapo.source})" in lines[place["dapo"]]
 
 
-def test_on_a_narrow_terminal_no_word_is_cut(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_on_a_narrow_terminal_no_word_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     console = SafeConsole(force_terminal=True, width=80, color_system=None, highlight=False, legacy_windows=False)
     monkeypatch.setattr(listing, "console", console)
-    lines = listed("methods", capsys=capsys)
+    lines = list_lines("methods")
     assert max(map(len, lines)) <= 80
     words = {word for line in lines for word in line.split()}
     assert {"generalized", "(arXiv:2402.03300)", "normalise=constant,"} <= words
 
 
-def test_methods_for_another_trainer_come_with_the_reasons_of_the_others(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = listed("methods", "--for", "trl", capsys=capsys)
+def test_methods_for_another_trainer_come_with_the_reasons_of_the_others() -> None:
+    lines = list_lines("methods", "--for", "trl")
     names = [line.split()[0] for line in lines if line.startswith(" ")]
     assert sorted(names) == sorted(baselines.METHODS)
     refused = [number for number, line in enumerate(lines) if "refused: methods that do not run in trl" in line]
@@ -63,8 +58,8 @@ def test_methods_for_another_trainer_come_with_the_reasons_of_the_others(capsys:
     assert {*reasons} == {"ppo", "outcome_exploration", "m2po"}
 
 
-def test_methods_for_verl_come_with_the_reasons_of_the_others(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = listed("methods", "--for", "verl", capsys=capsys)
+def test_methods_for_verl_come_with_the_reasons_of_the_others() -> None:
+    lines = list_lines("methods", "--for", "verl")
     first = next(number for number, line in enumerate(lines) if "refused: methods that do not run in verl" in line)
     running = {line.split()[0] for line in lines[:first] if line.startswith(" ")}
     refused = {line.split()[0] for line in lines[first + 1 :] if line.startswith(" ")}
@@ -74,15 +69,12 @@ def test_methods_for_verl_come_with_the_reasons_of_the_others(capsys: pytest.Cap
     assert "needs the sums over squared probabilities, which verl does not compute" in " ".join(lines[first:])
 
 
-def test_studies_come_with_their_rounds(capsys: pytest.CaptureFixture[str]) -> None:
-    about = dict(line.split(maxsplit=1) for line in listed("studies", capsys=capsys))
+def test_studies_come_with_their_rounds() -> None:
+    about = dict(line.split(maxsplit=1) for line in list_lines("studies"))
     assert about["field"].endswith("(rounds: coloring, shortlist, shortlist-coloring)")
     assert "rounds" not in about["sign"]
 
 
-def test_only_methods_run_in_other_trainers(capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_methods_run_in_other_trainers() -> None:
     for arguments in (["list", "tasks", "--for", "trl"], ["list", "--for", "trl"]):
-        with pytest.raises(SystemExit) as end:
-            cli.main(arguments)
-        assert end.value.code == 2
-        assert "--for trl is about methods" in capsys.readouterr().err
+        assert "--for trl is about methods" in refusal(*arguments)

@@ -7,16 +7,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from commands import refusal, run_command
 
 from harness import cli
-
-
-def told(arguments: list[str], capsys: pytest.CaptureFixture[str], code: int) -> tuple[str, str]:
-    with pytest.raises(SystemExit) as end:
-        cli.main(arguments)
-    assert end.value.code == code
-    return tuple(capsys.readouterr())  # type: ignore[return-value]
-
 
 OF_CONFIG = "CONFIG is a YAML file, or a name that `entrobench list configs` shows, for example demo"
 
@@ -64,18 +57,15 @@ OF_CONFIG = "CONFIG is a YAML file, or a name that `entrobench list configs` sho
         (["status", "dem\x1b[2Jo"], "no configuration is called 'dem\\x1b[2Jo'; allowed: "),
     ],
 )
-def test_a_mistake_is_one_sentence(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
-    out, err = told(arguments, capsys, 2)
-    assert out == ""
-    assert err.count("\n") == 1
+def test_a_mistake_is_one_sentence(arguments: list[str], sentence: str) -> None:
+    err = refusal(*arguments)
     assert err.startswith(f"entrobench: {sentence}") if sentence.endswith(": ") else err == f"entrobench: {sentence}\n"
 
 
-def test_alone_it_shows_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    out, err = told([], capsys, 0)
-    assert out.startswith("usage: entrobench ")
-    assert all(f"\n    {name}" in out for name in cli.COMMANDS)
-    assert err == ""
+def test_alone_it_shows_its_commands() -> None:
+    shown = run_command()
+    assert shown.startswith("usage: entrobench ")
+    assert all(f"\n    {name}" in shown for name in cli.COMMANDS)
 
 
 def test_overrides_may_stand_behind_options() -> None:
@@ -84,20 +74,18 @@ def test_overrides_may_stand_behind_options() -> None:
     assert cli.parse_command(["run", "demo"]).overrides == []
 
 
-def test_the_version_names_the_commit_of_a_checkout(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_version_names_the_commit_of_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli.metadata, "version", lambda name: "7")
     monkeypatch.setattr(cli, "__file__", str(tmp_path / "harness" / "cli.py"))
-    assert told(["--version"], capsys, 0) == ("entrobench 7\n", "")
+    assert run_command("--version") == "entrobench 7\n"
     git = shutil.which("git")
     if git is None:
         pytest.skip("git is not here")
     subprocess.run([git, "init", "-q", str(tmp_path)], check=True)
-    assert told(["--version"], capsys, 0) == ("entrobench 7\n", ""), "there is no commit yet"
+    assert run_command("--version") == "entrobench 7\n", "there is no commit yet"
     who = ["-c", "user.name=a", "-c", "user.email=a@b"]
     subprocess.run([git, "-C", str(tmp_path), *who, "commit", "-q", "--allow-empty", "-m", "x"], check=True)
     found = subprocess.run([git, "-C", str(tmp_path), "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
-    out, _ = told(["--version"], capsys, 0)
-    assert out.startswith("entrobench 7 (commit ")
-    assert found.stdout.startswith(out.removeprefix("entrobench 7 (commit ").removesuffix(")\n"))
+    shown = run_command("--version")
+    assert shown.startswith("entrobench 7 (commit ")
+    assert found.stdout.startswith(shown.removeprefix("entrobench 7 (commit ").removesuffix(")\n"))

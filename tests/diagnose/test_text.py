@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import refusal, run_command
 from logged_runs import geometric, logged_run
 
-from harness import cli
 from harness.diagnose.rules import diagnose_run
 from harness.diagnose.signals import TRL
 from harness.diagnose.text import diagnosis_record, diagnosis_text
@@ -92,34 +92,21 @@ def verl_log(folder: Path, entropies: list[float]) -> Path:
     return path
 
 
-def test_the_command_prints_text_or_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_text_or_json(tmp_path: Path) -> None:
     path = verl_log(tmp_path, FALL)
     for options, begins in (((), f"{path}: fell\n"), (("--format", "json"), "{")):
-        with pytest.raises(SystemExit) as end:
-            cli.main(["diagnose", str(path), *options])
-        assert end.value.code == 0
-        assert capsys.readouterr().out.startswith(begins)
+        assert run_command("diagnose", str(path), *options).startswith(begins)
 
 
-def test_a_mistake_is_one_sentence_and_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        cli.main(["diagnose", str(tmp_path / "nothing.log")])
-    assert end.value.code == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("entrobench: ")
-    assert err.count("\n") == 1
+def test_a_mistake_is_one_sentence_and_exit_code_2(tmp_path: Path) -> None:
+    refusal("diagnose", str(tmp_path / "nothing.log"))
 
 
-def test_control_characters_of_a_log_are_shown_and_do_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_control_characters_of_a_log_are_shown_and_do_nothing(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
     path.write_text("".join(f'{{"step": {step}, "entropy": 1.0}}\n' for step in range(1, 20)))
     hidden = path.rename(tmp_path / "a\x1b[31mb.jsonl")
-    with pytest.raises(SystemExit):
-        cli.main(["diagnose", str(hidden)])
-    assert "\x1b" not in capsys.readouterr().out
+    assert "\x1b" not in run_command("diagnose", str(hidden))
 
 
 @pytest.mark.processes

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cells import METHOD, SETTINGS, lines
+from launched import METHOD, SETTINGS, lines
 from places import RARELY_SEARCHING
 from watchers import Watcher
 

@@ -9,12 +9,10 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
+from cells import Answers, write_cell
 
-from harness.base import files
-from harness.cells import checksums, evaluation_files
-from harness.cells.log import MetricsLog
+from harness.cells import evaluation_files
 from harness.cells.provenance import Made
-from harness.cells.state import State
 from harness.config import load_config
 from harness.matrix import Cell, cells
 from harness.packs.exchange import pack_matrix
@@ -35,26 +33,25 @@ def responses_to(problem: Problem, seed: int) -> list[str]:
     return [first, f"\\boxed{{{tries[seed]}}}", "none", first]
 
 
-def write_answers(cell: Cell, edit: Callable[[list[Records]], None] | None = None) -> None:
-    """Leave a cell that is done; `edit` changes the samples before counts, scores and sums are computed from them."""
-    task = Countdown()
-    cell.spec.write(cell.folder)
-    made = Made(cell.id, 1000.0, "0.1.0", None, None, cell.sources, {}, "a processor", "cpu", "b" * 64, "h" * 64)
-    made.write(cell.folder)
-    steps = cell.config.train.steps
-    for step in range(steps + 1):
+def write_answered(cell: Cell, edit: Callable[[list[Records]], None] | None = None) -> None:
+    """Write a cell that is done; `edit` changes the samples before counts, scores and sums are computed from them."""
+    task, last = Countdown(), cell.config.train.steps
+    steps, evaluations = [], []
+    for step in range(last + 1):
         metrics = {"entropy/mean": 2.0 - step, "tokens/generated": 10.0, "loss/policy": 0.5}
-        if evaluation_files.evaluation_due(cell.config, step, steps):
-            metrics |= write_evaluation(cell, task, step, edit)
-        MetricsLog(cell.folder).append(step, 1000.0 + step, metrics)
-    checksums.write_checksums(cell.folder)
-    State("done", durable_step=steps, seconds=60, device="cpu").write(cell.folder)
+        if evaluation_files.evaluation_due(cell.config, step, last):
+            answers, scores = evaluation_of(cell, task, step, edit)
+            evaluations.append(answers)
+            metrics |= scores
+        steps.append(metrics)
+    made = {"base_model": "b" * 64, "harness": "h" * 64}
+    write_cell(cell.folder, cell.spec, steps=steps, answers=evaluations, began=1000.0, made=made, seconds=60)
 
 
-def write_evaluation(
+def evaluation_of(
     cell: Cell, task: Countdown, step: int, edit: Callable[[list[Records]], None] | None
-) -> dict[str, float]:
-    """Leave the evaluation of a step, and return its metrics."""
+) -> tuple[Answers, dict[str, float]]:
+    """Return the evaluation of a step, and its metrics."""
     problems = task.problems("test")[:5]
     samples: list[Records] = []
     for problem in problems:
@@ -74,18 +71,19 @@ def write_evaluation(
         by_problem.append(
             scores(sample["responses"], judgments, sample["answers"], sample["goes_on"], task.solutions(problem))
         )
-    record = {"task": "countdown", "step": step, "problems": [sample["problem"] for sample in samples]}
-    counts = {"right": right, "right_distinct": distinct, "solutions": list(map(task.solutions, problems))}
-    evaluation_files.write_evaluation(cell.folder, {**record, **counts, "flags": task.flags("countdown")})
-    files.write_lines(cell.folder / "samples" / f"evaluate-countdown-{step:06d}.jsonl", samples)
-    metrics = {
-        "eval/countdown/avg": float(np.mean(right)),
-        "eval/countdown/length": 9.5,
-        "eval/countdown/distinct": 0.5,
-    }
+    metrics = {"avg": float(np.mean(right)), "length": 9.5, "distinct": 0.5}
     for key in by_problem[0].keys() - {"avg"}:
-        metrics[f"eval/countdown/{key}"] = fmean(scores_of_problem[key] for scores_of_problem in by_problem)
-    return metrics
+        metrics[key] = fmean(scores_of_problem[key] for scores_of_problem in by_problem)
+    evaluation = Answers(
+        step,
+        right,
+        problems=[sample["problem"] for sample in samples],
+        distinct=distinct,
+        solutions=list(map(task.solutions, problems)),
+        flags=task.flags("countdown"),
+        samples=samples,
+    )
+    return evaluation, {f"eval/countdown/{key}": score for key, score in metrics.items()}
 
 
 def answered_pack(
@@ -98,7 +96,7 @@ def answered_pack(
     config = load_config("smoke", [f"results={folder / 'results'}", *SMALL, *overrides])
     matrix = cells(config)
     for cell in matrix:
-        write_answers(cell, edit if cell is matrix[-1] else None)
+        write_answered(cell, edit if cell is matrix[-1] else None)
     if then is not None:
         then(matrix[-1])
     path = folder / "smoke.zip"
@@ -106,7 +104,7 @@ def answered_pack(
     return path
 
 
-def changed_made(cell: Cell, **fields: Any) -> None:
+def change_made(cell: Cell, **fields: Any) -> None:
     """Change the record of what made a cell."""
     made = Made.read(cell.folder)
     assert made is not None

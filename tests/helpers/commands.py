@@ -3,11 +3,45 @@
 from __future__ import annotations
 
 import sys
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from harness import cli
+
+
+class Ended(NamedTuple):
+    """The end of a command: its exit code, its output and its errors."""
+
+    code: object
+    out: str
+    err: str
+
+
+def end_of(*arguments: str) -> Ended:
+    """Call a command as on the command line, in this process."""
+    with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err, pytest.raises(SystemExit) as end:
+        cli.main(arguments)
+    assert "Traceback" not in err.getvalue()
+    return Ended(end.value.code, out.getvalue(), err.getvalue())
+
+
+def run_command(*arguments: str, code: int = 0) -> str:
+    """Call a command that ends with this code, and return all that it prints."""
+    ended = end_of(*arguments)
+    assert ended.code == code, ended
+    return ended.out + ended.err
+
+
+def refusal(*arguments: str) -> str:
+    """Return the sentence with which a command refuses its arguments."""
+    code, out, err = end_of(*arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1), err
+    assert err.startswith("entrobench: ")
+    return err
 
 
 class Commands:

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from cells import BEGAN, Answers, make_spec, write_cell
 
-from harness.base import files
-from harness.cells import checksums, evaluation_files
-from harness.cells.log import MetricsLog
-from harness.cells.spec import CellKey, CellSpec
-from harness.cells.state import State
+from harness.cells.spec import CellSpec
 from harness.config import Config
 from harness.tracking import sync
 
 STEPS = 4
-BEGAN = 1.0e9  # seconds since 1970
 PROBLEMS = ["easy", "lost", "won", "never"]
 SAMPLES = 4
 SOLUTIONS = [4, 4, 8, 1]
@@ -37,12 +32,12 @@ def specs(
     axes = {"methods": [*methods], "tasks": [*tasks], "models": [*models], "seeds": [*seeds]}
     config = Config(name=name, **axes, baseline=methods[0])  # type: ignore[arg-type]
     config.eval.k, config.eval.samples = 2, SAMPLES
-    found = []
-    for number, (seed, task, model, method) in enumerate(itertools.product(seeds, tasks, models, methods)):
-        identity = {"method": [{"component": "Invented", "share": 0.02}], "train": {"lr": 0.1}, "seed": seed}
-        settings = dataclasses.asdict(config)
-        found.append(CellSpec(f"{number:012x}", name, CellKey(method, task, model, seed), identity, settings))
-    return found
+    identity = {"method": [{"component": "Invented", "share": 0.02}], "train": {"lr": 0.1}}
+    keys = itertools.product(seeds, tasks, models, methods)
+    return [
+        make_spec(method, seed, task, model, id=f"{number:012x}", matrix=name, identity=identity, config=config)
+        for number, (seed, task, model, method) in enumerate(keys)
+    ]
 
 
 RightAt = Callable[[int, int, int], list[list[int]]]  # of a level, a seed and a step
@@ -99,55 +94,45 @@ def metrics_of(level: int, seed: int, step: int) -> dict[str, float]:
     return found
 
 
-def fill(
+def write_done(
     folder: Path,
     spec: CellSpec,
-    tasks: Sequence[str],
-    level: int,
+    level: int = 0,
     text: str = "answer",
     began: float = BEGAN,
     problems: Sequence[str] = PROBLEMS,
     right_at: RightAt = right_of,
 ) -> None:
     """Write the folder of a done cell; `level` makes its numbers differ from those of other methods."""
-    spec.write(folder)
-    log = MetricsLog(folder)
-    log.append(0, began, {"time/evaluate_s": 0.5})
-    for step in range(1, STEPS + 1):
-        log.append(step, began + 60.0 * step, metrics_of(level, spec.key.seed, step))
-    for task, step in itertools.product(tasks, (0, 2, STEPS)):
+    steps = [{"time/evaluate_s": 0.5}, *(metrics_of(level, spec.key.seed, step) for step in range(1, STEPS + 1))]
+    answers = []
+    for step in (0, 2, STEPS):
         right = right_at(level, spec.key.seed, step)
-        record = {"task": task, "step": step, "problems": [*problems], "right": right, "flags": []}
         distinct = [distinct_right(level, problem, row) for problem, row in zip(problems, right, strict=True)]
-        record |= {"right_distinct": distinct, "solutions": (SOLUTIONS * len(problems))[: len(problems)]}
-        evaluation_files.write_evaluation(folder, record)
-        files.write_lines(
-            folder / "samples" / f"evaluate-{task}-{step:06d}.jsonl",
-            [
-                {
-                    "problem": problem,
-                    "prompt": f"What of {problem}? {text}",
-                    "responses": [f"{text} {answer}" for answer in answers_of(level, problem)],
-                    "answers": [str(answer) for answer in answers_of(level, problem)],
-                    "verdicts": ["right" if each else "wrong" for each in verdicts],
-                }
-                for problem, verdicts in zip(problems, right, strict=True)
-            ],
-        )
-    checksums.write_checksums(folder)
-    State("done", durable_step=STEPS, device="cpu").write(folder)
+        solutions = (SOLUTIONS * len(problems))[: len(problems)]
+        samples = [sample_of(level, problem, row, text) for problem, row in zip(problems, right, strict=True)]
+        answers.append(Answers(step, right, spec.key.task, problems, distinct, solutions, samples=samples))
+    write_cell(folder, spec, steps=steps, answers=answers, began=began, pace=60.0)
 
 
-def fail(folder: Path, spec: CellSpec, reason: str) -> None:
+def sample_of(level: int, problem: str, right: Sequence[int], text: str) -> dict[str, Any]:
+    answers = [str(answer) for answer in answers_of(level, problem)]
+    return {
+        "problem": problem,
+        "prompt": f"What of {problem}? {text}",
+        "responses": [f"{text} {answer}" for answer in answers],
+        "answers": answers,
+        "verdicts": ["right" if one else "wrong" for one in right],
+    }
+
+
+def write_failed(folder: Path, spec: CellSpec, reason: str) -> None:
     """Write the folder of a cell that failed after its first step."""
-    spec.write(folder)
-    log = MetricsLog(folder)
-    log.append(0, BEGAN, {"time/evaluate_s": 0.5})
-    log.append(1, BEGAN, metrics_of(9, spec.key.seed, 1))
-    State("failed", reason=reason, durable_step=1, device="cpu").write(folder)
+    steps = [{"time/evaluate_s": 0.5}, metrics_of(9, spec.key.seed, 1)]
+    write_cell(folder, spec, "failed", steps, reason=reason, pace=0.0)
 
 
-def experiment(
+def send_matrix(
     root: Path,
     uri: str,
     *,
@@ -162,15 +147,15 @@ def experiment(
 ) -> list[CellSpec]:
     """Send a matrix to MLflow in which some methods and seeds failed; each task is evaluated separately.
 
-    `options`: of `fill`.
+    `options`: of `write_done`.
     """
     cells = specs(name, methods, tasks, models, seeds)
     for spec in cells:
         folder = root / spec.id
         if (spec.key.method, spec.key.seed) in failed:
-            fail(folder, spec, f"out of memory {text}")
+            write_failed(folder, spec, f"out of memory {text}")
         else:
-            fill(folder, spec, [spec.key.task], [*methods].index(spec.key.method), text, **options)
+            write_done(folder, spec, [*methods].index(spec.key.method), text, **options)
         sync.sync(folder, uri)
     return cells
 

@@ -134,19 +134,19 @@ class Between:
         asked = urllib.request.Request(self.behind + to.path, body or None, headers, method=to.command)
         try:
             with urllib.request.urlopen(asked, timeout=60) as found:
-                status, told = found.status, found.read()
+                status, answer = found.status, found.read()
         except urllib.error.HTTPError as error:
-            status, told = error.code, error.read()
+            status, answer = error.code, error.read()
         to.send_response(status)
-        to.send_header("Content-Length", str(len(told)))
+        to.send_header("Content-Length", str(len(answer)))
         to.end_headers()
         if seconds := self.seconds_per_byte(to.path):
             with contextlib.suppress(ConnectionError):  # the client has gone
-                for byte in told:
+                for byte in answer:
                     time.sleep(seconds)
                     to.wfile.write(bytes([byte]))
         else:
-            to.wfile.write(told)
+            to.wfile.write(answer)
 
 
 @contextmanager

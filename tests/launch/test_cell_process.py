@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from endings import end
+from cells import set_state
 
 import baselines
 from benchmarks.patience import HANG
@@ -32,13 +32,13 @@ from tasks.countdown import Countdown
 def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> matrix.Cell:
     """Return a cell as a launcher leaves it, for a process whose log is not redirected."""
     monkeypatch.setattr(cell, "write_log", lambda place: None)
-    monkeypatch.setattr(cell, "run_cell", lambda place, *_: end(place, durable_step=7))
+    monkeypatch.setattr(cell, "run_cell", lambda place, *_: set_state(place, "done", durable_step=7))
     found = matrix.cells(config.load_config("smoke", [f"results={tmp_path}"]))[1]
     found.spec.write(found.folder)
     return found
 
 
-def begun(cell: matrix.Cell) -> Made:
+def attempt_of(cell: matrix.Cell) -> Made:
     found = Made.read(cell.folder)
     assert found is not None
     return found
@@ -46,20 +46,20 @@ def begun(cell: matrix.Cell) -> Made:
 
 def test_the_runner_and_the_cell_know_the_same_sources(planned: matrix.Cell) -> None:
     cell.main(str(planned.folder))
-    assert begun(planned).sources == planned.sources
+    assert attempt_of(planned).sources == planned.sources
     assert planned.sources.keys() == {"grpo", "clip_b", "countdown"}
-    assert begun(planned).device == "cpu"
+    assert attempt_of(planned).device == "cpu"
     assert planned.progress().state == "done"
 
 
 def test_what_is_done_or_half_done_goes_on_as_the_same_attempt(planned: matrix.Cell) -> None:
     cell.main(str(planned.folder))
-    first = begun(planned)
+    first = attempt_of(planned)
     (planned.folder / "metrics.jsonl").write_text("")
     for before in ("done", "failed", "running"):
         state.change(planned.folder, state=before, seconds=5.0)
         cell.main(str(planned.folder))
-        assert begun(planned) == first
+        assert attempt_of(planned) == first
         assert State.read(planned.folder).seconds == 5.0
 
 
@@ -79,11 +79,11 @@ def test_begin_refuses_code_of_another_version_than_planned(
 def test_it_says_what_it_began_from(planned: matrix.Cell) -> None:
     cell.main(str(planned.folder))
     model = models.resolve("countdown-tiny")
-    assert begun(planned).base_model == model.digest(model.folder())
-    assert begun(planned).harness == source_digest.harness_digest()
-    assert begun(planned).tags().items() >= {
-        ("model.digest", begun(planned).base_model),
-        ("code.harness", begun(planned).harness),
+    assert attempt_of(planned).base_model == model.digest(model.folder())
+    assert attempt_of(planned).harness == source_digest.harness_digest()
+    assert attempt_of(planned).tags().items() >= {
+        ("model.digest", attempt_of(planned).base_model),
+        ("code.harness", attempt_of(planned).harness),
     }
 
 
@@ -91,12 +91,12 @@ def test_it_says_what_it_began_from(planned: matrix.Cell) -> None:
 def test_only_what_is_done_may_be_of_another_base_model(before: str, planned: matrix.Cell) -> None:
     """Results moved to a machine with another base model: done cells count, half-done cells restart."""
     cell.main(str(planned.folder))
-    old = dataclasses.replace(begun(planned), base_model="another")
+    old = dataclasses.replace(attempt_of(planned), base_model="another")
     old.write(planned.folder)
     state.change(planned.folder, state=before)
     assert planned.progress().state in (before, "stale"), "its key is that of the recipe"
     cell.main(str(planned.folder))
-    assert (begun(planned) == old) == (before == "done")
+    assert (attempt_of(planned) == old) == (before == "done")
     log = planned.folder / "log.txt"
     assert log.exists() == (before != "done")
     if log.exists():
@@ -111,7 +111,7 @@ def test_a_record_without_a_base_model_goes_on(planned: matrix.Cell) -> None:
     files.write_json(planned.folder / "made.json", old)
     state.change(planned.folder, state="failed")
     cell.main(str(planned.folder))
-    assert (begun(planned).attempt, begun(planned).base_model) == (given["attempt"], None)
+    assert (attempt_of(planned).attempt, attempt_of(planned).base_model) == (given["attempt"], None)
 
 
 def test_a_folder_that_changes_after_the_plan_is_not_trained_from(tmp_path: Path, planned: matrix.Cell) -> None:
@@ -200,7 +200,7 @@ def test_a_cell_that_cannot_begin_fails_with_its_reason(planned: matrix.Cell, mo
     assert found.state == "failed"
     assert str(found.reason).startswith("plugin no_such_plugin cannot be imported")
     assert Made.read(planned.folder) is None
-    end(planned.folder, seconds=0.0)
+    set_state(planned.folder, "done", seconds=0.0)
     cell.main(str(planned.folder))
     assert State.read(planned.folder) == State("done"), "what was done before is not taken back"
 

@@ -10,12 +10,11 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
+from cells import write_cell
 from rich.console import Console
 
 from harness import config, matrix
-from harness.cells import checksums, lease
-from harness.cells.log import MetricsLog
-from harness.cells.state import State
+from harness.cells import lease
 from harness.commands import status
 from harness.launch import launcher, local
 from harness.launch.local import Local
@@ -26,17 +25,13 @@ from harness.tracking import sync
 pytestmark = pytest.mark.processes
 
 
-def records(folder: Path) -> None:
-    """What a cell leaves that runs."""
-    State("running", durable_step=1, device="cpu").write(folder)
-    for step in (0, 1):
-        MetricsLog(folder).append(step, 1.0, {"entropy/mean": 1.0})
+STEPS = [{"entropy/mean": 1.0}] * 2
 
 
 def spoil(name: str, content: bytes) -> Callable[[Path], None]:
     def work(folder: Path) -> None:
         with lease.hold(folder):
-            records(folder)
+            write_cell(folder, None, "running", STEPS, made=None)
             (folder / name).write_bytes(content)
             os._exit(1)
 
@@ -45,16 +40,13 @@ def spoil(name: str, content: bytes) -> Callable[[Path], None]:
 
 def say_what_no_encoding_holds(folder: Path) -> None:
     with lease.hold(folder):
-        records(folder)
-        State("failed", "it said \udcff", durable_step=1, device="cpu").write(folder)
+        write_cell(folder, None, "failed", STEPS, made=None, reason="it said \udcff")
         os._exit(1)
 
 
 def finish(folder: Path) -> None:
     with lease.hold(folder):
-        records(folder)
-        checksums.write_checksums(folder)
-        State("done", durable_step=1, device="cpu").write(folder)
+        write_cell(folder, None, "done", STEPS, made=None)
 
 
 WORKS = {

@@ -15,13 +15,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from cells import write_cell
 from rich.console import Console
 
 from benchmarks.patience import HANG
 from harness import config, matrix
-from harness.cells import checksums, lease, state
-from harness.cells.log import MetricsLog
-from harness.cells.provenance import Made
+from harness.cells import lease, state
 from harness.cells.state import State
 from harness.launch import launcher, progress
 from harness.launch.local import Local
@@ -107,27 +106,18 @@ def alive() -> Iterator[ExitStack]:
         yield locks
 
 
-def begun(cell: Cell, attempt: str) -> None:
-    """Note what made a cell."""
-    Made(attempt, 0.0, None, None, None, cell.sources, {}, "a processor", "cpu").write(cell.folder)
-
-
-def leave(cell: Cell, state: str, steps: int, reason: str | None = None, durable: int = -1, device: str = "") -> None:
-    """The folder as the process of a cell leaves it: steps 0 to `steps`, of which the first is an evaluation alone."""
-    if Made.read(cell.folder) is None:
-        begun(cell, "only")
-    State(state, reason, durable, device=device).write(cell.folder)
-    records = [{"eval/countdown/avg": 0.125}]
-    records += [{"entropy/mean": 2.0 - step / 4, "reward/mean": step / 10} for step in range(1, steps + 1)]
+def write(cell: Cell, state: str, last: int, *, attempt: str = "only", durable: int = -1, **fields: Any) -> None:
+    """Write a cell with the steps 0 to `last`, of which the first is an evaluation alone."""
+    steps = [{"eval/countdown/avg": 0.125}]
+    steps += [{"entropy/mean": 2.0 - step / 4, "reward/mean": step / 10} for step in range(1, last + 1)]
     if state == "done":
-        records[-1] |= {"eval/countdown/avg": 0.25}
-    lines = [{"step": step, "time": 0.0, "metrics": metrics} for step, metrics in enumerate(records)]
-    MetricsLog(cell.folder).write(lines)
-    checksums.write_checksums(cell.folder)
+        steps[-1] |= {"eval/countdown/avg": 0.25}
+    fields = {"device": "", "durable_step": durable, **fields}
+    write_cell(cell.folder, cell.spec, state, steps, made={"attempt": attempt}, **fields)
 
 
-def start(cell: Cell, alive: ExitStack, steps: int = 0, reason: str | None = None) -> None:
-    leave(cell, "running", steps, reason)
+def start(cell: Cell, alive: ExitStack, last: int = 0, **fields: Any) -> None:
+    write(cell, "running", last, **fields)
     alive.enter_context(lease.hold(cell.folder))
 
 
@@ -150,7 +140,7 @@ def timed(log: io.StringIO) -> list[str]:
     return re.sub(r"(?m)^[012]\d:[0-5]\d:[0-5]\d ", "TIME ", log.getvalue()).splitlines()
 
 
-def looks(*cells: Cell) -> list[Snapshot]:
+def snapshots(*cells: Cell) -> list[Snapshot]:
     return [Snapshot.take(cell) for cell in cells]
 
 
@@ -159,7 +149,7 @@ def test_a_terminal_shows_how_far_each_cell_is_and_the_time_left(
     cells: list[Cell], alive: ExitStack, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, one, other, last = cells
-    leave(before, "done", 4)
+    write(before, "done", 4)
     view, terminal = in_a_terminal(cells, monkeypatch)
     with view:
         assert seen(view, terminal) == ["0 min 00 s: 1 of 4 cells done, 0 running, 3 waiting; time left not known yet"]
@@ -172,15 +162,15 @@ def test_a_terminal_shows_how_far_each_cell_is_and_the_time_left(
         ], "the clock goes on while the launcher waits"
         start(one, alive, reason="12 of 90 problems are neither too hard nor too easy")
         start(other, alive)
-        view.tick(looks(one, other), 1)
+        view.tick(snapshots(one, other), 1)
         assert seen(view, terminal)[1:] == [
             "cell step entropy reward now",
             "clip_b seed 0 0/4 12 of 90 problems are neither too hard nor too easy",
             "grpo seed 1 0/4 loading the model",
         ]
-        leave(one, "running", 0, device="cpu")
-        leave(other, "running", 1)
-        view.tick(looks(one, other), 1)
+        write(one, "running", 0, device="cpu")
+        write(other, "running", 1)
+        view.tick(snapshots(one, other), 1)
         assert seen(view, terminal) == [
             "0 min 02 s: 1 of 4 cells done, 2 running, 1 waiting; time left not known yet",
             "cell step entropy reward now",
@@ -188,8 +178,8 @@ def test_a_terminal_shows_how_far_each_cell_is_and_the_time_left(
             "grpo seed 1 1/4 1.750 ▅ 0.100 ▅",
         ], "the first steps start the clock of the time left"
         clock.now += 40
-        leave(one, "running", 3)
-        view.tick(looks(one, other), 1)
+        write(one, "running", 3)
+        view.tick(snapshots(one, other), 1)
         # 3 steps in 40 seconds; of 12 steps 4 are done.
         assert seen(view, terminal) == [
             "0 min 42 s: 1 of 4 cells done, 2 running, 1 waiting; about 1 min 47 s left",
@@ -197,10 +187,10 @@ def test_a_terminal_shows_how_far_each_cell_is_and_the_time_left(
             "clip_b seed 0 3/4 1.250 █▅▁ 0.300 ▁▅█",
             "grpo seed 1 1/4 1.750 ▅ 0.100 ▅",
         ]
-        leave(one, "done", 4)
+        write(one, "done", 4)
         view.ended(one, None)
         start(last, alive)
-        view.tick(looks(other, last), 0)
+        view.tick(snapshots(other, last), 0)
         assert seen(view, terminal) == [
             "done clip_b seed 0: Avg@K 0.250, entropy 1.000",
             "0 min 42 s: 2 of 4 cells done, 2 running, 0 waiting; about 1 min 10 s left",
@@ -208,15 +198,15 @@ def test_a_terminal_shows_how_far_each_cell_is_and_the_time_left(
             "grpo seed 1 1/4 1.750 ▅ 0.100 ▅",
             "clip_b seed 1 0/4 loading the model",
         ]
-        leave(other, "failed", 1, "its process ended by SIGKILL (out of memory?)")
+        write(other, "failed", 1, reason="its process ended by SIGKILL (out of memory?)")
         view.ended(other, None)
-        leave(last, "running", 2)
-        view.tick(looks(last), 0)
+        write(last, "running", 2)
+        view.tick(snapshots(last), 0)
         # 6 steps less 1 at the first look, in 40 seconds. Only the last cell goes on, with 2 steps.
         assert seen(view, terminal)[2].endswith(
             "2 of 4 cells done, 1 failed, 1 running, 0 waiting; about 0 min 13 s left"
         )
-        leave(last, "done", 4)
+        write(last, "done", 4)
         view.ended(last, None)
     assert terminal.shown() == [
         "done clip_b seed 0: Avg@K 0.250, entropy 1.000",
@@ -233,16 +223,16 @@ def test_a_narrower_terminal_keeps_no_line_of_the_picture_before(
     view, terminal = in_a_terminal(cells, monkeypatch)
     with view:
         view.console.print("a line of its own")
-        start(cells[0], alive, steps=3, reason="a reason that ends far to the right of the terminal")
-        start(cells[1], alive, steps=3)
-        view.tick(looks(*cells[:2]), 2)
+        start(cells[0], alive, 3, reason="a reason that ends far to the right of the terminal")
+        start(cells[1], alive, 3)
+        view.tick(snapshots(*cells[:2]), 2)
         assert len(seen(view, terminal)) == 5
         for width in (60, 40):
             terminal.narrow(width)
             view.console.width = width
             if width == 40:  # printed before the picture was drawn in this width
                 view.console.print("another one")
-            view.tick(looks(*cells[:2]), 2)
+            view.tick(snapshots(*cells[:2]), 2)
             shown = seen(view, terminal)
         # The head line is wrapped at words, and both lines that were printed are kept.
         assert shown == [
@@ -264,16 +254,16 @@ def test_steps_of_an_earlier_run_take_no_time(
 ) -> None:
     resumed, *others = cells
     for cell in others:
-        leave(cell, "done", 4)
-    leave(resumed, "running", 1, durable=1)  # no process holds it
+        write(cell, "done", 4)
+    write(resumed, "running", 1, durable=1)  # no process holds it
     assert resumed.progress().state == "stale"
     view, terminal = in_a_terminal(cells, monkeypatch)
     with view:
-        start(resumed, alive, steps=2)
-        view.tick(looks(resumed), 0)
+        start(resumed, alive, 2)
+        view.tick(snapshots(resumed), 0)
         clock.now += 30
-        leave(resumed, "running", 3)
-        view.tick(looks(resumed), 0)
+        write(resumed, "running", 3)
+        view.tick(snapshots(resumed), 0)
         assert seen(view, terminal)[0].endswith("3 of 4 cells done, 1 running, 0 waiting; about 0 min 30 s left")
 
 
@@ -282,9 +272,8 @@ def test_a_cell_that_restarts_is_reported_and_fed_from_its_first_step(
 ) -> None:
     anew, failed, *others = cells
     for cell in others:
-        leave(cell, "done", 4)
-    leave(failed, "failed", 3, "its process ended by SIGKILL", durable=2)
-    begun(failed, "only")
+        write(cell, "done", 4)
+    write(failed, "failed", 3, reason="its process ended by SIGKILL", durable=2)
     view, terminal = in_a_terminal(cells, monkeypatch)
     with view:
         view.starting([anew, failed], 0)
@@ -294,17 +283,16 @@ def test_a_cell_that_restarts_is_reported_and_fed_from_its_first_step(
             "grpo seed 0 0/4 starting its process",
             "clip_b seed 0 2/4 1.250 █▅▁ 0.300 ▁▅█ starting its process",
         ], "steps that are run again are none"
-        view.tick(looks(anew, failed), 0)
+        view.tick(snapshots(anew, failed), 0)
         fed.clear()
-        begun(anew, "second")
-        start(anew, alive)
-        start(failed, alive, steps=2)
+        start(anew, alive, attempt="second")
+        start(failed, alive, 2)
         fed_by = []
         for steps, durable in ((1, -1), (2, 2), (3, 2), (4, 4)):
             clock.now += 10
-            leave(anew, "running", steps, durable=durable)
-            leave(failed, "running", 2, durable=2)
-            view.tick(looks(anew, failed), 0)
+            write(anew, "running", steps, durable=durable, attempt="second")
+            write(failed, "running", 2, durable=2)
+            view.tick(snapshots(anew, failed), 0)
             fed_by.append(fed.count(anew.folder.name))
         assert fed_by == [1, 2, 3, 4]
         assert fed.count(failed.folder.name) == 1, "its third step was taken back"
@@ -314,12 +302,11 @@ def test_a_cell_that_restarts_is_reported_and_fed_from_its_first_step(
 
 def hold(cell: Cell, held: Event, known: Event) -> None:
     """Work on a cell as another run does, and end it when this one knows of that."""
-    cell.spec.write(cell.folder)
     with lease.hold(cell.folder):
-        State("running").write(cell.folder)
+        write_cell(cell.folder, cell.spec, "running", made=None)
         held.set()
         known.wait(HANG)
-        leave(cell, "done", 4)
+        write(cell, "done", 4)
 
 
 @pytest.mark.processes
@@ -330,7 +317,7 @@ def test_a_run_names_the_process_for_which_it_waits(cells: list[Cell]) -> None:
     cell, context, text = cells[0], multiprocessing.get_context("fork"), io.StringIO()
     held, known = context.Event(), context.Event()
 
-    class Told(LiveView):
+    class Announcing(LiveView):
         def elsewhere(self, cell: Cell, owner: str) -> None:
             super().elsewhere(cell, owner)
             known.set()
@@ -339,7 +326,7 @@ def test_a_run_names_the_process_for_which_it_waits(cells: list[Cell]) -> None:
     holder.start()
     assert held.wait(HANG)
     try:
-        with Told(Console(file=text, width=1000), cells[:1], cells[:1], "sqlite:///nowhere.db") as view:
+        with Announcing(Console(file=text, width=1000), cells[:1], cells[:1], "sqlite:///nowhere.db") as view:
             launcher.run_cells(cells[:1], Local(1, 1), view)
     finally:
         known.set()
@@ -357,8 +344,8 @@ def test_a_run_names_the_process_for_which_it_waits(cells: list[Cell]) -> None:
 def test_a_sparkline_shows_the_last_steps(cells: list[Cell], alive: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
     view, terminal = in_a_terminal(cells, monkeypatch)
     with view:
-        start(cells[0], alive, steps=RECENT + 5)
-        view.tick(looks(*cells[:1]), 3)
+        start(cells[0], alive, RECENT + 5)
+        view.tick(snapshots(*cells[:1]), 3)
         row = seen(view, terminal)[2].split()
     # In 10 steps of one size: 0, 7/9, 14/9 ... of the way, rounded, up to 7.
     assert row[-1] == "▁▂▃▃▄▅▆▆▇█"
@@ -372,9 +359,9 @@ def test_no_row_is_wider_than_the_terminal(
 ) -> None:
     view, terminal = in_a_terminal(cells, monkeypatch, width)
     with view:
-        start(cells[0], alive, steps=12, reason="a reason \x1b[2J that is longer than any terminal is wide, " * 3)
-        start(cells[1], alive, steps=12)
-        view.tick(looks(*cells[:2]), 2)
+        start(cells[0], alive, 12, reason="a reason \x1b[2J that is longer than any terminal is wide, " * 3)
+        start(cells[1], alive, 12)
+        view.tick(snapshots(*cells[:2]), 2)
         assert view.table is not None
         lines = view.console.render_lines(view.table)
         texts = ["".join(segment.text for segment in line) for line in lines]
@@ -426,10 +413,10 @@ def test_feed_at_each_step_but_not_too_often(
     counts = []
     for steps, seconds in ((1, 0.0), (2, progress.PACE - 1), (3, 1.0), (3, progress.PACE), (4, 0.0)):
         clock.now += seconds
-        leave(one, "running", steps)
-        view.tick(looks(one), 2)
+        write(one, "running", steps)
+        view.tick(snapshots(one), 2)
         counts.append(len(fed))
-    leave(one, "done", 4, durable=4)
+    write(one, "done", 4, durable=4)
     view.ended(one, None)
     assert counts == [1, 1, 2, 2, 3]
     assert fed == [one.folder.name] * 4
@@ -446,15 +433,15 @@ def test_without_a_terminal_a_line_is_printed_occasionally(cells: list[Cell], al
         view.starting([one, other], 2)
         start(one, alive, reason="making the base model")
         start(other, alive)
-        view.tick(looks(one, other), 2)
+        view.tick(snapshots(one, other), 2)
         clock.now += QUIET_SECONDS
-        view.tick(looks(one, other), 2)
+        view.tick(snapshots(one, other), 2)
         assert out.getvalue() == "starting the processes\n"
         clock.now += 1
-        view.tick(looks(one, other), 2)
+        view.tick(snapshots(one, other), 2)
         clock.now += 1
-        view.tick(looks(one, other), 2)
-        leave(other, "failed", 0, "it took too long")
+        view.tick(snapshots(one, other), 2)
+        write(other, "failed", 0, reason="it took too long")
         view.ended(other, None)
     assert timed(out) == [
         "starting the processes",
@@ -496,8 +483,8 @@ def test_the_records_of_a_running_cell_are_read_once_a_tick(
     cells: list[Cell], alive: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for cell in cells:
-        start(cell, alive, steps=3)
-        leave(cell, "running", 3, durable=2)
+        start(cell, alive, 3)
+        write(cell, "running", 3, durable=2)
     view, _ = in_a_terminal(cells, monkeypatch)
     reads: Counter[Path] = Counter()
     ticks: list[Counter[Path]] = []

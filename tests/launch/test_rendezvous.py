@@ -14,8 +14,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
-from cells import lines, write
 from companions import forkserver
+from launched import lines, write_launched
 from living import wait_until
 from places import RARELY_SEARCHING
 from servers import free_port
@@ -52,9 +52,9 @@ def machines(folder: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
 
 def test_two_machines_do_what_one_process_does(tmp_path: Path) -> None:
     settings = ["train.steps=2", "eval.every=0"]
-    write(tmp_path / "alone", *settings)
+    write_launched(tmp_path / "alone", *settings)
     cell.work(tmp_path / "alone")
-    write(tmp_path / "cell", *settings, "hardware.nodes=2")
+    write_launched(tmp_path / "cell", *settings, "hardware.nodes=2")
     with machines(tmp_path / "cell") as agents:
         assert [agent.wait(HANG) for agent in agents] == [0, 0]
     state = State.read(tmp_path / "cell")
@@ -84,7 +84,7 @@ def work_as_impatient_rank(rank: int, port: int, folder: Path) -> None:
 )
 def test_a_rank_that_is_gone_ends_all_with_a_reason(sent: signal.Signals, reason: str, tmp_path: Path) -> None:
     folder = tmp_path / "cell"
-    write(folder, "hardware.nodes=2", "train.steps=1000", "eval.every=0")
+    write_launched(folder, "hardware.nodes=2", "train.steps=1000", "eval.every=0")
     port = free_port()
     context = forkserver()
     first, second = (context.Process(target=work_as_impatient_rank, args=(rank, port, folder)) for rank in range(2))
@@ -125,7 +125,7 @@ def test_another_number_of_processes_is_refused(monkeypatch: pytest.MonkeyPatch)
 
 def test_one_machine_cannot_start_a_cell_of_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cell, "write_log", lambda place: None)
-    write(tmp_path / "cell", "hardware.nodes=2")
+    write_launched(tmp_path / "cell", "hardware.nodes=2")
     with pytest.raises(SystemExit, match=r"hardware.nodes is 2; allowed: 1"):
         cell.main(str(tmp_path / "cell"))
     assert Progress.read(tmp_path / "cell").state == "failed"

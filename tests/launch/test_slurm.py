@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cells import METHOD, SETTINGS, lines
+from launched import METHOD, SETTINGS, lines
 from watchers import Watcher
 
 from benchmarks.patience import HANG
@@ -81,11 +81,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
                 (folder / command[-1]).mkdir()
             process = stack.enter_context(subprocess.Popen(command, stderr=subprocess.DEVNULL))
             stack.callback(process.terminate)
-        until(lambda: told("sinfo", "--noheader", "--format=%D %t") == "2 idle")
+        until(lambda: output_of("sinfo", "--noheader", "--format=%D %t") == "2 idle")
         yield
 
 
-def told(*command: str) -> str:
+def output_of(*command: str) -> str:
     return subprocess.run(command, capture_output=True, text=True).stdout.strip()
 
 

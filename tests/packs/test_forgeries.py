@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 from answered import answered_pack
-from boards import listed
+from boards import json_rows, show_table
+from commands import end_of, run_command
 
-from harness import cli
 from harness.base import files, seal
 from harness.cells import checksums, evaluation_files
 from harness.cells.evaluation_files import evaluation_path
@@ -210,14 +210,9 @@ FORGERIES = [
 ]
 
 
-def verify(capsys: pytest.CaptureFixture[str], pack: Path, code: int) -> str:
+def verify(pack: Path, code: int = 0) -> str:
     """Return the output of `entrobench verify`, on one line."""
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as end:
-        cli.main(["verify", str(pack)])
-    output = " ".join("".join(capsys.readouterr()).split())
-    assert end.value.code == code, output
-    return output
+    return " ".join(run_command("verify", str(pack), code=code).split())
 
 
 @pytest.mark.parametrize(("forge", "sentence"), FORGERIES)
@@ -226,13 +221,12 @@ def test_verify_names_a_forgery(
     sentence: str,
     forgery: Forgery,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
     forge(forgery)
     pack = forgery.write(tmp_path / "forged.zip")
-    output = verify(capsys, pack, 1)
+    output = verify(pack, code=1)
     assert sentence in output
-    rows = listed(capsys, "--pack", str(pack))
+    rows = json_rows("--pack", str(pack))
     assert "reported" in {row["checked"] for row in rows}
 
 
@@ -268,14 +262,12 @@ def test_hostile_records_are_one_sentence(
     command: list[str],
     forgery: Forgery,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
     forge(forgery)
     pack = forgery.write(tmp_path / "hostile.zip")
-    with pytest.raises(SystemExit) as end:
-        cli.main([*command, str(pack)])
-    assert end.value.code in (1, 2)
-    assert sentence in " ".join("".join(capsys.readouterr()).split())
+    code, out, err = end_of(*command, str(pack))
+    assert code in (1, 2)
+    assert sentence in " ".join((out + err).split())
 
 
 class Undecided(Countdown):
@@ -312,50 +304,35 @@ def test_judged_again_never_counts_undecided_answers_as_right(
     assert findings == ([] if noted else [too_many])
 
 
-def test_verify_of_an_honest_pack(honest: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    output = verify(capsys, honest, 0)
-    assert "clip_b 2 120 0 0 judged again" in output
-    assert {row["checked"] for row in listed(capsys, "--pack", str(honest))[1:]} == {"judged again"}
-
-
-def test_leaderboard_counts_the_seeds_that_a_pack_lacks(
-    forgery: Forgery, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_leaderboard_counts_the_seeds_that_a_pack_lacks(forgery: Forgery, tmp_path: Path) -> None:
     drop_seed(forgery)
-    rows = {row["method"]: row for row in listed(capsys, "--pack", str(forgery.write(tmp_path / "forged.zip")))}
+    rows = {row["method"]: row for row in json_rows("--pack", str(forgery.write(tmp_path / "forged.zip")))}
     assert (rows["clip_b"]["seeds_done"], rows["clip_b"]["seeds_expected"]) == (1, 2)
     assert (rows["grpo"]["seeds_done"], rows["grpo"]["seeds_expected"]) == (2, 2)
 
 
-def test_marks_beside_a_pack_are_ignored(honest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_marks_beside_a_pack_are_ignored(honest: Path, tmp_path: Path) -> None:
     pack = Path(shutil.copy(honest, tmp_path / "theirs.zip"))
     with unpacked(pack) as opened:
         marks = {CellSpec.read(folder).id: "replayed" for folder in opened.cells}
     files.write_json(tmp_path / "theirs.zip.verified.json", {"sha256": files.sha256_of(pack), "cells": marks})
-    assert {row["checked"] for row in listed(capsys, "--pack", str(pack))[1:]} == {"reported"}
+    assert {row["checked"] for row in json_rows("--pack", str(pack))[1:]} == {"reported"}
 
 
-def test_marks_do_not_pass_to_a_pack_with_the_same_cells(
-    honest: Path, forgery: Forgery, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    verify(capsys, honest, 0)
+def test_marks_do_not_pass_to_a_pack_with_the_same_cells(honest: Path, forgery: Forgery, tmp_path: Path) -> None:
+    verify(honest)
     add_evaluation(forgery)
     forged = forgery.write(tmp_path / "forged.zip")
-    rows = listed(capsys, "--pack", str(forged), "--pack", str(honest))
+    rows = json_rows("--pack", str(forged), "--pack", str(honest))
     assert {row["checked"] for row in rows[1:]} == {"reported"}
 
 
-def test_entropies_are_the_authors_statement(
-    forgery: Forgery, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_entropies_are_the_authors_statement(forgery: Forgery, tmp_path: Path) -> None:
     log = MetricsLog(forgery.cell("clip_b", 0))
     log.write([line | {"metrics": line["metrics"] | {"entropy/mean": 3.0}} for line in log.read()])
     pack = forgery.write(tmp_path / "forged.zip")
-    verify(capsys, pack, 0)
-    capsys.readouterr()
-    with pytest.raises(SystemExit):
-        cli.main(["leaderboard", "--pack", str(pack), "--format", "md"])
-    text = capsys.readouterr().out
+    verify(pack)
+    text = show_table("--pack", str(pack), "--format", "md")
     [stated] = [line for line in text.splitlines() if "As the author states, unless replayed" in line]
     assert "entropy, end" in stated
     [judged] = [line for line in text.splitlines() if "Recomputed from the answers in rows judged again" in line]

@@ -11,20 +11,19 @@ import resource
 import shutil
 import tarfile
 import zipfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from boards import Made, listed, made_up_frames, told
+from boards import MadeUpMatrix, json_rows, show_table, smoke_matrix
+from commands import refusal, run_command
+from frames import made_up_frames
 
 import entrobench
-from harness import cli
 from harness.base import seal
 from harness.base.errors import Damaged, UserError
 from harness.cells import checksums
-from harness.cells.state import State
 from harness.packs import archive
 from harness.packs.exchange import pack_matrix
 from harness.packs.protocol import protocol_of
@@ -36,7 +35,7 @@ NO_STORE = "sqlite:///no-such-folder/mlflow.db"  # which packing does not open
 
 def packed(tmp_path: Path, name: str, *overrides: str, out: str | None = None) -> Path:
     """Write the pack of a made-up matrix, which needs no MLflow, and return its path."""
-    made = Made(tmp_path / f"results-{name}", NO_STORE, *overrides, name=name).write_all()
+    made = smoke_matrix(tmp_path / f"results-{name}", NO_STORE, *overrides, name=name).write_all()
     path = tmp_path / (out or f"{name}.zip")
     pack_matrix(made.config, path)
     return path
@@ -47,15 +46,6 @@ def pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return packed(tmp_path_factory.mktemp("packs"), "made")
 
 
-def refusal(capsys: pytest.CaptureFixture[str], arguments: Sequence[str]) -> str:
-    """Return the sentence with which a command refuses its arguments."""
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as end:
-        cli.main(arguments)
-    assert end.value.code == 2
-    return capsys.readouterr().err
-
-
 def without_marks(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{key: value for key, value in row.items() if key != "checked"} for row in rows]
 
@@ -64,14 +54,14 @@ def without_marks(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def sent(tmp_path_factory: pytest.TempPathFactory, migrated: Path) -> tuple[Made, Path]:
+def sent(tmp_path_factory: pytest.TempPathFactory, migrated: Path) -> tuple[MadeUpMatrix, Path]:
     """A made-up matrix in MLflow, where one cell has failed and one has not begun, and its pack."""
     folder = tmp_path_factory.mktemp("sent")
     shutil.copy(migrated, folder / "mlflow.db")
-    made = Made(folder / "results", f"sqlite:///{folder / 'mlflow.db'}", "axes={train.lr: [0.1, 0.2]}")
+    made = smoke_matrix(folder / "results", f"sqlite:///{folder / 'mlflow.db'}", "axes={train.lr: [0.1, 0.2]}")
     for cell in made.cells[:-2]:
-        made.end(cell)
-    made.end(made.cells[-2], state="failed")
+        made.send(cell)
+    made.send(made.cells[-2], state="failed")
     path = folder / "made.zip"
     assert pack_matrix(made.config, path) == (len(made.cells) - 1, len(made.cells))
     return made, path
@@ -79,35 +69,27 @@ def sent(tmp_path_factory: pytest.TempPathFactory, migrated: Path) -> tuple[Made
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--compare"], ["--baseline", "ppo"], ["--where", "seed=0"]])
-def test_the_table_of_a_pack_is_that_of_the_folder(
-    sent: tuple[Made, Path], capsys: pytest.CaptureFixture[str], options: list[str]
-) -> None:
+def test_the_table_of_a_pack_is_that_of_the_folder(sent: tuple[MadeUpMatrix, Path], options: list[str]) -> None:
     made, path = sent
     ours = [f"results={made.config.results}", f"tracking.uri={made.config.tracking_uri}", "name=made"]
     ours += ["methods=[grpo,clip_b,ppo]", "seeds=[0,1]", "axes={train.lr: [0.1, 0.2]}"]
-    of_folder = listed(capsys, "smoke", *ours, *options)
-    of_pack = listed(capsys, "--pack", str(path), *options)
+    of_folder = json_rows("smoke", *ours, *options)
+    of_pack = json_rows("--pack", str(path), *options)
     assert without_marks(of_pack) == without_marks(of_folder)
     assert len(of_pack) >= 8
 
 
-def test_python_reads_a_pack(pack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_python_reads_a_pack(pack: Path, tmp_path: Path) -> None:
     table = entrobench.Packs(pack).leaderboard()
-    rows = listed(capsys, "--pack", str(pack))
+    rows = json_rows("--pack", str(pack))
     assert table["avg_at_k.mean"].tolist() == [row["avg_at_k"]["mean"] for row in rows]
     assert set(table["checked"].dropna()) == {"reported"}
     page = entrobench.Packs(pack).report(tmp_path / "page.html").read_text()
     assert "the files made.zip" in page
 
 
-def test_the_page_of_a_pack_has_its_rows(pack: Path, tmp_path: Path) -> None:
-    html = page.report_of_packs([pack], tmp_path / "page.html").read_text()
-    for method in ("grpo", "clip_b", "ppo"):
-        assert method in html
-
-
 def test_the_same_records_give_the_same_bytes(tmp_path: Path) -> None:
-    made = Made(tmp_path / "results", NO_STORE).write_all()
+    made = smoke_matrix(tmp_path / "results", NO_STORE).write_all()
     contents = []
     for name in ("one.zip", "two.zip"):
         pack_matrix(made.config, tmp_path / name)
@@ -117,7 +99,7 @@ def test_the_same_records_give_the_same_bytes(tmp_path: Path) -> None:
 
 def test_a_pack_is_replaced_by_one_with_the_same_answers_only(tmp_path: Path) -> None:
     """The file may come from another person, and hold the only copy of its answers."""
-    made = Made(tmp_path / "results", NO_STORE, name="made")
+    made = smoke_matrix(tmp_path / "results", NO_STORE, name="made")
     for cell in made.cells[:4]:
         made.write(cell)
     path = tmp_path / "made.zip"
@@ -143,7 +125,7 @@ def test_a_pack_is_replaced_by_one_with_the_same_answers_only(tmp_path: Path) ->
 
 
 def test_a_pack_has_no_weights_and_is_a_plain_zip_of_a_plain_tar(tmp_path: Path) -> None:
-    made = Made(tmp_path / "results", NO_STORE)
+    made = smoke_matrix(tmp_path / "results", NO_STORE)
     for cell in made.cells:
         (cell.folder / "model").mkdir(parents=True)
         (cell.folder / "model" / "model.safetensors").write_bytes(b"weights")
@@ -164,7 +146,7 @@ def test_a_pack_has_no_weights_and_is_a_plain_zip_of_a_plain_tar(tmp_path: Path)
 
 
 def test_a_matrix_without_a_finished_cell_is_not_packed(tmp_path: Path) -> None:
-    made = Made(tmp_path / "results", NO_STORE)
+    made = smoke_matrix(tmp_path / "results", NO_STORE)
     made.write(made.cells[0], state="failed")
     with pytest.raises(UserError, match=r"no cell of the matrix made in .* is done, so there is nothing to pack"):
         pack_matrix(made.config, tmp_path / "made.zip")
@@ -172,7 +154,7 @@ def test_a_matrix_without_a_finished_cell_is_not_packed(tmp_path: Path) -> None:
 
 
 def test_a_damaged_cell_is_not_packed(tmp_path: Path) -> None:
-    made = Made(tmp_path / "results", NO_STORE).write_all()
+    made = smoke_matrix(tmp_path / "results", NO_STORE).write_all()
     metrics = made.cells[0].folder / "metrics.jsonl"
     metrics.write_bytes(metrics.read_bytes().replace(b"2.0", b"3.0", 1))
     with pytest.raises(Damaged, match=r"metrics\.jsonl"):
@@ -194,12 +176,10 @@ def test_every_changed_byte_is_noticed(pack: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kept", [0, 3, 100, -1, -200])
-def test_a_pack_that_was_cut_off_is_refused(
-    pack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kept: int
-) -> None:
+def test_a_pack_that_was_cut_off_is_refused(pack: Path, tmp_path: Path, kept: int) -> None:
     short = tmp_path / "short.zip"
     short.write_bytes(pack.read_bytes()[:kept])
-    sentence = refusal(capsys, ["leaderboard", "--pack", str(short)])
+    sentence = refusal("leaderboard", "--pack", str(short))
     assert "is not a pack" in sentence or "was cut off" in sentence
     assert len(sentence.splitlines()) == 1
 
@@ -220,22 +200,23 @@ def test_a_full_temporary_folder_is_no_damage_to_a_pack(pack: Path) -> None:
     assert not isinstance(it.value, Damaged)
 
 
-def test_a_missing_pack_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "the pack gone.zip is missing" in refusal(capsys, ["leaderboard", "--pack", "gone.zip"])
-
-
 @pytest.mark.parametrize(
-    "command", [["leaderboard", "--pack", "a.zip"], ["report", "--pack", "a.zip"], ["pack", "demo"]]
+    ("arguments", "words"),
+    [
+        (["leaderboard", "--pack", "gone.zip"], "the pack gone.zip is missing"),
+        (["leaderboard", "--pack", "."], ". is a folder; a pack is a file"),
+        (["leaderboard", "--pack", "a.zip", "--out", "."], "--out . is a folder; it must name a file"),
+        (["report", "--pack", "a.zip", "--out", "."], "--out . is a folder; it must name a file"),
+        (["pack", "demo", "--out", "."], "--out . is a folder; it must name a file"),
+        (["leaderboard", "demo", "--pack", "a.zip"], "needs one of three"),
+        (["report", "demo", "--pack", "a.zip"], "needs one of three"),
+        (["report"], "--experiment"),
+        (["report", "demo", "--experiment", "matrix"], "--experiment"),
+        (["report", "demo", "--uri", "sqlite:///x.db"], "--experiment"),
+    ],
 )
-def test_a_folder_is_no_file_to_write_to(
-    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    said = refusal(capsys, [*command, "--out", str(tmp_path)])
-    assert said == f"entrobench: --out {tmp_path} is a folder; it must name a file\n"
-
-
-def test_a_folder_is_no_pack(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "is a folder; a pack is a file" in refusal(capsys, ["leaderboard", "--pack", str(tmp_path)])
+def test_choices_of_packs_and_files_that_are_refused(arguments: list[str], words: str) -> None:
+    assert words in refusal(*arguments)
 
 
 def edited(pack: Path, path: Path, changes: dict[str, bytes], *, mend: bool) -> Path:
@@ -251,11 +232,11 @@ def edited(pack: Path, path: Path, changes: dict[str, bytes], *, mend: bool) -> 
     return path
 
 
-def test_an_edited_pack_is_refused(pack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_edited_pack_is_refused(pack: Path, tmp_path: Path) -> None:
     path = edited(pack, tmp_path / "edited.zip", {"matrix.json": b"{}"}, mend=False)
-    assert "was edited since" in refusal(capsys, ["leaderboard", "--pack", str(path)])
+    assert "was edited since" in refusal("leaderboard", "--pack", str(path))
     path = edited(pack, tmp_path / "mended.zip", {"matrix.json": b"{}"}, mend=True)
-    assert "matrix.json in it does not fit its sum" in refusal(capsys, ["leaderboard", "--pack", str(path)])
+    assert "matrix.json in it does not fit its sum" in refusal("leaderboard", "--pack", str(path))
 
 
 def with_records(
@@ -333,19 +314,16 @@ def test_a_slim_pack_gives_the_same_table_and_page(pack: Path, tmp_path: Path) -
     slim, again = tmp_path / "slim" / pack.name, tmp_path / "again" / pack.name
     for path in (slim, again):
         path.parent.mkdir()
-    with pytest.raises(SystemExit, match=r"^0$"):
-        cli.main(["pack", str(pack), "--slim", "--out", str(slim)])
+    run_command("pack", str(pack), "--slim", "--out", str(slim))
     for arguments in (["--format", "json"], ["--format", "md", "--compare"]):
         texts = []
         for source in (pack, slim):
-            with pytest.raises(SystemExit, match=r"^0$"):
-                cli.main(["leaderboard", "--pack", str(source), *arguments, "--out", str(tmp_path / "table")])
+            run_command("leaderboard", "--pack", str(source), *arguments, "--out", str(tmp_path / "table"))
             texts.append((tmp_path / "table").read_text())
         assert texts[0] == texts[1]
     pages = [page.report_of_packs([source], tmp_path / "page.html").read_text() for source in (pack, slim)]
     assert pages[0] == pages[1]
-    with pytest.raises(SystemExit, match=r"^0$"):
-        cli.main(["pack", str(slim), "--slim", "--out", str(again)])
+    run_command("pack", str(slim), "--slim", "--out", str(again))
     assert again.read_bytes() == slim.read_bytes()
 
 
@@ -397,12 +375,12 @@ def test_columns_are_never_larger_than_honest_ones(pack: Path, tmp_path: Path) -
 # Several packs, and protocols
 
 
-def test_the_rows_of_two_packs_form_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_rows_of_two_packs_form_one_table(tmp_path: Path) -> None:
     ours = packed(tmp_path, "ours")
     theirs = packed(tmp_path, "theirs", "methods=[grpo,rloo,clip_b]", "method_options={clip_b: {share: 0.5}}")
-    rows = {row["method"]: row for row in listed(capsys, "--pack", str(ours), "--pack", str(theirs))}
+    rows = {row["method"]: row for row in json_rows("--pack", str(ours), "--pack", str(theirs))}
     assert list(rows) == ["base model", "grpo", "clip_b", "ppo", "rloo", "clip_b (theirs)"]
-    alone = {row["method"]: row for row in listed(capsys, "--pack", str(theirs))}
+    alone = {row["method"]: row for row in json_rows("--pack", str(theirs))}
     assert rows["rloo"]["avg_at_k"] == alone["rloo"]["avg_at_k"]
     assert rows["grpo"]["seeds_done"] == 2
 
@@ -416,11 +394,9 @@ def test_the_rows_of_two_packs_form_one_table(tmp_path: Path, capsys: pytest.Cap
         ("tasks=[countdown(count=4)]", "tasks"),
     ],
 )
-def test_rows_of_another_protocol_do_not_enter_a_table(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], override: str, key: str
-) -> None:
+def test_rows_of_another_protocol_do_not_enter_a_table(tmp_path: Path, override: str, key: str) -> None:
     ours, theirs = packed(tmp_path, "ours"), packed(tmp_path, "theirs", override)
-    sentence = refusal(capsys, ["leaderboard", "--pack", str(ours), "--pack", str(theirs)])
+    sentence = refusal("leaderboard", "--pack", str(ours), "--pack", str(theirs))
     assert "ours.zip" in sentence
     assert "theirs.zip" in sentence
     assert "rows of another protocol do not enter a table" in sentence
@@ -440,10 +416,10 @@ def test_methods_models_and_machines_are_not_part_of_the_protocol(tmp_path: Path
     assert names[0].startswith("v1 ")
 
 
-def test_a_table_mixes_no_rulesets(tmp_path: Path, mlflow_uri: str, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = listed(capsys, "--pack", str(packed(tmp_path, "made")))
+def test_a_table_mixes_no_rulesets(tmp_path: Path, mlflow_uri: str) -> None:
+    rows = json_rows("--pack", str(packed(tmp_path, "made")))
     assert {row["ruleset"] for row in rows} == {"published"}
-    text = told(capsys, "--pack", str(tmp_path / "made.zip"))
+    text = show_table("--pack", str(tmp_path / "made.zip"))
     assert "Ruleset published: methods have their published constants" in text
     assert "Rows of packs, as far as `entrobench verify` has checked them: reported: grpo, clip_b, ppo." in text
 
@@ -464,13 +440,3 @@ def test_the_protocol_of_a_tuned_matrix_has_its_rules() -> None:
     published = protocol_of({"seeds": [0]}, [])
     assert published.definition["ruleset"] == "published"
     assert published.differences(tuned)[0] == "ruleset ('tuned', not 'published')"
-
-
-def test_options_contradict(pack: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for command in ("leaderboard", "report"):
-        assert "needs one of three" in refusal(capsys, [command, "demo", "--pack", str(pack)])
-
-
-def test_the_state_of_a_packed_cell_is_that_of_its_folder(pack: Path) -> None:
-    with archive.unpacked(pack) as opened:
-        assert {State.read(folder).state for folder in opened.cells} == {"done"}

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from boards import Made, listed
+from boards import MadeUpMatrix, json_rows, smoke_matrix
+from commands import run_command
 
-from harness import cli
 from harness.base import identities
 from harness.base.errors import Damaged, UserError
 from harness.cells import checksums
@@ -30,7 +30,7 @@ NO_STORE = "sqlite:///no-such-folder/mlflow.db"  # which neither packing nor unp
 
 def sent(tmp_path: Path, *ended: int) -> Path:
     """Return the pack of a matrix of six cells of which these are done, and the next one has failed."""
-    made = Made(tmp_path / "sender", NO_STORE)
+    made = smoke_matrix(tmp_path / "sender", NO_STORE)
     for index in ended:
         made.write(made.cells[index])
     made.write(made.cells[len(ended)], state="failed")
@@ -39,7 +39,7 @@ def sent(tmp_path: Path, *ended: int) -> Path:
     return path
 
 
-def written(made: Made, tmp_path: Path) -> Path:
+def written(made: MadeUpMatrix, tmp_path: Path) -> Path:
     """Return the pack of the cells of a matrix that have a folder, whatever their records hold."""
     folders = [cell.folder for cell in made.cells if cell.folder.exists()]
     summary, protocol = Board.of_config(made.config, made.cells).as_json(), protocol_of_cells(made.config, made.cells)
@@ -47,9 +47,9 @@ def written(made: Made, tmp_path: Path) -> Path:
     return tmp_path / "made.zip"
 
 
-def received(tmp_path: Path, pack: Path, *overrides: str, name: str = "received") -> tuple[Made, Unpacked]:
+def received(tmp_path: Path, pack: Path, *overrides: str, name: str = "received") -> tuple[MadeUpMatrix, Unpacked]:
     """Unpack a pack into a matrix of another name and another folder; return that and the counts."""
-    ours = Made(tmp_path / "receiver", NO_STORE, *overrides, name=name)
+    ours = smoke_matrix(tmp_path / "receiver", NO_STORE, *overrides, name=name)
     with archive.unpacked(pack) as opened:
         return ours, unpack_cells(opened, ours.config, ours.cells)
 
@@ -60,14 +60,7 @@ def records(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
-def called(*arguments: str) -> None:
-    """Run a command that must succeed."""
-    with pytest.raises(SystemExit) as end:
-        cli.main(arguments)
-    assert end.value.code == 0
-
-
-def states(made: Made) -> list[str]:
+def states(made: MadeUpMatrix) -> list[str]:
     return [cell.progress().state for cell in made.cells]
 
 
@@ -76,7 +69,7 @@ def test_finished_cells_are_put_and_run_does_the_rest(tmp_path: Path) -> None:
     assert counts == Unpacked(put=3, failed=1)
     assert states(ours) == ["done"] * 3 + ["planned"] * 3
     assert unfinished(ours.cells) == ours.cells[3:]
-    sender = Made(tmp_path / "sender", NO_STORE)
+    sender = smoke_matrix(tmp_path / "sender", NO_STORE)
     for theirs, cell in zip(sender.cells[:3], ours.cells[:3], strict=True):
         assert records(cell.folder) == records(theirs.folder)
         assert mark_tags(cell.folder) == {CHECKED_TAG: "reported"}
@@ -94,7 +87,7 @@ def test_more_seeds_than_were_packed(tmp_path: Path) -> None:
 
 def test_cells_that_have_begun_are_kept(tmp_path: Path) -> None:
     pack = sent(tmp_path, 0, 1)
-    ours = Made(tmp_path / "receiver", NO_STORE, name="received")
+    ours = smoke_matrix(tmp_path / "receiver", NO_STORE, name="received")
     claim(ours.config)
     ours.write(ours.cells[0], state="failed", last=0.5)
     before = records(ours.cells[0].folder)
@@ -117,7 +110,7 @@ def test_cells_of_another_setting_are_left_out(tmp_path: Path) -> None:
 
 
 def test_cells_of_another_version_are_refused_by_name(tmp_path: Path) -> None:
-    made = Made(tmp_path / "sender", NO_STORE).write_all()
+    made = smoke_matrix(tmp_path / "sender", NO_STORE).write_all()
     for cell in made.cells:
         identity = {**cell.identity, "source": {**cell.sources, "grpo": "1" * 16}}
         dataclasses.replace(cell.spec, id=identities.key(identity), identity=identity).write(cell.folder)
@@ -129,7 +122,7 @@ def test_cells_of_another_version_are_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_another_matrix_keeps_its_folder(tmp_path: Path) -> None:
-    ours = Made(tmp_path / "receiver", NO_STORE, name="received")
+    ours = smoke_matrix(tmp_path / "receiver", NO_STORE, name="received")
     ours.config.folder.mkdir(parents=True)
     (ours.config.folder / "notes.txt").write_text("mine")
     with pytest.raises(UserError, match="holds files that entrobench did not make"):
@@ -139,7 +132,7 @@ def test_another_matrix_keeps_its_folder(tmp_path: Path) -> None:
 
 def test_a_record_that_does_not_fit_the_cells_own_sums_is_refused(tmp_path: Path) -> None:
     """The pack's own sums fit: they are written after the change."""
-    made = Made(tmp_path / "sender", NO_STORE).write_all()
+    made = smoke_matrix(tmp_path / "sender", NO_STORE).write_all()
     folder = made.cells[1].folder
     record = next(folder.glob("evals/*.json"))
     record.write_bytes(record.read_bytes().replace(b"0", b"1", 1))
@@ -151,7 +144,7 @@ def test_a_record_that_does_not_fit_the_cells_own_sums_is_refused(tmp_path: Path
 
 
 def test_a_record_of_origin_that_is_none_is_refused(tmp_path: Path) -> None:
-    made = Made(tmp_path / "sender", NO_STORE).write_all()
+    made = smoke_matrix(tmp_path / "sender", NO_STORE).write_all()
     (made.cells[1].folder / "made.json").write_text("[1]")
     pack_matrix(made.config, tmp_path / "made.zip")
     with pytest.raises(Damaged, match=r"made\.zip: cells/.*/made\.json is damaged"):
@@ -160,7 +153,7 @@ def test_a_record_of_origin_that_is_none_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_identity_decides_and_not_the_stated_id(tmp_path: Path) -> None:
-    made = Made(tmp_path / "sender", NO_STORE, "seeds=[0]").write_all()
+    made = smoke_matrix(tmp_path / "sender", NO_STORE, "seeds=[0]").write_all()
     first, second, _ = made.cells
     dataclasses.replace(first.spec, id=second.id).write(first.folder)
     shutil.rmtree(second.folder)
@@ -188,7 +181,7 @@ def test_an_interruption_leaves_whole_cells(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(KeyboardInterrupt):
         received(tmp_path, pack)
     monkeypatch.undo()
-    ours = Made(tmp_path / "receiver", NO_STORE, name="received")
+    ours = smoke_matrix(tmp_path / "receiver", NO_STORE, name="received")
     assert sorted(states(ours)) == ["done"] + ["planned"] * 5
     assert not list(removable(ours.config))
     assert received(tmp_path, pack)[1] == Unpacked(put=1, kept=1, failed=1)
@@ -208,7 +201,7 @@ def test_the_candidates_of_tuning(tmp_path: Path, ruleset: str) -> None:
     """Also before there is a choice, which the ruleset `tuned` asks for elsewhere."""
     candidates = "tune.candidates={grpo: [grpo, grpo(lr=2e-3)], clip_b: [clip_b, clip_b(share=0.05)]}"
     methods = ("methods=[grpo,clip_b]", candidates)
-    made = [Made(tmp_path / side, NO_STORE, *methods) for side in ("sender", "receiver")]
+    made = [smoke_matrix(tmp_path / side, NO_STORE, *methods) for side in ("sender", "receiver")]
     for side in made:
         side.config = tuning_matrix(side.config)
         side.cells = cells(side.config)
@@ -217,24 +210,21 @@ def test_the_candidates_of_tuning(tmp_path: Path, ruleset: str) -> None:
     pack = str(tmp_path / "made-tune.zip")
     for command, side in ((["pack", "--out", pack], sender), (["unpack", pack], ours)):
         given = ["name=made", f"results={side.config.results}", f"tracking.uri={NO_STORE}", f"ruleset={ruleset}"]
-        called(*command, "smoke", *given, *methods, "--candidates")
+        run_command(*command, "smoke", *given, *methods, "--candidates")
     assert states(ours) == ["done"] * len(sender.cells)
     for theirs, cell in zip(sender.cells, ours.cells, strict=True):
         assert records(cell.folder) == records(theirs.folder)
 
 
 @pytest.mark.slow
-def test_the_table_of_the_receiver_is_that_of_the_sender(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], put_store: Callable[[Path], None]
-) -> None:
+def test_the_table_of_the_receiver_is_that_of_the_sender(tmp_path: Path, put_store: Callable[[Path], None]) -> None:
     put_store(tmp_path / "results")
-    made = Made(tmp_path / "sender", NO_STORE).write_all()
+    made = smoke_matrix(tmp_path / "sender", NO_STORE).write_all()
     pack = tmp_path / "made.zip"
     pack_matrix(made.config, pack)
     given = [f"results={tmp_path / 'results'}", "name=made", "methods=[grpo,clip_b,ppo]", "seeds=[0,1]"]
-    called("unpack", str(pack), "smoke", *given)
-    called("sync", "smoke", *given)
-    assert "6 cells put into the matrix" in capsys.readouterr().out
-    of_pack = listed(capsys, "--pack", str(pack))
-    of_folder = listed(capsys, "smoke", *given)
+    assert "6 cells put into the matrix" in run_command("unpack", str(pack), "smoke", *given)
+    run_command("sync", "smoke", *given)
+    of_pack = json_rows("--pack", str(pack))
+    of_folder = json_rows("smoke", *given)
     assert [row | {"checked": None} for row in of_pack] == [row | {"checked": None} for row in of_folder]

@@ -7,22 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from answered import answered_pack, changed_made
-from boards import listed
+from answered import answered_pack, change_made
+from boards import json_rows
+from cells import set_state
+from commands import run_command
 from trainers import SHORT
 
-from harness import cli
 from harness.base import files
 from harness.cells import checksums
 from harness.cells.log import MetricsLog
 from harness.cells.provenance import Made, processor
 from harness.cells.spec import CellSpec
-from harness.cells.state import State
 from harness.config import load_config
 from harness.matrix import Cell, cells
 from harness.packs import archive, replay
 from harness.packs.exchange import pack_matrix
-from harness.table import verified as verified_marks
+from harness.table import verified
 from harness.table.verified import marks_of_pack
 
 pytestmark = pytest.mark.slow
@@ -31,42 +31,27 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(autouse=True)
 def marks_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep marks out of the user's cache."""
-    monkeypatch.setattr(verified_marks, "marks_path", lambda digest: tmp_path / "marks" / f"{digest}.json")
+    monkeypatch.setattr(verified, "marks_path", lambda digest: tmp_path / "marks" / f"{digest}.json")
 
 
-def verified(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
+def verify(*arguments: str, code: int = 0) -> str:
     """Return the output of `entrobench verify`, on one line."""
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as end:
-        cli.main(["verify", *arguments])
-    out, err = capsys.readouterr()
-    assert end.value.code == code, out + err
-    return " ".join((out + err).split())
+    return " ".join(run_command("verify", *arguments, code=code).split())
 
 
-def test_a_sound_pack_is_judged_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sound_pack_is_judged_again(tmp_path: Path) -> None:
     pack = answered_pack(tmp_path)
-    output = verified(capsys, str(pack))
+    output = verify(str(pack))
     assert "grpo 2 80 0 0 judged again" in output
     assert "clip_b 2 80 0 0 judged again" in output
     assert "protocol v1 " in output
-    rows = listed(capsys, "--pack", str(pack))
+    rows = json_rows("--pack", str(pack))
     assert {row["checked"] for row in rows if row["method"] != "base model"} == {"judged again"}
 
 
-def test_marks_hold_for_these_bytes_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_done_is_said_before_anything_is_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pack = answered_pack(tmp_path)
-    verified(capsys, str(pack))
-    pack.unlink()
-    other = answered_pack(tmp_path, "eval.every=1")
-    assert {row["checked"] for row in listed(capsys, "--pack", str(other))[1:]} == {"reported"}
-
-
-def test_what_cannot_be_done_is_said_before_anything_is_judged(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pack = answered_pack(tmp_path)
-    verified(capsys, str(pack))
+    verify(str(pack))
     digest = files.sha256_of(pack)
     marks = marks_of_pack(digest)
 
@@ -74,11 +59,11 @@ def test_what_cannot_be_done_is_said_before_anything_is_judged(
         raise AssertionError("judged")
 
     monkeypatch.setattr("harness.packs.audit.audit_pack", judge)
-    assert "plugin nope cannot be imported" in verified(capsys, str(pack), "--plugin", "nope", code=2)
-    assert "--replay is 'nope', which is not a cell" in verified(capsys, str(pack), "--replay", "nope", code=2)
+    assert "plugin nope cannot be imported" in verify(str(pack), "--plugin", "nope", code=2)
+    assert "--replay is 'nope', which is not a cell" in verify(str(pack), "--replay", "nope", code=2)
     with archive.unpacked(pack) as opened:
         cell = CellSpec.read(opened.cells[0]).id
-    assert "--steps is 0; allowed: 1 to" in verified(capsys, str(pack), "--replay", cell, "--steps", "0", code=2)
+    assert "--steps is 0; allowed: 1 to" in verify(str(pack), "--replay", cell, "--steps", "0", code=2)
     assert marks_of_pack(digest) == marks
 
 
@@ -88,10 +73,8 @@ def wrong_verdict(samples: list[dict[str, Any]]) -> None:
     samples[2]["answers"][2] = "1+1"
 
 
-def test_a_wrong_verdict_is_found_though_all_sums_and_scores_fit(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    output = verified(capsys, str(answered_pack(tmp_path, edit=wrong_verdict)), code=1)
+def test_a_wrong_verdict_is_found_though_all_sums_and_scores_fit(tmp_path: Path) -> None:
+    output = verify(str(answered_pack(tmp_path, edit=wrong_verdict)), code=1)
     assert "wrong: clip_b s1" in output
     assert "countdown at step 1: answer 3 to" in output
     assert "is unparsed, stored as right" in output
@@ -147,28 +130,24 @@ def no_verdicts(cell: Cell) -> None:
         ({"edit": other_problem}, "its problems are not the first 5 of test"),
     ],
 )
-def test_records_that_contradict_themselves_are_found(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], sentence: str
-) -> None:
-    output = verified(capsys, str(answered_pack(tmp_path, **changes)), code=1)
+def test_records_that_contradict_themselves_are_found(tmp_path: Path, changes: dict[str, Any], sentence: str) -> None:
+    output = verify(str(answered_pack(tmp_path, **changes)), code=1)
     assert sentence in output
     assert "reported" in output
 
 
-def test_counts_without_answers_are_checked_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_counts_without_answers_are_checked_alone(tmp_path: Path) -> None:
     def without_samples(cell: Cell) -> None:
         for path in (cell.folder / "samples").glob("*"):
             path.unlink()
         checksums.write_checksums(cell.folder)
 
-    output = verified(capsys, str(answered_pack(tmp_path, then=without_samples)))
+    output = verify(str(answered_pack(tmp_path, then=without_samples)))
     assert "clip_b 2 40 0 0 counts checked" in output
     assert "40 answers are in the pack as counts alone, and were not judged again" in output
 
 
-def test_plugins_that_a_pack_names_are_not_imported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plugins_that_a_pack_names_are_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def with_plugin(cell: Cell) -> None:
         spec = CellSpec.read(cell.folder)
         dataclasses.replace(spec, settings={**spec.settings, "plugins": ["hostile"]}).write(cell.folder)
@@ -176,7 +155,7 @@ def test_plugins_that_a_pack_names_are_not_imported(
     (tmp_path / "hostile.py").write_text("raise RuntimeError('imported')\n")
     monkeypatch.chdir(tmp_path)
     pack = answered_pack(tmp_path, then=with_plugin)
-    assert "clip_b 2 80 0 0 judged again" in verified(capsys, str(pack))
+    assert "clip_b 2 80 0 0 judged again" in verify(str(pack))
 
 
 # Replay
@@ -195,27 +174,27 @@ def last_cell(pack: Path) -> str:
     ],
 )
 def test_a_cell_that_this_machine_cannot_repeat_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], fields: dict[str, Any], sentence: str
+    tmp_path: Path, fields: dict[str, Any], sentence: str
 ) -> None:
     changed: list[str] = []
 
     def change(cell: Cell) -> None:
-        changed_made(cell, **fields)
+        change_made(cell, **fields)
         changed.append(cell.id)
 
     pack = answered_pack(tmp_path, then=change)
-    assert sentence in verified(capsys, str(pack), "--replay", changed[0], "--steps", "1", code=2)
+    assert sentence in verify(str(pack), "--replay", changed[0], "--steps", "1", code=2)
 
 
-def test_an_unknown_cell_and_too_many_steps_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_cell_and_too_many_steps_are_refused(tmp_path: Path) -> None:
     pack = answered_pack(tmp_path)
-    assert "--replay is 'x', which is not a cell of the pack" in verified(capsys, str(pack), "--replay", "x", code=2)
-    verified(capsys, str(pack))
+    assert "--replay is 'x', which is not a cell of the pack" in verify(str(pack), "--replay", "x", code=2)
+    verify(str(pack))
     steps = ["--replay", last_cell(pack), "--steps", "7"]
-    assert "--steps is 7; allowed: 1 to 1" in verified(capsys, str(pack), *steps, code=2)
+    assert "--steps is 7; allowed: 1 to 1" in verify(str(pack), *steps, code=2)
 
 
-def test_the_steps_of_a_cell_are_replayed_bit_for_bit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_steps_of_a_cell_are_replayed_bit_for_bit(tmp_path: Path) -> None:
     config = load_config("demo", [*SHORT, "methods=[grpo]", "seeds=[0]", f"results={tmp_path / 'results'}"])
     [cell] = cells(config)
     trained = replay.trained_lines(cell.spec, cell.folder, config.train.steps)
@@ -230,9 +209,8 @@ def test_the_steps_of_a_cell_are_replayed_bit_for_bit(tmp_path: Path, capsys: py
             lines = log.read()
             lines[2]["metrics"]["entropy/mean"] += 1e-12
             log.write(lines)
-        checksums.write_checksums(cell.folder)
-        State("done", durable_step=4, seconds=1, device="cpu").write(cell.folder)
+        set_state(cell.folder, "done", durable_step=4)
         pack_matrix(config, tmp_path / "demo.zip")
-        output = verified(capsys, str(tmp_path / "demo.zip"), "--replay", cell.id, "--steps", "2", code=code)
+        output = verify(str(tmp_path / "demo.zip"), "--replay", cell.id, "--steps", "2", code=code)
         assert ("grpo 1 64 0 0 replayed to step 2 of 4" in output) == (code == 0)
         assert ("replayed, step 2: entropy/mean is " in output) == (code == 1)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from boards import made_up_frames
+from frames import made_up_frames
 from pandas import DataFrame
 
 from harness.page import scores

@@ -19,28 +19,26 @@ import numpy as np
 import pytest
 import scipy.stats
 import yaml
+from cells import BEGAN, set_state, write_cell
 from matrices import (
-    BEGAN,
     HOSTILE,
     HOSTILE_TEXT,
     PROBLEMS,
     STEPS,
-    experiment,
-    fail,
-    fill,
     metrics_of,
     right_of,
+    send_matrix,
     specs,
     values,
+    write_done,
+    write_failed,
 )
 from pandas import DataFrame
 from pandas.testing import assert_frame_equal
 
 from harness import config as configs
 from harness.base.errors import UserError
-from harness.cells.provenance import Made
-from harness.cells.state import STOP_MARK, State
-from harness.commands import report
+from harness.cells.state import STOP_MARK
 from harness.config import Config
 from harness.matrix import Cell, cells
 from harness.page import content, figures, finding, gather, page
@@ -63,7 +61,7 @@ def page_content(migrated: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 def told_of(migrated: Path, root: Path, **given: Any) -> PageContent:
     uri = f"sqlite:///{shutil.copy(migrated, root / 'mlflow.db')}"
-    experiment(root, uri, **given)
+    send_matrix(root, uri, **given)
     return content_of_experiment(uri, "matrix")
 
 
@@ -82,13 +80,12 @@ def titled(of: PageContent, title: str) -> figures.Figure:
 TWO_BY_TWO = ["name=matrix", "methods=[grpo,clip_b]", "seeds=[0,1]", "eval.k=2", "eval.samples=4"]
 
 
-def fill_or_fail(cell: Cell, config: Config) -> bool:
-    """Write the records of a cell; one cell of the matrix has failed. Return whether it is done."""
+def write_done_or_failed(cell: Cell, config: Config) -> None:
+    """Write the records of a cell; one cell of the matrix has failed."""
     if (cell.method, cell.seed) == ("clip_b", 1):
-        fail(cell.folder, cell.spec, "no memory")
-        return False
-    fill(cell.folder, cell.spec, ["countdown"], config.methods.index(cell.method))
-    return True
+        write_failed(cell.folder, cell.spec, "no memory")
+    else:
+        write_done(cell.folder, cell.spec, config.methods.index(cell.method))
 
 
 def test_a_configuration_and_an_experiment_alone_give_the_same_page(
@@ -99,8 +96,7 @@ def test_a_configuration_and_an_experiment_alone_give_the_same_page(
     config = configs.load_config("smoke", [*settings, f"tracking.uri={mlflow_uri}", "results=results"])
     matrix = cells(config)
     for cell in matrix:
-        if fill_or_fail(cell, config):
-            Made("attempt", BEGAN, None, None, None, cell.sources, {}, "a processor", "cpu").write(cell.folder)
+        write_done_or_failed(cell, config)
         sync.sync(cell.folder, mlflow_uri)
     here = gather.content_of_config(config, matrix, "entrobench run smoke")
     there = content_of_experiment(mlflow_uri, "matrix")
@@ -131,7 +127,7 @@ def test_rows_link_to_the_files_of_their_cells(tmp_path: Path, mlflow_uri: str) 
     config = configs.load_config("smoke", [*TWO_BY_TWO, *places])
     matrix = cells(config)
     for cell in matrix:
-        fill_or_fail(cell, config)
+        write_done_or_failed(cell, config)
         (cell.folder / "log.txt").write_text("started\n")
         sync.sync(cell.folder, mlflow_uri)
     of_config = gather.content_of_config(config, matrix, None)
@@ -172,8 +168,7 @@ def test_answers_that_were_changed_are_left_out_and_named(tmp_path: Path, mlflow
     config = configs.load_config("smoke", [*settings, f"tracking.uri={mlflow_uri}", f"results={tmp_path / 'results'}"])
     matrix = cells(config)
     for cell in matrix:
-        fill(cell.folder, cell.spec, ["countdown"], config.methods.index(cell.method))
-        Made("attempt", BEGAN, None, None, None, cell.sources, {}, "a processor", "cpu").write(cell.folder)
+        write_done(cell.folder, cell.spec, config.methods.index(cell.method))
         sync.sync(cell.folder, mlflow_uri)
 
     def content_now() -> list[PageContent]:
@@ -211,10 +206,10 @@ def test_the_newest_run_that_is_done_counts(tmp_path: Path, mlflow_uri: str) -> 
     first, *_ = specs("matrix", ["grpo"], ["countdown"], ["tiny"], [0])
     for number, level in enumerate((0, 1)):
         spec = dataclasses.replace(first, id=f"cell{number}")
-        fill(tmp_path / spec.id, spec, ["countdown"], level, began=BEGAN + level)
+        write_done(tmp_path / spec.id, spec, level, began=BEGAN + level)
         sync.sync(tmp_path / spec.id, mlflow_uri)
     spec = dataclasses.replace(first, id="cell2")
-    fail(tmp_path / spec.id, spec, "no memory")
+    write_failed(tmp_path / spec.id, spec, "no memory")
     sync.sync(tmp_path / spec.id, mlflow_uri)
     page_content = content_of_experiment(mlflow_uri, "matrix")
     assert page_content.cells["state"].tolist() == ["done"]
@@ -225,7 +220,7 @@ def test_the_newest_run_that_is_done_counts(tmp_path: Path, mlflow_uri: str) -> 
 
 def test_cells_without_a_run_are_planned(tmp_path: Path, mlflow_uri: str) -> None:
     first, *_ = specs("matrix", ["grpo", "clip_b"], ["countdown"], ["tiny"], [0])
-    fill(tmp_path / "a", first, ["countdown"], 0)
+    write_done(tmp_path / "a", first, 0)
     sync.sync(tmp_path / "a", mlflow_uri)
     page_content = content_of_experiment(mlflow_uri, "matrix")
     assert page_content.cells[["method", "state"]].values.tolist() == [["grpo", "done"], ["clip_b", "planned"]]
@@ -243,17 +238,17 @@ def test_a_watched_page_follows_the_store_until_all_cells_have_ended(
     overrides = ["name=matrix", "methods=[grpo,clip_b,ppo]", "seeds=[0]", "eval.k=2", "eval.samples=4"]
     config = configs.load_config("smoke", [*overrides, f"tracking.uri={mlflow_uri}", f"results={tmp_path}"])
     first, second, third = cells(config)
-    fill(first.folder, first.spec, ["countdown"], 0)
+    write_done(first.folder, first.spec, 0)
     sync.sync(first.folder, mlflow_uri)
 
     def begin() -> None:
-        fail(second.folder, second.spec, "no memory")
-        State("running", durable_step=1, device="cpu").write(second.folder)
+        write_failed(second.folder, second.spec, "no memory")
+        set_state(second.folder, "running")
         sync.sync(second.folder, mlflow_uri)
 
     def end() -> None:
-        fail(second.folder, second.spec, "no memory")
-        third.spec.write(third.folder)
+        write_failed(second.folder, second.spec, "no memory")
+        write_cell(third.folder, third.spec, "planned", made=None)
         (third.folder / STOP_MARK).touch()
         for cell in (second, third):
             sync.sync(cell.folder, mlflow_uri)
@@ -279,7 +274,7 @@ def test_what_has_nothing_to_tell_is_one_sentence(name: str, words: str, tmp_pat
     from mlflow import MlflowClient
 
     MlflowClient(mlflow_uri).create_experiment("empty")
-    experiment(tmp_path, mlflow_uri, name="young", failed=list(itertools.product(["grpo", "clip_b"], SEEDS)))
+    send_matrix(tmp_path, mlflow_uri, name="young", failed=list(itertools.product(["grpo", "clip_b"], SEEDS)))
     with pytest.raises(UserError, match=words) as error:
         content_of_experiment(mlflow_uri, name)
     assert "\n" not in str(error.value)
@@ -415,7 +410,7 @@ def test_seeds_are_shown_one_by_one(page_content: PageContent) -> None:
 
 
 def test_tasks_and_models_never_share_a_line(tmp_path: Path, mlflow_uri: str) -> None:
-    experiment(tmp_path, mlflow_uri, tasks=["one", "two"], models=["tiny", "small"], seeds=[0])
+    send_matrix(tmp_path, mlflow_uri, tasks=["one", "two"], models=["tiny", "small"], seeds=[0])
     page_content = content_of_experiment(mlflow_uri, "matrix")
     titles = {f"{task}, {model}" for task in ("one", "two") for model in ("tiny", "small")}
     assert {table.title for table in page_content.tables} == titles
@@ -503,7 +498,7 @@ def titled_in(of: PageContent, group: str, title: str) -> figures.Figure:
 
 
 def test_a_missing_number_leaves_a_step_out(tmp_path: Path, mlflow_uri: str) -> None:
-    experiment(tmp_path, mlflow_uri)
+    send_matrix(tmp_path, mlflow_uri)
     page_content = content_of_experiment(mlflow_uri, "matrix")
     cells = page_content.cells.loc[page_content.cells["method"] == "grpo", "cell"]
     at_step_2 = (page_content.curves["metric"] == "reward/mean") & (page_content.curves["step"] == 2)
@@ -540,7 +535,7 @@ def row(method: str, avg: Estimate | None, passed: Estimate | None, **changes: o
 
 
 def test_the_summary_of_one_seed_settles_nothing(tmp_path: Path, mlflow_uri: str) -> None:
-    experiment(tmp_path, mlflow_uri, seeds=[0])
+    send_matrix(tmp_path, mlflow_uri, seeds=[0])
     page_content = content_of_experiment(mlflow_uri, "matrix")
     said = [sentence for _, each in finding.summary(page_content) for sentence in each]
     assert any("significance are unknown" in sentence for sentence in said)
@@ -548,7 +543,7 @@ def test_the_summary_of_one_seed_settles_nothing(tmp_path: Path, mlflow_uri: str
 
 
 def test_the_summary_tells_what_is_missing(tmp_path: Path, mlflow_uri: str) -> None:
-    experiment(tmp_path, mlflow_uri, failed=[("clip_b", 1)])
+    send_matrix(tmp_path, mlflow_uri, failed=[("clip_b", 1)])
     [(_, said), _] = finding.summary(content_of_experiment(mlflow_uri, "matrix"))
     assert said[0] == "3 of 4 cells are done, 1 failed."
     assert said[1].startswith("Not every expected seed is done for clip_b;")
@@ -642,10 +637,6 @@ def test_it_fetches_nothing(hostile: str) -> None:
     assert not seen.named("link")
 
 
-def test_reasons_of_failures_are_shown(hostile: str) -> None:
-    assert "out of memory" in Elements(hostile).text
-
-
 def test_the_configuration_that_is_shown_is_the_one_that_ran(page_content: PageContent, tmp_path: Path) -> None:
     (tmp_path / "again.yaml").write_text(settings_on(page.render_page(page_content)))
     assert dataclasses.asdict(configs.load_config(str(tmp_path / "again.yaml"))) == page_content.settings
@@ -709,19 +700,9 @@ def test_the_origin_counts_cells_where_they_differ() -> None:
 # The command
 
 
-@pytest.mark.parametrize("given", [[], ["demo", "--experiment", "matrix"], ["demo", "--uri", "sqlite:///x.db"]])
-def test_the_command_wants_one_of_two(given: list[str]) -> None:
-    import argparse
-
-    parser = argparse.ArgumentParser()
-    report.add(parser.add_subparsers())
-    with pytest.raises(UserError, match="--experiment"):
-        report.call(parser.parse_args(["report", *given]))
-
-
 def test_an_experiment_becomes_a_file_here(tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    experiment(tmp_path / "cells", mlflow_uri, name="two words/here")
+    send_matrix(tmp_path / "cells", mlflow_uri, name="two words/here")
     path = page.write_experiment_report("two words/here", mlflow_uri)
     assert path == Path("report-two_words_here.html")
     assert "<h1>two words/here</h1>" in path.read_text()

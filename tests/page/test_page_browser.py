@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from matrices import FIFTY, HOSTILE, HOSTILE_TEXT, MANY_PROBLEMS, experiment, ranked_right
+from matrices import FIFTY, HOSTILE, HOSTILE_TEXT, MANY_PROBLEMS, ranked_right, send_matrix
 
 from benchmarks.patience import HANG
 from harness.page import page as pages
@@ -47,7 +47,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     uri = f"sqlite:///{root / 'mlflow.db'}"
     with store(uri, write=True):
         for name, given in MATRICES.items():
-            experiment(root / name, uri, name=name, **given)
+            send_matrix(root / name, uri, name=name, **given)
     paths = {}
     for name in MATRICES:
         paths[name] = pages.write_page(content_of_experiment(uri, name), root / f"{name}.html")

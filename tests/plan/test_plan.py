@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from endings import end
+from cells import write_cell
 from places import REPOSITORY
 from rich.console import Console
 
@@ -27,7 +27,6 @@ from harness import config, matrix
 from harness.base import files
 from harness.base.errors import UserError
 from harness.base.shape import Shape, shape_of_config
-from harness.cells.provenance import Made
 from harness.cells.state import STOP_MARK
 from harness.config import Config, Resample
 from harness.launch.machine import Device, Machine, cuda_devices, this_machine
@@ -508,9 +507,8 @@ def test_time_of_ranks_by_hand() -> None:
     assert cost.cell_seconds(TINY, settings, NOTHING, 2, speed, engine) == pytest.approx(whole)
 
 
-def done(each: matrix.Cell, spent: float, **fields: Any) -> None:
-    end(each.folder, seconds=spent, **fields)
-    Made("an attempt", 0.0, None, None, None, each.sources, {}, "a processor", "cpu").write(each.folder)
+def finish(cell: matrix.Cell, seconds: float, **fields: Any) -> None:
+    write_cell(cell.folder, cell.spec, seconds=seconds, **fields)
 
 
 def test_time_is_that_of_finished_cells_of_the_same_size(tmp_path: Path) -> None:
@@ -521,15 +519,15 @@ def test_time_is_that_of_finished_cells_of_the_same_size(tmp_path: Path) -> None
     assert before.measured is None
     assert before.unmeasured == before.assumed == before.seconds
     by_model = {name: [each for each in cells if each.model == name] for name in settings.models}
-    done(by_model["countdown-tiny"][0], 10)
+    finish(by_model["countdown-tiny"][0], 10)
     found = plan_for(settings, cells, CPU)
     assert found.measured == MeasuredTime(2 * 10, cells=2, finished=1)
     assert before.assumed is not None
     assert found.unmeasured is not None
     assert 0 < found.unmeasured < before.assumed, "that of the three larger cells, of which none has finished"
     assert found.seconds == 20 + found.unmeasured
-    done(by_model["countdown-tiny"][1], 20)
-    done(by_model["countdown-small"][0], 300)
+    finish(by_model["countdown-tiny"][1], 20)
+    finish(by_model["countdown-small"][0], 300)
     found = plan_for(settings, cells, CPU)
     assert found.measured == MeasuredTime(15 + 2 * 300, cells=3, finished=3)
     assert (found.unmeasured, found.seconds) == (0.0, 615)
@@ -541,7 +539,7 @@ def test_time_is_that_of_finished_cells_of_the_same_size(tmp_path: Path) -> None
     assert (found.states, found.missing) == ({"done": 3, "stopped": 1, "planned": 2}, 2)
     assert found.measured == MeasuredTime(15 + 300, cells=2, finished=3), "run does not start what was stopped by hand"
     for each in cells:
-        done(each, 1)
+        finish(each, 1)
     found = plan_for(settings, cells, Machine(ram=1, cores=1, free=1))
     assert (found.missing, found.lacks) == (0, []), "a matrix that is done lacks nothing"
 
@@ -555,10 +553,6 @@ def test_time_is_also_that_of_earlier_cells_in_the_folder(tmp_path: Path) -> Non
 
     def measured() -> MeasuredTime | None:
         return plan_for(*planned(), CPU).measured
-
-    def finish(cell: matrix.Cell, spent: float, **fields: Any) -> None:
-        done(cell, spent, **fields)
-        cell.spec.write(cell.folder)
 
     [longer] = planned("train.steps=7")[1]
     finish(longer, 1)

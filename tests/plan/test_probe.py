@@ -6,12 +6,10 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from endings import end
+from cells import write_cell
 
 from harness import config, matrix
 from harness.base.errors import UserError
-from harness.cells.log import MetricsLog
-from harness.cells.state import State
 from harness.launch.machine import this_machine
 from harness.plan import cost, probe
 from harness.plan.estimate import plan_for
@@ -28,12 +26,11 @@ def test_the_largest_cell_is_measured_and_all_is_scaled(tmp_path: Path) -> None:
     short = probe.short_cell(cell, tmp_path / "elsewhere")
     assert (short.spec.config.train.steps, short.spec.config.eval.problems) == (3, 1)
     assert short.folder.is_relative_to(tmp_path / "elsewhere")
-    log = MetricsLog(short.folder)
-    short.folder.mkdir(parents=True)
-    for step, spent in enumerate((0.0, 9.0, 2.0, 4.0)):  # the first step takes longer than others
-        times = {"time/update_s": spent, "time/judging_s": 50.0, "time/evaluate_s": 60.0}
-        log.append(step, 0.0, times | {"responses/length": 10.0})
-    end(short.folder)
+    steps = []
+    for seconds in (0.0, 9.0, 2.0, 4.0):  # the first step takes longer than others
+        times = {"time/update_s": seconds, "time/judging_s": 50.0, "time/evaluate_s": 60.0}
+        steps.append(times | {"responses/length": 10.0})
+    write_cell(short.folder, short.spec, steps=steps)
     found = probe.read_probe(cell, short, plan)
     own = next(each for each in plan.footprints if "ppo" in each.methods)
     closed = cost.step_seconds(own.shape, settings, own.needs, 4, cost.SPEEDS["cpu"], cost.EMBEDDED)
@@ -48,7 +45,7 @@ def test_a_cell_that_fails_is_no_measurement(tmp_path: Path) -> None:
     settings = config.load_config("demo", [*SMALL, f"results={tmp_path}"])
     cells = matrix.cells(settings)
     plan = plan_for(settings, cells, this_machine(settings))
-    State("failed", "out of memory").write(cells[0].folder)
+    write_cell(cells[0].folder, cells[0].spec, "failed", reason="out of memory")
     with pytest.raises(UserError, match="the measured cell, grpo seed 0, failed: out of memory"):
         probe.read_probe(cells[0], cells[0], plan)
     with pytest.raises(UserError, match="--probe measures a missing cell, but there is none"):

@@ -13,8 +13,8 @@ from unittest import mock
 
 import pytest
 import torch
-from cells import ONE, divided, lines, write
 from companions import on_ranks, run_ranks
+from launched import ONE, divided, lines, write_launched
 from living import at_work, wait_until
 from safetensors.torch import load_file
 from trainers import build, sampled, weights
@@ -45,7 +45,7 @@ def test_a_relay_of_one_two_and_one_processes_is_one_process(tmp_path: Path) -> 
     """Also where activations are computed again and moments are offloaded, and with a checkpoint of each handed to the
     other. Two processes end where the entropy is too low, and not at the step that was asked for."""
     shared = ["train.steps=4", "eval.every=1"]
-    write(tmp_path / "whole", *shared)
+    write_launched(tmp_path / "whole", *shared)
     cell.work(tmp_path / "whole")
     whole = lines(tmp_path / "whole")
     first, second = (whole[step]["entropy/mean"] for step in (1, 2))
@@ -53,15 +53,15 @@ def test_a_relay_of_one_two_and_one_processes_is_one_process(tmp_path: Path) -> 
     falls = second < 0.99 * first
     end = f"stop.entropy_below={(first + second) / 2}" if falls else "train.steps=2"
 
-    write(tmp_path / "relay", *shared, "train.steps=1", key=ONE)
+    write_launched(tmp_path / "relay", *shared, "train.steps=1", key=ONE)
     cell.work(tmp_path / "relay")
-    write(tmp_path / "relay", *shared, end, "hardware.ranks=2", *SAVING, key=ONE)
+    write_launched(tmp_path / "relay", *shared, end, "hardware.ranks=2", *SAVING, key=ONE)
     assert run_ranks(tmp_path / "relay") == 0
     state = State.read(tmp_path / "relay")
     assert (state.state, state.collapsed, state.durable_step) == ("done", 2 if falls else None, 2)
     assert list(lines(tmp_path / "relay")) == [0, 1, 2]
     of_two = load_file(tmp_path / "relay" / "model" / "model.safetensors")
-    write(tmp_path / "relay", *shared, key=ONE)
+    write_launched(tmp_path / "relay", *shared, key=ONE)
     cell.work(tmp_path / "relay")
     assert "step 0" not in (tmp_path / "relay" / "log.txt").read_text(), "each goes on from an earlier checkpoint"
 
@@ -91,10 +91,10 @@ AHEAD = ["rollout.lag=2", "train.resample.multiplier=1.5", "train.resample.max_b
 @pytest.mark.slow
 def test_one_process_trains_on_rollouts_in_flight_of_two_killed_ones(tmp_path: Path) -> None:
     """Kill the process of the cell alone, with which its ranks end."""
-    write(tmp_path / "whole", *AHEAD)
+    write_launched(tmp_path / "whole", *AHEAD)
     cell.work(tmp_path / "whole")
 
-    write(tmp_path / "relay", *AHEAD, "hardware.ranks=2")
+    write_launched(tmp_path / "relay", *AHEAD, "hardware.ranks=2")
     script = "import sys; from pathlib import Path; from harness.launch import cell; cell.divide(Path(sys.argv[1]), 2)"
     parent = subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "relay")], stdin=subprocess.DEVNULL)
     try:
@@ -105,7 +105,7 @@ def test_one_process_trains_on_rollouts_in_flight_of_two_killed_ones(tmp_path: P
         parent.wait()
     wait_until(lambda: not at_work(tmp_path / "relay"))
     assert State.read(tmp_path / "relay").durable_step < 6, "otherwise nothing is left for one process"
-    write(tmp_path / "relay", *AHEAD)
+    write_launched(tmp_path / "relay", *AHEAD)
     cell.work(tmp_path / "relay")
     assert "step 0" not in (tmp_path / "relay" / "log.txt").read_text(), "it goes on from their checkpoint"
 
@@ -209,7 +209,7 @@ def test_the_rank_that_fails_says_why_and_ends_all(tmp_path: Path, monkeypatch: 
         "METHODS = {'failing': Failing}\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    write(tmp_path / "cell", "hardware.ranks=2", "plugins=[one_rank_fails]", method="failing")
+    write_launched(tmp_path / "cell", "hardware.ranks=2", "plugins=[one_rank_fails]", method="failing")
     assert divided(tmp_path / "cell", 2) == 1
     state = files.read_json(tmp_path / "cell" / "state.json")
     assert (state["state"], state["reason"]) == ("failed", "the second rank has had enough (in stats of step 1)")
@@ -240,7 +240,7 @@ def test_two_ranks_say_once_why_a_model_cannot_be_read(
     model = tmp_path / "model"
     shutil.copytree(models.resolve("countdown-tiny").folder(), model)
     harm(model)
-    write(tmp_path / "cell", "hardware.ranks=2", f"models=[{model}]", model=str(model))
+    write_launched(tmp_path / "cell", "hardware.ranks=2", f"models=[{model}]", model=str(model))
     assert run_ranks(tmp_path / "cell") == 1
     state, log = State.read(tmp_path / "cell"), (tmp_path / "cell" / "log.txt").read_text()
     reason = str(state.reason)
@@ -255,13 +255,13 @@ def test_two_ranks_say_once_why_a_model_cannot_be_read(
 @pytest.mark.slow
 def test_two_ranks_say_once_that_a_checkpoint_is_damaged(tmp_path: Path) -> None:
     folder = tmp_path / "cell"
-    write(folder, "train.steps=1", "eval.every=0", key=ONE)
+    write_launched(folder, "train.steps=1", "eval.every=0", key=ONE)
     cell.work(folder)
     [shard] = (folder / CHECKPOINTS / "step-000001").glob("shard-*")
     content = bytearray(shard.read_bytes())
     content[-1] ^= 1
     shard.write_bytes(content)
-    write(folder, "train.steps=2", "eval.every=0", "hardware.ranks=2", key=ONE)
+    write_launched(folder, "train.steps=2", "eval.every=0", "hardware.ranks=2", key=ONE)
     assert run_ranks(folder) == 0
     assert State.read(folder).state == "done"
     log = (folder / "log.txt").read_text()

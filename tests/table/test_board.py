@@ -5,13 +5,12 @@ import dataclasses
 import io
 import itertools
 import sqlite3
-import time
 from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
-from boards import MOST_DISTINCT, Made, listed, told, trained
+from boards import MOST_DISTINCT, MadeUpMatrix, json_rows, show_table, smoke_matrix, trained_rows
 
 from harness import runs
 from harness.base import identities
@@ -36,75 +35,69 @@ def at(mlflow_uri: str) -> list[str]:
     return ["--uri", mlflow_uri]
 
 
-def test_a_selected_method_is_adjusted_and_ranked_among_all(
-    tmp_path: Path, mlflow_uri: str, at: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_selected_method_is_adjusted_and_ranked_among_all(tmp_path: Path, mlflow_uri: str, at: list[str]) -> None:
     """Otherwise a reader could lower any p-value by selecting the one row."""
-    Made(tmp_path, mlflow_uri).end_all()
+    smoke_matrix(tmp_path, mlflow_uri).send_all()
     asked = ("--experiment", "made", *at, "--compare")
-    whole = [row for row in listed(capsys, *asked) if row["method"] != "ppo"]
-    assert listed(capsys, *asked, "--where", "method=clip_b") == whole
-    table = told(capsys, *asked, "--where", "method=clip_b")
+    whole = [row for row in json_rows(*asked) if row["method"] != "ppo"]
+    assert json_rows(*asked, "--where", "method=clip_b") == whole
+    table = show_table(*asked, "--where", "method=clip_b")
     assert "Methods that are not selected count in Holm's adjustment and in the ranks, too." in table
     assert "ppo" not in table
-    assert "not selected" not in told(capsys, *asked)
+    assert "not selected" not in show_table(*asked)
 
 
-def test_without_a_configuration_it_is_the_same_table(
-    tmp_path: Path, mlflow_uri: str, at: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    made = Made(tmp_path, mlflow_uri)
+def test_without_a_configuration_it_is_the_same_table(tmp_path: Path, mlflow_uri: str, at: list[str]) -> None:
+    made = smoke_matrix(tmp_path, mlflow_uri)
     given = ["smoke", f"results={tmp_path}", f"tracking.uri={mlflow_uri}", "name=made", "methods=[grpo,clip_b,ppo]"]
-    made.end_all()
-    alone = told(capsys, "--experiment", "made", *at)
-    assert alone == told(capsys, *given, "seeds=[0,1]")
+    made.send_all()
+    alone = show_table("--experiment", "made", *at)
+    assert alone == show_table(*given, "seeds=[0,1]")
     assert "2 of 2" in alone
     assert "made" not in alone
     for folder in tmp_path.glob("made/*"):  # nothing of the results is read
         folder.rename(tmp_path / f"away-{folder.name}")
-    assert told(capsys, "--experiment", "made", *at) == alone
+    assert show_table("--experiment", "made", *at) == alone
 
 
 def test_the_uri_comes_from_the_environment_where_none_is_given(
-    tmp_path: Path, sent_matrix: Made, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, sent_matrix: MadeUpMatrix, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mlflow_uri = sent_matrix.config.tracking_uri
     monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_uri)
-    assert "clip_b" in told(capsys, "--experiment", "made")
+    assert "clip_b" in show_table("--experiment", "made")
     other = f"sqlite:///{tmp_path / 'other.db'}"
-    assert f"no MLflow store at {other}" in told(capsys, "--experiment", "made", "--uri", other)
+    assert f"no MLflow store at {other}" in show_table("--experiment", "made", "--uri", other)
     assert Config(name="x").tracking_uri == mlflow_uri
 
 
-def test_rows_and_columns_are_chosen_and_sorted(sent_matrix: Made, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_and_columns_are_chosen_and_sorted(sent_matrix: MadeUpMatrix) -> None:
     asked = ["--experiment", "made", "--uri", sent_matrix.config.tracking_uri]
-    table = told(capsys, *asked, "--columns", "hours,tokens,length,dropped,entropy_kept", "--format", "md").splitlines()
+    table = show_table(*asked, "--columns", "hours,tokens,length,dropped,entropy_kept", "--format", "md").splitlines()
     assert table[2] == "| method | CPU-hours a cell | tokens a cell | length | dropped | entropy kept |"
     assert table[4:6] == ["| base model |  |  |  |  |  |", "| grpo | 0.5 | 200 | 8.0 | 0.125 | 50.0% |"]
-    every = {row["method"]: row for row in listed(capsys, *asked)}
+    every = {row["method"]: row for row in json_rows(*asked)}
     base = every["base model"]
     by_value = sorted(every, key=lambda method: (method != "base model", -every[method]["avg_at_k"]["mean"]))
-    assert [row["method"] for row in listed(capsys, *asked, "--sort", "avg_at_k")] == by_value
+    assert [row["method"] for row in json_rows(*asked, "--sort", "avg_at_k")] == by_value
     # A condition on the method leaves the baseline in the comparison, but not in the table.
-    assert listed(capsys, *asked, "--where", "method=clip_b") == [base, every["clip_b"]]
-    assert listed(capsys, *asked, "--where", "method.clip_b.share=0.02") == [base, every["clip_b"]]
-    one = listed(capsys, *asked, "--where", "seed=1", "--where", "method=ppo")
-    assert [(row["method"], row["seeds_done"], row["seeds_expected"]) for row in trained(one)] == [("ppo", 1, 1)]
-    turned = {row["method"]: row for row in listed(capsys, *asked, "--baseline", "ppo")}
+    assert json_rows(*asked, "--where", "method=clip_b") == [base, every["clip_b"]]
+    assert json_rows(*asked, "--where", "method.clip_b.share=0.02") == [base, every["clip_b"]]
+    one = json_rows(*asked, "--where", "seed=1", "--where", "method=ppo")
+    assert [(row["method"], row["seeds_done"], row["seeds_expected"]) for row in trained_rows(one)] == [("ppo", 1, 1)]
+    turned = {row["method"]: row for row in json_rows(*asked, "--baseline", "ppo")}
     assert turned["grpo"]["delta_to_baseline"]["mean"] == -every["ppo"]["delta_to_baseline"]["mean"]
     assert turned["grpo"]["baseline"] == "ppo"
 
 
-def test_diversity_is_distinct_right_answers_over_problems_and_seeds(
-    sent_matrix: Made, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_diversity_is_distinct_right_answers_over_problems_and_seeds(sent_matrix: MadeUpMatrix) -> None:
     asked = ["--experiment", "made", "--uri", sent_matrix.config.tracking_uri]
 
     def distinct(seed: int, *method: int) -> np.ndarray:
         right = np.random.default_rng([seed, *method]).random((6, 16)) < 0.3
         return np.minimum(right.sum(axis=1), MOST_DISTINCT)
 
-    rows = {row["method"]: row for row in listed(capsys, *asked)}
+    rows = {row["method"]: row for row in json_rows(*asked)}
     for method in ("grpo", "clip_b", "ppo"):
         expected = crossed_interval(np.array([distinct(seed, *method.encode()) for seed in (0, 1)], dtype=float))
         assert rows[method]["right_distinct"] == pytest.approx(dataclasses.asdict(expected))
@@ -112,9 +105,7 @@ def test_diversity_is_distinct_right_answers_over_problems_and_seeds(
         assert rows[method]["coverage"]["mean"] == pytest.approx(share)
     before = np.mean([distinct(seed) for seed in (0, 1)])
     assert rows["base model"]["right_distinct"]["mean"] == pytest.approx(before)
-    header = told(
-        capsys, *asked, "--columns", "right_distinct,coverage,distinct_answers,after_answer", "--format", "md"
-    )
+    header = show_table(*asked, "--columns", "right_distinct,coverage,distinct_answers,after_answer", "--format", "md")
     names = "method | distinct right | solutions found | distinct answers | text after answer"
     assert header.splitlines()[2] == f"| {names} |"
     line = next(line for line in header.splitlines() if line.startswith("| grpo |"))
@@ -126,9 +117,9 @@ def test_an_evaluation_without_answers_is_one_sentence(at: list[str]) -> None:
         right_distinct({"task": "countdown"}, "countdown-000001.json")
 
 
-def test_the_base_model_is_the_first_row(sent_matrix: Made, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_base_model_is_the_first_row(sent_matrix: MadeUpMatrix) -> None:
     at = ["--uri", sent_matrix.config.tracking_uri]
-    rows = listed(capsys, "--experiment", "made", *at)
+    rows = json_rows("--experiment", "made", *at)
     assert [row["method"] for row in rows] == ["base model", "grpo", "clip_b", "ppo"]
     drawn = [(np.random.default_rng([seed]).random((6, 16)) < 0.3).mean() for seed in (0, 1)]
     assert rows[0]["avg_at_k"]["mean"] == pytest.approx(np.mean(drawn), abs=1e-12)
@@ -136,12 +127,12 @@ def test_the_base_model_is_the_first_row(sent_matrix: Made, capsys: pytest.Captu
     assert rows[0]["delta_to_baseline"]["mean"] == pytest.approx(np.mean(drawn) - grpo, abs=1e-12)
     assert (rows[0]["entropy_initial"]["mean"], rows[0]["entropy_final"]) == (pytest.approx(2.0), None)
     for form in ("md", "csv", "table"):
-        lines = told(capsys, "--experiment", "made", *at, "--format", form).splitlines()
+        lines = show_table("--experiment", "made", *at, "--format", form).splitlines()
         named = [line.strip("| ") for line in lines if line.strip("| ").startswith(("base model", "grpo", "clip_b"))]
         assert named[0].startswith("base model"), form
         assert (named[-1] == "base model: the model before training, by its evaluation at step 0.") == (form == "table")
     (best,) = [row for row in rows if row["method"] == "clip_b"]
-    compared = {(row["method"], row["score"]): row for row in listed(capsys, "--experiment", "made", *at, "--compare")}
+    compared = {(row["method"], row["score"]): row for row in json_rows("--experiment", "made", *at, "--compare")}
     base, clip = compared["base model", "Avg@K"], compared["clip_b", "Avg@K"]
     assert base["mean"]["mean"] == rows[0]["avg_at_k"]["mean"]
     assert base["difference"]["mean"] == pytest.approx(rows[0]["delta_to_baseline"]["mean"], abs=1e-12)
@@ -151,30 +142,26 @@ def test_the_base_model_is_the_first_row(sent_matrix: Made, capsys: pytest.Captu
     assert clip["mean"]["mean"] == best["avg_at_k"]["mean"]
 
 
-def test_experiments_and_configurations_stay_apart(
-    tmp_path: Path, mlflow_uri: str, at: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    Made(tmp_path, mlflow_uri, name="größer").end_all()
-    Made(tmp_path, mlflow_uri, "tasks=[countdown]", "train.lr=2e-3", name="other").end_all()
+def test_experiments_and_configurations_stay_apart(tmp_path: Path, mlflow_uri: str, at: list[str]) -> None:
+    smoke_matrix(tmp_path, mlflow_uri, name="größer").send_all()
+    smoke_matrix(tmp_path, mlflow_uri, "tasks=[countdown]", "train.lr=2e-3", name="other").send_all()
     both = ["--experiment", "größer,other", *at]
-    assert both[1].split(",") == [line for line in told(capsys, *both).splitlines() if line in both[1].split(",")]
-    lines = list(csv.DictReader(io.StringIO(told(capsys, *both, "--format", "csv"))))
+    assert both[1].split(",") == [line for line in show_table(*both).splitlines() if line in both[1].split(",")]
+    lines = list(csv.DictReader(io.StringIO(show_table(*both, "--format", "csv"))))
     assert [(line["experiment"], line["seeds_done"]) for line in lines] == [("größer", "2")] * 4 + [("other", "2")] * 4
-    assert told(capsys, "--experiment", "größer", "--experiment", "other", *at) == told(capsys, *both)
-    newer = Made(tmp_path, mlflow_uri, "train.lr=3e-3", name="other")
+    assert show_table("--experiment", "größer", "--experiment", "other", *at) == show_table(*both)
+    newer = smoke_matrix(tmp_path, mlflow_uri, "train.lr=3e-3", name="other")
     newer.clock = itertools.count(2000.0, 10.0)
-    newer.end_all()
-    headings = [line for line in told(capsys, "--experiment", "other", *at).splitlines() if line.startswith("other")]
+    newer.send_all()
+    headings = [line for line in show_table("--experiment", "other", *at).splitlines() if line.startswith("other")]
     assert headings == ["other: train.lr=0.003", "other: train.lr=0.002"]
 
 
-def test_a_note_says_what_a_composition_is_made_of(
-    tmp_path: Path, mlflow_uri: str, at: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_note_says_what_a_composition_is_made_of(tmp_path: Path, mlflow_uri: str, at: list[str]) -> None:
     methods = "methods=[grpo,dapo,psr+clip_b]"
-    made = Made(tmp_path, mlflow_uri, methods, "seeds=[0]")
+    made = smoke_matrix(tmp_path, mlflow_uri, methods, "seeds=[0]")
     for cell in made.cells:
-        made.end(cell)
+        made.send(cell)
     from_config = ["smoke", f"results={tmp_path}", f"tracking.uri={mlflow_uri}", "name=made", "seeds=[0]", methods]
     notes = [
         "dapo = grpo(clip_high=0.28, dual_clip=10)+overlong",
@@ -184,32 +171,30 @@ def test_a_note_says_what_a_composition_is_made_of(
         if summed_up:
             publish(made.config, made.cells)
         for asked in (from_config, ["--experiment", "made", *at]):
-            assert [line for line in told(capsys, *asked).splitlines() if " = " in line] == notes
-            found = {row["method"]: row["made_of"] for row in listed(capsys, *asked)}
+            assert [line for line in show_table(*asked).splitlines() if " = " in line] == notes
+            found = {row["method"]: row["made_of"] for row in json_rows(*asked)}
             assert found == {"base model": None, "grpo": None, **dict(note.split(" = ") for note in notes)}
 
 
-def test_runs_without_a_summary_give_a_table_with_a_note(
-    tmp_path: Path, mlflow_uri: str, at: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    made = Made(tmp_path, mlflow_uri)
+def test_runs_without_a_summary_give_a_table_with_a_note(tmp_path: Path, mlflow_uri: str, at: list[str]) -> None:
+    made = smoke_matrix(tmp_path, mlflow_uri)
     for cell in made.cells[:-1]:
-        made.end(cell)
-    rows = trained(listed(capsys, "--experiment", "made", *at))
+        made.send(cell)
+    rows = trained_rows(json_rows("--experiment", "made", *at))
     assert [(r["method"], r["seeds_done"], r["seeds_expected"]) for r in rows] == [
         ("grpo", 2, 2),
         ("clip_b", 2, 2),
         ("ppo", 1, 2),
     ]
     assert rows[0]["baseline"] == "grpo"
-    said = told(capsys, "--experiment", "made", *at)
+    said = show_table("--experiment", "made", *at)
     assert "Of 6 cells: 5 done, 1 without a run." in said
     assert "No summary in MLflow lists the expected cells" in said
     # Another share is another method, and pooled with none.
-    other = Made(tmp_path, mlflow_uri, "method_options.clip_b.share=0.5")
+    other = smoke_matrix(tmp_path, mlflow_uri, "method_options.clip_b.share=0.5")
     other.clock = made.clock
-    other.end(other.cells[1])
-    names = [row["method"] for row in trained(listed(capsys, "--experiment", "made", *at))]
+    other.send(other.cells[1])
+    names = [row["method"] for row in trained_rows(json_rows("--experiment", "made", *at))]
     assert names == ["grpo", "clip_b (share=0.02)", "clip_b (share=0.5)", "ppo"]
 
 
@@ -224,53 +209,50 @@ def test_further_axes_are_columns_and_methods_are_compared_within_a_setting(
     tmp_path: Path,
     mlflow_uri: str,
     at: list[str],
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
     axes = f"axes={{train.lr: [1e-3, 2e-3], {second}: [1, 2]}}"
-    made = Made(tmp_path, mlflow_uri, "methods=[grpo,clip_b]", axes, *further)
+    made = smoke_matrix(tmp_path, mlflow_uri, "methods=[grpo,clip_b]", axes, *further)
     for number, cell in enumerate(made.cells):
-        made.end(cell, last=1.0 + number % 8 // 2)  # another one in each setting
+        made.send(cell, last=1.0 + number % 8 // 2)  # another one in each setting
     given = ["smoke", f"results={tmp_path}", f"tracking.uri={mlflow_uri}", "name=made", "methods=[grpo,clip_b]"]
-    told_of_runs = told(capsys, "--experiment", "made", *at)
+    told_of_runs = show_table("--experiment", "made", *at)
     publish(made.config, made.cells)
-    told_of_summary = told(capsys, "--experiment", "made", *at)
-    assert told_of_summary == told(capsys, *given, "seeds=[0,1]", axes, *further)
+    told_of_summary = show_table("--experiment", "made", *at)
+    assert told_of_summary == show_table(*given, "seeds=[0,1]", axes, *further)
     assert told_of_runs.startswith(told_of_summary.partition("\n\n±")[0])
     header, _, *lines = told_of_summary.splitlines()[2:]
     assert header.split()[:3] == ["method", "train.lr", second]
     settings = [[lr, updates] for lr in ("0.001", "0.002") for updates in ("1", "2")]
     expected = [[m, *each] for each in settings for m in ("base model", "grpo", "clip_b")]
     assert [line.split()[:3] for line in lines[:12]] == [" ".join(each).split()[:3] for each in expected]
-    rows = trained(listed(capsys, "--experiment", "made", *at))
+    rows = trained_rows(json_rows("--experiment", "made", *at))
     assert [row["setting"] for row in rows[::2]] == [{"train.lr": x, second: y} for x, y in settings]
     assert [row["entropy_final"]["mean"] for row in rows] == [1.0, 1.0, 2.0, 2.0, 3.0, 3.0, 4.0, 4.0]
     for base, other in zip(rows[::2], rows[1::2], strict=True):
         found = other["avg_at_k"]["mean"] - base["avg_at_k"]["mean"]
         assert other["delta_to_baseline"]["mean"] == pytest.approx(found)
-    compared = listed(capsys, "--experiment", "made", *at, "--compare")
+    compared = json_rows("--experiment", "made", *at, "--compare")
     assert {each["setting"] for each in compared} == {f"train.lr={x}, {second}={y}" for x, y in settings}
     # One cell less: the table counts it, whether or not a summary tells of it.
     one_axis = f"axes={{{second}: [1, 2]}}"
-    unfinished = Made(tmp_path, mlflow_uri, "methods=[grpo,clip_b]", one_axis, *further, name="other")
+    unfinished = smoke_matrix(tmp_path, mlflow_uri, "methods=[grpo,clip_b]", one_axis, *further, name="other")
     for cell in unfinished.cells[:-1]:
-        unfinished.end(cell)
-    rows = trained(listed(capsys, "--experiment", "other", *at))
+        unfinished.send(cell)
+    rows = trained_rows(json_rows("--experiment", "other", *at))
     assert [(row["seeds_done"], row["seeds_expected"]) for row in rows] == [(2, 2)] * 3 + [(1, 2)]
 
 
-def test_collapsed_cells_count_and_are_reported(
-    tmp_path: Path, mlflow_uri: str, at: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    made = Made(tmp_path, mlflow_uri, "methods=[grpo,clip_b]", "stop.entropy_below=0.5")
+def test_collapsed_cells_count_and_are_reported(tmp_path: Path, mlflow_uri: str, at: list[str]) -> None:
+    made = smoke_matrix(tmp_path, mlflow_uri, "methods=[grpo,clip_b]", "stop.entropy_below=0.5")
     for cell in made.cells:
-        made.end(cell)
+        made.send(cell)
         if cell.method == "grpo":
             change(cell.folder, collapsed=14 + cell.seed)
             sync.sync(cell.folder, mlflow_uri)
     publish(made.config, made.cells)
-    rows = trained(listed(capsys, "--experiment", "made", *at))
+    rows = trained_rows(json_rows("--experiment", "made", *at))
     assert [(row["seeds_done"], row["collapsed"]) for row in rows] == [(2, {"0": 14, "1": 15}), (2, {})]
-    said = told(capsys, "--experiment", "made", *at, "--columns", "avg_at_k,collapsed")
+    said = show_table("--experiment", "made", *at, "--columns", "avg_at_k,collapsed")
     assert "2 of 2 at steps 14, 15" in said.splitlines()[5]
     text = (
         "grpo, countdown, countdown-tiny: the entropy of 2 of 2 at steps 14, 15 fell so low that training ended there."
@@ -278,61 +260,57 @@ def test_collapsed_cells_count_and_are_reported(
     assert text in said
 
 
-def test_bad_input_is_one_sentence(
-    tmp_path: Path, mlflow_uri: str, at: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    made = Made(tmp_path, mlflow_uri).end_all()
+def test_bad_input_is_one_sentence(tmp_path: Path, mlflow_uri: str, at: list[str]) -> None:
+    made = smoke_matrix(tmp_path, mlflow_uri).send_all()
     asked = ["--experiment", "made", *at]
-    assert "needs one of three" in told(capsys)
-    assert "needs one of three" in told(capsys, "smoke", *asked)
-    assert "no experiment 'mde'" in told(capsys, "--experiment", "mde", *at)
-    assert "did you mean 'made'?" in told(capsys, "--experiment", "mde", *at)
-    assert "the experiment 'Default' at" in told(capsys, "--experiment", "Default", *at)
-    assert "--columns is 'avg_at'" in told(capsys, *asked, "--columns", "avg_at")
-    assert "--sort is 'avg_at'" in told(capsys, *asked, "--sort", "avg_at")
-    assert "--where is 'grpo'; write key=value" in told(capsys, *asked, "--where", "grpo")
-    assert "names 'sed', which no cell has" in told(capsys, *asked, "--where", "sed=1")
-    assert "--where seed is '7'; allowed: 0, 1" in told(capsys, *asked, "--where", "seed=7")
-    assert listed(capsys, *asked, "--where", "method.clip_b.share=2e-2") == listed(
-        capsys, *asked, "--where", "method.clip_b.share=0.02"
+    assert "needs one of three" in show_table()
+    assert "needs one of three" in show_table("smoke", *asked)
+    assert "no experiment 'mde'" in show_table("--experiment", "mde", *at)
+    assert "did you mean 'made'?" in show_table("--experiment", "mde", *at)
+    assert "the experiment 'Default' at" in show_table("--experiment", "Default", *at)
+    assert "--columns is 'avg_at'" in show_table(*asked, "--columns", "avg_at")
+    assert "--sort is 'avg_at'" in show_table(*asked, "--sort", "avg_at")
+    assert "--where is 'grpo'; write key=value" in show_table(*asked, "--where", "grpo")
+    assert "names 'sed', which no cell has" in show_table(*asked, "--where", "sed=1")
+    assert "--where seed is '7'; allowed: 0, 1" in show_table(*asked, "--where", "seed=7")
+    assert json_rows(*asked, "--where", "method.clip_b.share=2e-2") == json_rows(
+        *asked, "--where", "method.clip_b.share=0.02"
     )
     share = ["--where", "method.clip_b.share=0.02"]
-    assert "no cell meets all of" in told(capsys, *asked, "--where", "method=ppo", *share)
-    assert "--baseline is 'grp'" in told(capsys, *asked, "--baseline", "grp")
+    assert "no cell meets all of" in show_table(*asked, "--where", "method=ppo", *share)
+    assert "--baseline is 'grp'" in show_table(*asked, "--baseline", "grp")
     given = ["smoke", f"tracking.uri={mlflow_uri}", "name=made", "methods=[grpo,clip_b,ppo]", "seeds=[0,1]"]
-    assert told(capsys, *given, "train.lr=5e-4").endswith(
+    assert show_table(*given, "train.lr=5e-4").endswith(
         "no run of 'made' is of this configuration; the experiment holds 6 others\n"
     )
     with store.store(mlflow_uri, write=True) as client, reader(mlflow_uri) as source:
         for run in Experiment(source, "made", mlflow_uri).runs:
             if run.tags["cell"] == made.cells[0].id:
                 client.delete_run(run.id)
-    assert "Of 6 cells: 5 done, 1 without a run." in told(capsys, *asked)
+    assert "Of 6 cells: 5 done, 1 without a run." in show_table(*asked)
     with closing(sqlite3.connect(mlflow_uri.removeprefix("sqlite:///"))) as connection, connection:
         connection.execute("ALTER TABLE runs RENAME COLUMN artifact_uri TO moved")
-    assert "was written by an unknown version of MLflow: no such column: artifact_uri" in told(capsys, *asked)
+    assert "was written by an unknown version of MLflow: no such column: artifact_uri" in show_table(*asked)
 
 
-def test_only_failed_runs_and_a_missing_baseline(
-    tmp_path: Path, mlflow_uri: str, at: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    made = Made(tmp_path, mlflow_uri)
-    made.end(made.cells[1], "failed")
+def test_only_failed_runs_and_a_missing_baseline(tmp_path: Path, mlflow_uri: str, at: list[str]) -> None:
+    made = smoke_matrix(tmp_path, mlflow_uri)
+    made.send(made.cells[1], "failed")
     publish(made.config, made.cells)
-    assert "made: no cell is done. Of 6 cells: 1 failed, 5 without a run." in told(capsys, "--experiment", "made", *at)
-    made.end(made.cells[2])
-    with_config = told(capsys, "smoke", f"tracking.uri={mlflow_uri}", "name=made", "methods=[grpo,clip_b,ppo]")
+    assert "made: no cell is done. Of 6 cells: 1 failed, 5 without a run." in show_table("--experiment", "made", *at)
+    made.send(made.cells[2])
+    with_config = show_table("smoke", f"tracking.uri={mlflow_uri}", "name=made", "methods=[grpo,clip_b,ppo]")
     assert "Of 3 cells: 1 done, 1 failed, 1 without a run." in with_config
-    (row,) = [row for row in listed(capsys, "--experiment", "made", *at) if row["method"] == "ppo"]
+    (row,) = [row for row in json_rows("--experiment", "made", *at) if row["method"] == "ppo"]
     assert (row["delta_to_baseline"], row["seeds_done"]) == (None, 1)
-    assert "No cell is of the baseline" not in told(capsys, "--experiment", "made", *at)
+    assert "No cell is of the baseline" not in show_table("--experiment", "made", *at)
     for path in (tmp_path / "mlartifacts").rglob("config.yaml"):
         path.unlink()  # now the expected cells are unknown
-    assert "No cell is of the baseline grpo" in told(capsys, "--experiment", "made", *at)
+    assert "No cell is of the baseline grpo" in show_table("--experiment", "made", *at)
 
 
 def test_done_cell_without_a_record_of_its_attempt_is_named(tmp_path: Path) -> None:
-    made = Made(tmp_path, "sqlite:///unused.db")
+    made = smoke_matrix(tmp_path, "sqlite:///unused.db")
     cell = made.write_all().cells[0]
     for damage, why in ((Path.unlink, "it is missing"), (lambda path: path.write_text("{}"), "it must hold attempt, ")):
         damage(cell.folder / "made.json")
@@ -356,10 +334,10 @@ def test_check_one_version_of_cells_of_two_versions() -> None:
 
 @pytest.mark.parametrize("with_config", [True, False])
 def test_runs_of_an_earlier_version_are_left_out_and_counted(
-    with_config: bool, tmp_path: Path, mlflow_uri: str, at: list[str], capsys: pytest.CaptureFixture[str]
+    with_config: bool, tmp_path: Path, mlflow_uri: str, at: list[str]
 ) -> None:
     """Two seeds of clip_b by its earlier version, of which only one was run again."""
-    made = Made(tmp_path, mlflow_uri)
+    made = smoke_matrix(tmp_path, mlflow_uri)
     clips = [cell for cell in made.cells if cell.method == "clip_b"]
     for cell in clips:
         spec = cell.spec
@@ -372,7 +350,7 @@ def test_runs_of_an_earlier_version_are_left_out_and_counted(
         sync.sync(folder, mlflow_uri)
     for cell in made.cells:
         if cell is not clips[1]:
-            made.end(cell)
+            made.send(cell)
     given = ["--experiment", "made", *at]
     if with_config:
         given = ["smoke", f"tracking.uri={mlflow_uri}", "name=made", "methods=[grpo,clip_b,ppo]", "seeds=[0,1]"]
@@ -382,8 +360,8 @@ def test_runs_of_an_earlier_version_are_left_out_and_counted(
             "1 run of an earlier version of clip_b is left out.\n"
             "1 run of another cell with the same settings is left out."
         )
-    assert sentence in told(capsys, *given)
-    rows = {row["method"]: row for row in trained(listed(capsys, *given))}
+    assert sentence in show_table(*given)
+    rows = {row["method"]: row for row in trained_rows(json_rows(*given))}
     assert {name: (row["seeds_done"], row["seeds_expected"]) for name, row in rows.items()} == {
         "grpo": (2, 2),
         "clip_b": (1, 2),
@@ -392,9 +370,9 @@ def test_runs_of_an_earlier_version_are_left_out_and_counted(
 
 
 def test_the_newest_complete_attempt_counts_and_a_later_failure_does_not(
-    tmp_path: Path, mlflow_uri: str, at: list[str], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, mlflow_uri: str, at: list[str]
 ) -> None:
-    made = Made(tmp_path, mlflow_uri).end_all()
+    made = smoke_matrix(tmp_path, mlflow_uri).send_all()
     with store.store(mlflow_uri, write=True) as client, reader(mlflow_uri) as source:
         before = Experiment(source, "made", mlflow_uri)
         number = client.get_experiment_by_name("made").experiment_id
@@ -404,109 +382,74 @@ def test_the_newest_complete_attempt_counts_and_a_later_failure_does_not(
     with reader(mlflow_uri) as source:
         after = Experiment(source, "made", mlflow_uri)
         assert (len(after.runs), after.done) == (8, before.done)
-    assert listed(capsys, "--experiment", "made", *at)[0]["seeds_done"] == 2
+    assert json_rows("--experiment", "made", *at)[0]["seeds_done"] == 2
 
 
-def test_an_entropy_that_is_no_number_is_shown_with_a_sentence(
-    tmp_path: Path, mlflow_uri: str, at: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    made = Made(tmp_path, mlflow_uri, "seeds=[0]")
+def test_an_entropy_that_is_no_number_is_shown_with_a_sentence(tmp_path: Path, mlflow_uri: str, at: list[str]) -> None:
+    made = smoke_matrix(tmp_path, mlflow_uri, "seeds=[0]")
     for cell in made.cells:
-        made.end(cell, last=float("nan") if cell.method == "ppo" else 1.0)
+        made.send(cell, last=float("nan") if cell.method == "ppo" else 1.0)
     publish(made.config, made.cells)
     for how in ("table", "md"):
-        said = told(capsys, "--experiment", "made", *at, "--format", how)
+        said = show_table("--experiment", "made", *at, "--format", how)
         (line,) = [line for line in said.splitlines() if line.strip(" |").startswith("ppo")]
         assert " nan " in line
         assert "nan: at a seed of the row the entropy was no number" in said
         assert "One seed cannot tell how much seeds differ" in said
-    rows = {row["method"]: row for row in listed(capsys, "--experiment", "made", *at)}
+    rows = {row["method"]: row for row in json_rows("--experiment", "made", *at)}
     assert (rows["ppo"]["entropy_final"]["mean"], rows["ppo"]["entropy_kept"]) == (None, None)
-    assert "nan:" not in told(capsys, "--experiment", "made", *at, "--where", "method=clip_b")
+    assert "nan:" not in show_table("--experiment", "made", *at, "--where", "method=clip_b")
 
 
-def test_experiments_with_unlike_tasks_are_tables_of_their_own(
-    tmp_path: Path, mlflow_uri: str, at: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    Made(tmp_path, mlflow_uri, name="one").end_all()
-    Made(tmp_path, mlflow_uri, "eval.tasks=[countdown,aime24]", name="two").end_all()
-    rows = trained(listed(capsys, "--experiment", "one,two", *at))
+def test_experiments_with_unlike_tasks_are_tables_of_their_own(tmp_path: Path, mlflow_uri: str, at: list[str]) -> None:
+    smoke_matrix(tmp_path, mlflow_uri, name="one").send_all()
+    smoke_matrix(tmp_path, mlflow_uri, "eval.tasks=[countdown,aime24]", name="two").send_all()
+    rows = trained_rows(json_rows("--experiment", "one,two", *at))
     assert [(row["experiment"], row["task"]) for row in rows[::3]] == [
         ("one", "countdown"),
         ("two", "countdown"),
         ("two", "aime24"),
     ]
-    assert "no cell has" in told(capsys, "--experiment", "one,two", *at, "--where", "method.clip_v.share=1")
+    assert "no cell has" in show_table("--experiment", "one,two", *at, "--where", "method.clip_v.share=1")
 
 
 def test_runs_of_another_version_or_deleted_parts_give_one_sentence(
-    tmp_path: Path, mlflow_uri: str, at: list[str], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, mlflow_uri: str, at: list[str]
 ) -> None:
-    Made(tmp_path, mlflow_uri).end_all()
+    smoke_matrix(tmp_path, mlflow_uri).send_all()
     (plan,) = (tmp_path / "mlartifacts").rglob("matrix.json")
     whole = plan.read_text()
     for wrong in (whole.replace('"ks"', '"new"'), whole.replace('"eval_tasks"', '"new"')):
         plan.write_text(wrong)
-        said = told(capsys, "--experiment", "made", *at)
+        said = show_table("--experiment", "made", *at)
         assert said.endswith("was written by another version of entrobench; `entrobench sync` replaces it\n")
     plan.unlink()  # as good as no summary
-    assert "No summary in MLflow lists the expected cells" in told(capsys, "--experiment", "made", *at)
+    assert "No summary in MLflow lists the expected cells" in show_table("--experiment", "made", *at)
     with store.store(mlflow_uri, write=True) as client, reader(mlflow_uri) as source:
         everything = Experiment(source, "made", mlflow_uri)
         for run in [*everything.runs, *everything.summaries]:
             client.delete_run(run.id)
-    assert "holds no run that entrobench made, or all were deleted" in told(capsys, "--experiment", "made", *at)
-
-
-def test_a_thousand_and_one_runs(
-    tmp_path: Path, mlflow_uri: str, at: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Write the runs into the tables directly, since MLflow would take minutes for this number."""
-    made = Made(tmp_path, mlflow_uri)
-    made.end(made.cells[0])
-    made.end(made.cells[1])
-    with closing(sqlite3.connect(mlflow_uri.removeprefix("sqlite:///"))) as connection, connection:
-        (first, _) = (row[0] for row in connection.execute("SELECT run_uuid FROM runs ORDER BY name DESC"))
-        columns = [row[1] for row in connection.execute("PRAGMA table_info(runs)") if row[1] != "run_uuid"]
-        for number in range(2, 1001):
-            copy = f"{number:032x}"
-            connection.execute(
-                f"INSERT INTO runs (run_uuid, {', '.join(columns)}) SELECT ?, {', '.join(columns)} FROM runs "
-                "WHERE run_uuid = ?",
-                (copy, first),
-            )
-            for table in ("tags", "params"):
-                connection.execute(
-                    f"INSERT INTO {table} (run_uuid, key, value) SELECT ?, key, CASE key WHEN 'seed' THEN ? "
-                    f"WHEN 'cell' THEN ? ELSE value END FROM {table} WHERE run_uuid = ?",
-                    (copy, str(number), f"cell{number}", first),
-                )
-    started = time.process_time()
-    rows = trained(listed(capsys, "--experiment", "made", *at))
-    assert time.process_time() - started < 10
-    assert [(row["method"], row["seeds_done"]) for row in rows] == [("grpo", 1000), ("clip_b", 1), ("ppo", 0)]
+    assert "holds no run that entrobench made, or all were deleted" in show_table("--experiment", "made", *at)
 
 
 def test_a_summary_holds_no_password(tmp_path: Path) -> None:
-    made = Made(tmp_path, "https://example.org")
+    made = smoke_matrix(tmp_path, "https://example.org")
     made.config.tracking.uri = "https://me:secret@example.org"
     assert "secret" not in board.Board.of_config(made.config, made.cells).as_json()
 
 
-def test_the_help_of_columns_names_what_csv_has(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = told(capsys, "--columns", "help").splitlines()
+def test_the_help_of_columns_names_what_csv_has() -> None:
+    lines = show_table("--columns", "help").splitlines()
     names = {field.name for field in dataclasses.fields(LeaderboardRow)}
     assert {line.split()[0] for line in lines} <= names
     assert "delta_pass_at_k    Pass@K - baseline" in lines
     assert not any(sign in line for line in lines for sign in "{}")
 
 
-def test_the_leaderboard_in_python_prints_itself_as_the_table(
-    sent_matrix: Made, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_leaderboard_in_python_prints_itself_as_the_table(sent_matrix: MadeUpMatrix) -> None:
     at = ["--uri", sent_matrix.config.tracking_uri]
     frame = leaderboard_frame(runs.matrix_rows(sent_matrix.config, sent_matrix.cells))
-    assert repr(frame) == told(capsys, "--experiment", "made", *at)
-    [header, *_] = told(capsys, "--experiment", "made", *at, "--format", "csv").splitlines()
+    assert repr(frame) == show_table("--experiment", "made", *at)
+    [header, *_] = show_table("--experiment", "made", *at, "--format", "csv").splitlines()
     assert list(frame.columns) == header.split(",")
     assert list(frame[frame["seeds_done"] == 2]["method"]) == ["base model", "grpo", "clip_b", "ppo"]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
-from boards import joined_frames, made_up_frames
+from frames import joined_frames, made_up_frames
 
 from harness.base.errors import UserError
 from harness.statistics import (

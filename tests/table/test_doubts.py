@@ -9,7 +9,7 @@ from typing import cast
 
 import numpy as np
 import pytest
-from boards import made_up_frames
+from frames import made_up_frames
 from intervals import slow_share_interval
 
 from harness.page import page
@@ -73,11 +73,11 @@ def test_with_three_seeds_it_does_not() -> None:
     )
 
 
-@pytest.mark.parametrize(("seeds", "told"), [(1, "There is one seed."), (2, "There are two seeds,"), (3, None)])
-def test_the_summary_says_that_few_seeds_tell_little(seeds: int, told: str | None) -> None:
+@pytest.mark.parametrize(("seeds", "sentence"), [(1, "There is one seed."), (2, "There are two seeds,"), (3, None)])
+def test_the_summary_says_that_few_seeds_tell_little(seeds: int, sentence: str | None) -> None:
     cells = page_cells({"seed": seed, "state": "done"} for seed in range(seeds))
     sentences = general_sentences(cast(PageContent, SimpleNamespace(cells=cells, rows=[], notes=[])))
-    assert [text.startswith(told) for text in sentences[1:] if told] == [True] * (seeds < 3)
+    assert [text.startswith(sentence) for text in sentences[1:] if sentence] == [True] * (seeds < 3)
     assert len(sentences) == 1 + (seeds < 3)
 
 

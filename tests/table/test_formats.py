@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from boards import made_up_frames
+from frames import made_up_frames
 from pyarrow import parquet
 
 from harness.statistics import Estimate

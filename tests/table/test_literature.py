@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from pathlib import Path
 
 import pytest
-from boards import Made, told
-from places import REPOSITORY
+from boards import MadeUpMatrix, show_table
 
 import baselines
 import tasks
@@ -25,33 +23,23 @@ INVENTED = f"{HEADER}\nppo,Their PPO,Their-7B,countdown,avg,32,99.9,GRPO,98.7,26
 # The file
 
 
-def test_methods_and_tasks_are_those_of_the_repository() -> None:
+def test_numbers_of_the_shipped_file() -> None:
     assert len(NUMBERS) > 50
-    assert {number.method for number in NUMBERS} <= baselines.METHODS.keys()
-    assert {number.task for number in NUMBERS} <= tasks.TASKS.keys()
-
-
-def test_sources_dates_and_numbers_are_possible() -> None:
+    rows, baselines_of_sources = set(), {}
     for number in NUMBERS:
+        assert number.method in baselines.METHODS
+        assert number.task in tasks.TASKS
         assert re.fullmatch(r"\d{4}\.\d{5}", number.arxiv)
-        year, month = number.arxiv[:2], number.arxiv[2:4]
-        assert number.published == f"20{year}-{month}"
+        assert number.published == f"20{number.arxiv[:2]}-{number.arxiv[2:4]}"
         assert number.score in SCORES
         assert number.k > 1
         assert 0 < number.value < 100
         assert 0 < number.baseline_value < 100
-
-
-def test_no_row_is_there_twice() -> None:
-    keys = [(n.name, n.base_model, n.task, n.score, n.k, n.arxiv) for n in NUMBERS]
-    assert len(keys) == len(set(keys))
-
-
-def test_one_source_has_one_number_of_a_baseline() -> None:
-    values: dict[tuple[str, ...], set[float]] = {}
-    for n in NUMBERS:
-        values.setdefault((n.baseline, n.base_model, n.task, n.score, str(n.k), n.arxiv), set()).add(n.baseline_value)
-    assert all(len(known) == 1 for known in values.values())
+        place = (number.base_model, number.task, number.score, number.k, number.arxiv)
+        assert (number.name, *place) not in rows, "each row is there once"
+        rows.add((number.name, *place))
+        known = baselines_of_sources.setdefault((number.baseline, *place), number.baseline_value)
+        assert known == number.baseline_value, "a source has one number of a baseline"
 
 
 @pytest.mark.parametrize(
@@ -96,9 +84,9 @@ def test_a_task_without_numbers_is_a_sentence() -> None:
 
 
 @pytest.mark.parametrize("options", [["--compare"], ["--format", "csv"], ["--format", "json"]])
-def test_only_tables_of_scores_have_it(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_tables_of_scores_have_it(options: list[str]) -> None:
     words = "--literature goes below the table of scores, in --format table or md"
-    assert words in told(capsys, "demo", "--literature", *options)
+    assert words in show_table("demo", "--literature", *options)
 
 
 # No mean contains it
@@ -106,32 +94,22 @@ def test_only_tables_of_scores_have_it(options: list[str], capsys: pytest.Captur
 
 @pytest.mark.slow
 def test_no_number_of_a_leaderboard_changes(
-    tmp_path: Path, sent_matrix: Made, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, sent_matrix: MadeUpMatrix, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     selected = ["--experiment", "made", "--uri", sent_matrix.config.tracking_uri]
     forms = [["--format", how] for how in ("table", "md", "csv", "json", "latex")] + [["--compare", "--format", "json"]]
-    before = [told(capsys, *selected, *form) for form in forms]
+    before = [show_table(*selected, *form) for form in forms]
     sentence = "\nNo number in results/literature is about countdown.\n"
-    assert told(capsys, *selected, "--literature") == before[0] + sentence
+    assert show_table(*selected, "--literature") == before[0] + sentence
 
     path = tmp_path / "reported.csv"
     path.write_text(INVENTED)
     monkeypatch.setattr(literature, "LITERATURE", path)
-    assert [told(capsys, *selected, *form) for form in forms] == before
+    assert [show_table(*selected, *form) for form in forms] == before
     for how, text in zip(("table", "md"), before, strict=False):
-        whole = told(capsys, *selected, "--format", how, "--literature")
+        whole = show_table(*selected, "--format", how, "--literature")
         assert whole.startswith(f"{text}\n")
         below = whole.removeprefix(text)
         assert "99.9" in below
         assert "99.9" not in text
         assert "reported" in below
-
-
-def test_only_the_command_and_the_comparison_with_papers_read_it() -> None:
-    readers = set()
-    for top in ("harness", "entrobench", "baselines", "tasks", "studies"):
-        for path in (REPOSITORY / top).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.ImportFrom) and node.module == "harness.table.literature":
-                    readers.add(str(path.relative_to(REPOSITORY)))
-    assert readers == {"harness/commands/leaderboard.py", "studies/transfer/analysis.py"}

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 
 import pytest
-from boards import Made, listed, told
+from boards import MadeUpMatrix, json_rows, show_table, smoke_matrix
 
 from harness.base.errors import Damaged
 from harness.page import gather, page
@@ -29,50 +29,48 @@ CODE = (
 )
 
 
-def filled(made: Made, harness: dict[tuple[str, int], str], base_model: dict[tuple[str, int], str]) -> Made:
+def filled(
+    made: MadeUpMatrix, harness: dict[tuple[str, int], str], base_model: dict[tuple[str, int], str]
+) -> MadeUpMatrix:
     for cell in made.cells:
         place = cell.method, cell.seed
-        made.end(cell, harness=harness.get(place, HARNESS), base_model=base_model.get(place, BASE))
+        made.send(cell, harness=harness.get(place, HARNESS), base_model=base_model.get(place, BASE))
     publish(made.config, made.cells)
     return made
 
 
-def asked(made: Made) -> list[str]:
+def asked(made: MadeUpMatrix) -> list[str]:
     return ["--experiment", "made", "--uri", made.config.tracking_uri]
 
 
 @pytest.mark.slow
-def test_cells_of_one_code_and_one_base_model_have_no_mark(
-    tmp_path: Path, mlflow_uri: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    made = filled(Made(tmp_path, mlflow_uri), {}, {})
-    rows = listed(capsys, *asked(made))
+def test_cells_of_one_code_and_one_base_model_have_no_mark(tmp_path: Path, mlflow_uri: str) -> None:
+    made = filled(smoke_matrix(tmp_path, mlflow_uri), {}, {})
+    rows = json_rows(*asked(made))
     assert [(row["mixed"], row["base_model"]) for row in rows] == [([], BASE[:12])] * 4
-    assert "§" not in told(capsys, *asked(made))
+    assert "§" not in show_table(*asked(made))
 
 
 @pytest.mark.slow
-def test_a_row_that_pools_or_compares_other_code_says_so(
-    tmp_path: Path, mlflow_uri: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_row_that_pools_or_compares_other_code_says_so(tmp_path: Path, mlflow_uri: str) -> None:
     """ppo's own cells are alike, but the baseline that they are compared with was made by both."""
-    made = filled(Made(tmp_path, mlflow_uri), EDITS, {})
-    sentence, rows = CODE, listed(capsys, *asked(made))
+    made = filled(smoke_matrix(tmp_path, mlflow_uri), EDITS, {})
+    sentence, rows = CODE, json_rows(*asked(made))
     assert [row["method"] for row in rows] == ["base model", "grpo", "clip_b", "ppo"]
     assert [row["mixed"] for row in rows] == [[sentence]] * 4
     note = f"§ countdown, countdown-tiny: {sentence}."
-    markdown = told(capsys, *asked(made), "--format", "md")
+    markdown = show_table(*asked(made), "--format", "md")
     assert f"- {note}\n" in markdown
     for name in ("base model", "grpo", "clip_b", "ppo"):
         assert f"\n| {name} § |" in markdown
-        assert any(line.split("  ")[0].strip() == f"{name} §" for line in told(capsys, *asked(made)).splitlines())
-    assert note in " ".join(told(capsys, *asked(made)).split())
-    lines = list(csv.DictReader(io.StringIO(told(capsys, *asked(made), "--format", "csv"))))
+        assert any(line.split("  ")[0].strip() == f"{name} §" for line in show_table(*asked(made)).splitlines())
+    assert note in " ".join(show_table(*asked(made)).split())
+    lines = list(csv.DictReader(io.StringIO(show_table(*asked(made), "--format", "csv"))))
     assert [line["mixed"] for line in lines] == [sentence] * 4
-    compared = told(capsys, *asked(made), "--compare", "--format", "md")
+    compared = show_table(*asked(made), "--compare", "--format", "md")
     assert f"- {note}\n" in compared
     assert "\n| clip_b § |" in compared
-    latex = told(capsys, *asked(made), "--format", "latex")
+    latex = show_table(*asked(made), "--format", "latex")
     assert f"% Marked: {sentence}.\n" in latex
     assert "\nclip\\_b\\textsuperscript{\\S} & " in latex
     [summary] = (tmp_path / "mlartifacts").rglob("leaderboard.md")
@@ -88,11 +86,11 @@ def test_a_row_that_pools_or_compares_other_code_says_so(
 
 
 @pytest.mark.slow
-def test_only_rows_that_differ_from_the_baseline_have_a_mark(
-    tmp_path: Path, mlflow_uri: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    made = filled(Made(tmp_path, mlflow_uri), {("ppo", 1): EDITED}, {("clip_b", 0): OTHER, ("clip_b", 1): OTHER})
-    rows = {row["method"]: row for row in listed(capsys, *asked(made))}
+def test_only_rows_that_differ_from_the_baseline_have_a_mark(tmp_path: Path, mlflow_uri: str) -> None:
+    made = filled(
+        smoke_matrix(tmp_path, mlflow_uri), {("ppo", 1): EDITED}, {("clip_b", 0): OTHER, ("clip_b", 1): OTHER}
+    )
+    rows = {row["method"]: row for row in json_rows(*asked(made))}
     bases = (
         f"cells began from different base models: {BASE[:12]} (grpo, ppo: seeds 0, 1), {OTHER[:12]} "
         "(clip_b: seeds 0, 1)"
@@ -108,20 +106,18 @@ def test_only_rows_that_differ_from_the_baseline_have_a_mark(
         "ppo": [code],
     }
     assert [rows[method]["base_model"] for method in rows] == [BASE[:12], BASE[:12], OTHER[:12], BASE[:12]]
-    turned = {row["method"]: row["mixed"] for row in listed(capsys, *asked(made), "--baseline", "clip_b")}
+    turned = {row["method"]: row["mixed"] for row in json_rows(*asked(made), "--baseline", "clip_b")}
     assert turned == {"base model": [bases], "grpo": [bases], "clip_b": [], "ppo": [code, bases]}
 
 
 @pytest.mark.slow
-def test_a_seed_of_all_methods_from_another_base_model_is_named_once(
-    tmp_path: Path, mlflow_uri: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    made = filled(Made(tmp_path, mlflow_uri), {}, {(method, 1): OTHER for method in ("grpo", "clip_b", "ppo")})
+def test_a_seed_of_all_methods_from_another_base_model_is_named_once(tmp_path: Path, mlflow_uri: str) -> None:
+    made = filled(smoke_matrix(tmp_path, mlflow_uri), {}, {(method, 1): OTHER for method in ("grpo", "clip_b", "ppo")})
     sentence = (
         f"cells began from different base models: {BASE[:12]} (all methods: seed 0), {OTHER[:12]} (all methods: seed 1)"
     )
-    assert [row["mixed"] for row in listed(capsys, *asked(made))] == [[sentence]] * 4
-    assert told(capsys, *asked(made), "--format", "md").count(sentence) == 1
+    assert [row["mixed"] for row in json_rows(*asked(made))] == [[sentence]] * 4
+    assert show_table(*asked(made), "--format", "md").count(sentence) == 1
 
 
 def test_mixtures_of_libraries_and_of_what_decides_rounding() -> None:
@@ -155,14 +151,12 @@ def test_mixtures_of_libraries_and_of_what_decides_rounding() -> None:
 
 
 @pytest.mark.slow
-def test_records_of_earlier_versions_are_distinguished_by_their_commit(
-    tmp_path: Path, mlflow_uri: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    made = Made(tmp_path, mlflow_uri, "methods=[grpo,clip_b]")
+def test_records_of_earlier_versions_are_distinguished_by_their_commit(tmp_path: Path, mlflow_uri: str) -> None:
+    made = smoke_matrix(tmp_path, mlflow_uri, "methods=[grpo,clip_b]")
     for cell in made.cells:
-        made.end(cell, commit=("d" if (cell.method, cell.seed) == ("clip_b", 1) else "c") * 40)
+        made.send(cell, commit=("d" if (cell.method, cell.seed) == ("clip_b", 1) else "c") * 40)
     publish(made.config, made.cells)
-    rows = {row["method"]: row["mixed"] for row in listed(capsys, *asked(made))}
+    rows = {row["method"]: row["mixed"] for row in json_rows(*asked(made))}
     assert rows["grpo"] == rows["base model"] == []
     assert rows["clip_b"] == [
         f"cells were made by different code of the harness: {COMMIT} (grpo: seeds 0, 1; clip_b: seed 0), "

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from boards import Made, listed, told
+from boards import json_rows, show_table, smoke_matrix
 
 from harness.statistics import Estimate
 from harness.table import formats, publish, render
@@ -27,19 +27,19 @@ def held(uri: str, name: str = "made") -> tuple[Any, list[Any], dict[str, Any]]:
 
 
 def test_the_summary_is_the_table_and_is_replaced(
-    tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_uri)  # where `load_table` looks for runs
-    made = Made(tmp_path, mlflow_uri)
-    made.end(made.cells[0])
+    made = smoke_matrix(tmp_path, mlflow_uri)
+    made.send(made.cells[0])
     for _ in range(2):
         publish.publish(made.config, made.cells)
-    made.end_all()
+    made.send_all()
     experiment, (one,), runs = held(mlflow_uri)
     assert len(runs) == 6
     assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
     assert "entrobench leaderboard" in experiment.tags["mlflow.note.content"]
-    rows = listed(capsys, "--experiment", "made", "--uri", mlflow_uri)
+    rows = json_rows("--experiment", "made", "--uri", mlflow_uri)
     with store.store(mlflow_uri, write=False) as client:
         table = client.load_table(experiment.experiment_id, "leaderboard.json")
         assert list(table["method"]) == ["base model", "grpo", "clip_b", "ppo"]
@@ -51,8 +51,8 @@ def test_the_summary_is_the_table_and_is_replaced(
         run = one.info.run_id
         places = {a.path: client.download_artifacts(run, a.path) for a in client.list_artifacts(run)}
     assert sorted(places) == ["leaderboard.html", "leaderboard.json", "leaderboard.md", "matrix.json", "outcomes.json"]
-    assert Path(places["leaderboard.md"]).read_text() == told(
-        capsys, "--experiment", "made", "--uri", mlflow_uri, "--format", "md"
+    assert Path(places["leaderboard.md"]).read_text() == show_table(
+        "--experiment", "made", "--uri", mlflow_uri, "--format", "md"
     )
     page = Path(places["leaderboard.html"]).read_text()
     assert page.count("<tr") == 5
@@ -70,7 +70,7 @@ def test_the_summary_is_the_table_and_is_replaced(
 
 
 def test_a_description_that_a_person_wrote_stays(tmp_path: Path, mlflow_uri: str) -> None:
-    made = Made(tmp_path, mlflow_uri).end_all()
+    made = smoke_matrix(tmp_path, mlflow_uri).send_all()
     with store.store(mlflow_uri, write=True) as client:
         number = client.get_experiment_by_name("made").experiment_id
         client.set_experiment_tag(number, publish.NOTE_TAG, "Ours.")
@@ -85,7 +85,7 @@ def test_a_description_that_a_person_wrote_stays(tmp_path: Path, mlflow_uri: str
 def test_a_table_that_the_store_holds_is_only_read(
     tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = Made(tmp_path, mlflow_uri).end_all()
+    made = smoke_matrix(tmp_path, mlflow_uri).send_all()
     _, (one,), _ = held(mlflow_uri)
     folder = Path(one.info.artifact_uri.removeprefix("file://"))
     whole = {path.name: path.read_bytes() for path in folder.iterdir()}
@@ -123,7 +123,7 @@ def test_a_table_that_the_store_holds_is_only_read(
 def test_a_table_whose_writing_was_interrupted_is_written_again(
     tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = Made(tmp_path, mlflow_uri).end_all()
+    made = smoke_matrix(tmp_path, mlflow_uri).send_all()
     made.config.baseline = "ppo"
 
     def interrupt(*_: object) -> None:
@@ -157,7 +157,7 @@ def test_a_description_fits_into_a_tag(methods: int) -> None:
 
 
 def test_final_numbers_stand_at_each_run_once(tmp_path: Path, mlflow_uri: str) -> None:
-    made = Made(tmp_path, mlflow_uri).end_all()
+    made = smoke_matrix(tmp_path, mlflow_uri).send_all()
     publish.publish(made.config, made.cells)
     _, _, runs = held(mlflow_uri)
     drawn = {
@@ -180,28 +180,26 @@ def test_final_numbers_stand_at_each_run_once(tmp_path: Path, mlflow_uri: str) -
     assert held(mlflow_uri)[2][made.cells[2].id].data.metrics["final/delta_avg_at_k"] == 0
 
 
-def test_copies_of_outcomes_are_read_only_where_they_are_the_same(
-    tmp_path: Path, mlflow_uri: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    made = Made(tmp_path, mlflow_uri).end_all()
+def test_copies_of_outcomes_are_read_only_where_they_are_the_same(tmp_path: Path, mlflow_uri: str) -> None:
+    made = smoke_matrix(tmp_path, mlflow_uri).send_all()
     asked = ["--experiment", "made", "--uri", mlflow_uri]
-    whole = told(capsys, *asked)
+    whole = show_table(*asked)
     runs = held(mlflow_uri)[2]
     places = [Path(run.info.artifact_uri.removeprefix("file://")) / "outcome.json" for run in runs.values()]
     kept = [place.read_text() for place in places]
     for place in places:
         place.unlink()
-    assert told(capsys, *asked) == whole
+    assert show_table(*asked) == whole
     cell = made.cells[1].id
     with store.store(mlflow_uri, write=True) as client:
         client.set_tag(runs[cell].info.run_id, "outcome", "another")
-    assert told(capsys, *asked).endswith(f"the MLflow run of cell {cell} has no outcome.json among its artifacts\n")
+    assert show_table(*asked).endswith(f"the MLflow run of cell {cell} has no outcome.json among its artifacts\n")
     for place, text in zip(places, kept, strict=True):
         place.write_text(text)
-    assert told(capsys, *asked) != whole, "it is not the outcome of which the run speaks"
+    assert show_table(*asked) != whole, "it is not the outcome of which the run speaks"
     with store.store(mlflow_uri, write=True) as client:
         client.set_tag(runs[cell].info.run_id, "outcome", runs[cell].data.tags["outcome"])
-    assert told(capsys, *asked) == whole
+    assert show_table(*asked) == whole
 
 
 def test_a_page_shows_names_as_they_are() -> None:
@@ -227,11 +225,9 @@ def test_a_page_shows_control_characters_as_text() -> None:
 
 
 @pytest.mark.processes
-def test_a_server_is_fed_and_read_as_a_file_is(
-    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    made = Made(tmp_path, server, "seeds=[0]", "methods=[grpo,clip_b]").end_all()
+def test_a_server_is_fed_and_read_as_a_file_is(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = smoke_matrix(tmp_path, server, "seeds=[0]", "methods=[grpo,clip_b]").send_all()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
-    rows = listed(capsys, "--experiment", "made")
+    rows = json_rows("--experiment", "made")
     assert [(row["method"], row["seeds_done"]) for row in rows] == [("base model", 1), ("grpo", 1), ("clip_b", 1)]
     assert sorted(held(server)[2]) == sorted(cell.id for cell in made.cells)

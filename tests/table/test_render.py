@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import io
 
 import pytest
 
@@ -134,8 +136,6 @@ def test_no_export_holds_a_sign_that_steers(how: str) -> None:
     "begins", ["=1+1", "+1", "-1", "@x", "\t=1", "\r=1", "\n=1", "\uff1d1", "\uff0b1", "\uff0d1", "\uff20x"]
 )
 def test_no_cell_of_csv_is_a_formula(begins: str) -> None:
-    import csv
-    import io
-
-    [line] = csv.DictReader(io.StringIO(render([row(begins, 0.25)], "csv")))
+    [line] = csv.DictReader(io.StringIO(render([row(begins, -0.25)], "csv")))
     assert line["method"] == visible(f"'{begins}")
+    assert line["delta_to_baseline.mean"] == "-0.25", "a number is none"

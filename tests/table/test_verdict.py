@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from boards import made_up_frames
+from frames import made_up_frames
 
 from harness.table.compare import comparisons
 from harness.table.frames import BASE_MODEL

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import mlflow  # noqa: F401  loaded before any clock runs
 import pytest
-from endings import end
-from matrices import STEPS, fill, specs
+from cells import set_state
+from matrices import STEPS, specs, write_done
 from places import REPOSITORY
 from servers import Between, between, free_port, mlflow_server
 
@@ -23,8 +23,6 @@ from benchmarks.patience import HANG, patient
 from harness import cli, config, matrix
 from harness.base.deadline import finished_within
 from harness.base.errors import UserError
-from harness.cells import checksums
-from harness.cells.state import State
 from harness.tracking import feeder, store, sync
 from harness.tracking.feeder import Feeder
 
@@ -62,11 +60,11 @@ def server(real: Server) -> Iterator[tuple[str, Between]]:
         yield found
 
 
-def begun(folder: Path, name: str) -> Path:
+def running_cell(folder: Path, name: str) -> Path:
     """Return a cell that is done except for its state."""
     [spec] = specs(name, ["grpo"], ["countdown"], ["tiny"], [0])
-    fill(folder, spec, ["countdown"], level=0)
-    State("running", durable_step=1, device="cpu").write(folder)
+    write_done(folder, spec)
+    set_state(folder, "running", durable_step=1)
     return folder
 
 
@@ -76,8 +74,7 @@ def fed(uri: str, folder: Path) -> list[str]:
     feeding = Feeder(uri, said.append)
     for step in range(1, STEPS + 1):
         began = time.perf_counter()
-        checksums.write_checksums(folder)
-        State("done" if step == STEPS else "running", durable_step=step, device="cpu").write(folder)
+        set_state(folder, "done" if step == STEPS else "running", durable_step=step)
         feeding.feed(folder)
         assert time.perf_counter() - began < patient(AT_ONCE)
         time.sleep(0.3)
@@ -105,7 +102,7 @@ def deaf(server: tuple[str, Between]) -> Iterator[str]:
 
 
 def test_a_store_that_never_answers_is_not_waited_for(deaf: str, server: tuple[str, Between], tmp_path: Path) -> None:
-    folder = begun(tmp_path / "cell", "deaf")
+    folder = running_cell(tmp_path / "cell", "deaf")
     assert fed(deaf, folder) == []
     assert server[1].heard.is_set()
     began = time.perf_counter()
@@ -116,7 +113,7 @@ def test_a_store_that_never_answers_is_not_waited_for(deaf: str, server: tuple[s
 def test_an_interrupted_run_does_not_wait_for_a_store_that_never_answers(
     deaf: str, server: tuple[str, Between], tmp_path: Path
 ) -> None:
-    folder = begun(tmp_path / "cell", "deaf")
+    folder = running_cell(tmp_path / "cell", "deaf")
     program = (
         "import sys, pathlib; from harness.base.deadline import finished_within; "
         "from harness.tracking import feeder, sync; "
@@ -135,7 +132,7 @@ def test_an_interrupted_run_does_not_wait_for_a_store_that_never_answers(
 
 def test_a_slow_store_has_all_in_the_end_once(server: tuple[str, Between], tmp_path: Path) -> None:
     uri, found = server
-    folder = begun(tmp_path / "cell", "slow")
+    folder = running_cell(tmp_path / "cell", "slow")
     found.late = 3.0
     try:
         assert fed(uri, folder) == []
@@ -150,7 +147,7 @@ def test_a_store_that_refuses_calls_has_all_in_the_end_once(
 ) -> None:
     uri, found = server
     monkeypatch.setattr(feeder, "PAUSE", 0.2)
-    folder = begun(tmp_path / "cell", "refuses")
+    folder = running_cell(tmp_path / "cell", "refuses")
     found.refuses = lambda number: number % 5 < 2  # so that one more try does not help
     try:
         said = fed(uri, folder)
@@ -170,12 +167,12 @@ def test_a_database_that_is_locked_is_fed_as_soon_as_it_is_not(
     connect = sqlite3.connect
     monkeypatch.setattr(sqlite3, "connect", lambda path, **given: connect(path, **{"timeout": 0.05, **given}))
     monkeypatch.setattr(feeder, "PAUSE", 0.1)
-    folder = begun(tmp_path / "cell", "locked")
+    folder = running_cell(tmp_path / "cell", "locked")
     said: list[str] = []
     feeding = Feeder(mlflow_uri, said.append)
     with connect(tmp_path / "mlflow.db") as holder:
         holder.execute("BEGIN EXCLUSIVE")
-        end(folder, durable_step=STEPS, device="cpu")
+        set_state(folder, "done", durable_step=STEPS)
         feeding.feed(folder)
         time.sleep(0.5)
     assert len(said) == 1
@@ -240,9 +237,9 @@ def test_a_server_that_is_killed_amid_a_cell_has_all_in_the_end_once(
 ) -> None:
     uri, found = server
     monkeypatch.setattr(sync, "METRICS_PER_CALL", 10)
-    folder = begun(tmp_path / "cell", "killed")
+    folder = running_cell(tmp_path / "cell", "killed")
     sync.sync(folder, uri)
-    end(folder, durable_step=STEPS, device="cpu")
+    set_state(folder, "done", durable_step=STEPS)
     found.calls = 0
 
     def kills(number: int) -> bool:

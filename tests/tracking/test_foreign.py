@@ -19,15 +19,14 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
-from boards import Made
-from matrices import BEGAN, fill
+from boards import smoke_matrix
+from commands import end_of
+from matrices import write_done
 from patient_server import PatientServer
 from places import REPOSITORY
 
-from harness import cli
 from harness import config as configs
 from harness.base.errors import UserError
-from harness.cells import provenance
 from harness.matrix import cells
 from harness.table import board
 from harness.tracking import store
@@ -88,19 +87,16 @@ def foreign(monkeypatch: pytest.MonkeyPatch) -> Iterator[Foreign]:
     one.server.server_close()
 
 
-def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int | str | None, str]:
+def end_and_output(*arguments: str) -> tuple[object, str]:
     """Return how a command ends, and all that it prints."""
-    with pytest.raises(SystemExit) as ended:
-        cli.main(arguments)
-    return ended.value.code, "".join(capsys.readouterr())
+    code, out, err = end_of(*arguments)
+    return code, out + err
 
 
 @pytest.mark.parametrize("body", BODIES)
-def test_foreign_json_is_named_where_a_table_is_read(
-    body: str, foreign: Foreign, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_foreign_json_is_named_where_a_table_is_read(body: str, foreign: Foreign) -> None:
     foreign.body = body.encode()
-    code, text = said(capsys, "leaderboard", "--experiment", "made", "--uri", foreign.uri)
+    code, text = end_and_output("leaderboard", "--experiment", "made", "--uri", foreign.uri)
     assert code == 2
     ours = rf"the server at {foreign.uri} does not answer as MLflow does \(.+\); tracking"
     store_at = rf"the MLflow store at {foreign.uri}"
@@ -123,14 +119,12 @@ def test_texts_of_a_run_whose_id_is_a_path_writes_nothing_there(foreign: Foreign
 
 
 @pytest.mark.parametrize("body", BODIES)
-def test_foreign_json_is_named_where_records_are_sent(
-    body: str, foreign: Foreign, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_foreign_json_is_named_where_records_are_sent(body: str, foreign: Foreign, tmp_path: Path) -> None:
     foreign.body = body.encode()
     settings = [f"results={tmp_path}", f"tracking.uri={foreign.uri}", "name=wanted", "methods=grpo", "eval.samples=4"]
     [cell] = cells(configs.load_config("smoke", [*settings, "eval.k=2"]))
-    fill(cell.folder, cell.spec, ["countdown"], level=0)
-    code, text = said(capsys, "sync", "smoke", *settings, "eval.k=2")
+    write_done(cell.folder, cell.spec)
+    code, text = end_and_output("sync", "smoke", *settings, "eval.k=2")
     assert code == 2
     ours = rf"the server at {foreign.uri} does not answer as MLflow does \(.+\); tracking"
     of_mlflow = (
@@ -140,16 +134,13 @@ def test_foreign_json_is_named_where_records_are_sent(
     assert "deleted" not in text
 
 
-def test_sync_to_a_server_whose_runs_have_no_tags_is_no_traceback(
-    foreign: Foreign, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_sync_to_a_server_whose_runs_have_no_tags_is_no_traceback(foreign: Foreign, tmp_path: Path) -> None:
     wanted, run = EXPERIMENT | {"name": "wanted"}, {"info": PLACE, "data": {}}
     foreign.body = json.dumps({"experiment": wanted, "experiments": [wanted], "run": run, "runs": [run]}).encode()
     settings = [f"results={tmp_path}", f"tracking.uri={foreign.uri}", "name=wanted", "methods=grpo", "eval.samples=4"]
     [cell] = cells(configs.load_config("smoke", [*settings, "eval.k=2"]))
-    fill(cell.folder, cell.spec, ["countdown"], level=0)
-    provenance.Made("attempt", BEGAN, None, None, None, cell.sources, {}, "a processor", "cpu").write(cell.folder)
-    code, text = said(capsys, "sync", "smoke", *settings, "eval.k=2")
+    write_done(cell.folder, cell.spec)
+    code, text = end_and_output("sync", "smoke", *settings, "eval.k=2")
     assert code in (0, 2)
     assert "Traceback" not in text
 
@@ -162,14 +153,14 @@ def whole(tmp_path_factory: pytest.TempPathFactory, put_store: Callable[[Path], 
     """The folder of a store with the numbers of a matrix."""
     folder = tmp_path_factory.mktemp("whole")
     put_store(folder)
-    Made(folder, f"sqlite:///{folder / 'mlflow.db'}").end_all()
+    smoke_matrix(folder, f"sqlite:///{folder / 'mlflow.db'}").send_all()
     with closing(sqlite3.connect(folder / "mlflow.db")) as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     return folder
 
 
 @pytest.mark.parametrize("trials", [40, pytest.param(120, marks=pytest.mark.long)])
-def test_damaged_pages_are_one_sentence(trials: int, whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_pages_are_one_sentence(trials: int, whole: Path) -> None:
     """Seeds of damage at which other errors than those of SQLite came up."""
     content, damaged = (whole / "mlflow.db").read_bytes(), whole / "damaged.db"
     drawn = random.Random(1)
@@ -179,7 +170,7 @@ def test_damaged_pages_are_one_sentence(trials: int, whole: Path, capsys: pytest
         for _ in range(number):
             pages[drawn.randrange(len(pages))] ^= 1 << drawn.randrange(8)
         damaged.write_bytes(pages)
-        code, text = said(capsys, "leaderboard", "--experiment", "made", "--uri", f"sqlite:///{damaged}")
+        code, text = end_and_output("leaderboard", "--experiment", "made", "--uri", f"sqlite:///{damaged}")
         ends.append(code)
         assert code == 0 or (code, text.count("\n")) == (2, 1), (trial, text)
         if "malformed" in text:
@@ -257,10 +248,10 @@ def test_a_stdout_of_ascii_shows_other_characters_by_their_numbers(whole: Path) 
 
 
 @pytest.mark.usefixtures("mlflow_uri")
-def test_sync_restores_points_that_a_store_has_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sync_restores_points_that_a_store_has_lost(tmp_path: Path) -> None:
     """Whose tags say that all of them are there."""
     database = tmp_path / "mlflow.db"
-    made = Made(tmp_path, f"sqlite:///{database}").end_all()
+    made = smoke_matrix(tmp_path, f"sqlite:///{database}").send_all()
     overrides = [f"results={tmp_path}", f"tracking.uri=sqlite:///{database}", "name=made"]
     matrix = ["methods=[grpo,clip_b,ppo]", "seeds=[0,1,2]"]  # of which the last seed has not begun
 
@@ -278,17 +269,17 @@ def test_sync_restores_points_that_a_store_has_lost(tmp_path: Path, capsys: pyte
         with closing(sqlite3.connect(database)) as connection, connection:
             connection.execute(f"DELETE FROM metrics WHERE {lost}")
         assert points() != before
-        code, text = said(capsys, "sync", "smoke", *overrides, *matrix)
+        code, text = end_and_output("sync", "smoke", *overrides, *matrix)
         assert code == 0
         assert "holds the records of 6 cells" in text
         assert points() == before, lost
 
 
-def test_a_port_that_is_closed_is_no_foreign_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_that_is_closed_is_no_foreign_server(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and listens to nothing
         uri = f"http://127.0.0.1:{taken.getsockname()[1]}"
-        code, text = said(capsys, "leaderboard", "--experiment", "made", "--uri", uri)
+        code, text = end_and_output("leaderboard", "--experiment", "made", "--uri", uri)
     assert code == 2
     assert text == (
         f"entrobench: the MLflow store at {uri} cannot be used: Connection refused; start the server, or correct "
@@ -304,10 +295,8 @@ def test_a_port_that_is_closed_is_no_foreign_server(tmp_path: Path, capsys: pyte
         ("me:s3cRet@host", "the MLflow store at *** is of no kind that MLflow knows; allowed: "),
     ],
 )
-def test_an_address_that_no_library_takes_is_one_sentence(
-    uri: str, sentence: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, text = said(capsys, "leaderboard", "--experiment", "made", "--uri", uri)
+def test_an_address_that_no_library_takes_is_one_sentence(uri: str, sentence: str) -> None:
+    code, text = end_and_output("leaderboard", "--experiment", "made", "--uri", uri)
     assert (code, text.count("\n")) == (2, 1)
     assert text.startswith(f"entrobench: {sentence}")
     assert "s3cRet" not in text

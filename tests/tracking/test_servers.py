@@ -12,8 +12,8 @@ from typing import Any
 import boards
 import pytest
 import requests
-from endings import end
-from matrices import BEGAN, STEPS, experiment, fill, right_of, specs
+from cells import BEGAN, set_state
+from matrices import STEPS, right_of, send_matrix, specs, write_done
 from rich.console import Console
 from servers import PASSWORD, between
 
@@ -77,8 +77,7 @@ class Caller:
             capsys,
         )
         [cell] = cells(configs.load_config("smoke", self.settings))
-        fill(cell.folder, cell.spec, ["countdown"], level=0)
-        Made("attempt", BEGAN, None, None, None, cell.sources, {}, "a processor", "cpu").write(cell.folder)
+        write_done(cell.folder, cell.spec)
 
     def __call__(self, command: str, *arguments: str) -> tuple[int | str | None, str, str]:
         with pytest.raises(SystemExit) as ended:
@@ -160,7 +159,7 @@ def test_a_missing_login_gives_one_sentence(
 def test_a_server_is_read_in_pages_and_without_deleted_runs(
     server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    experiment(tmp_path, server, name="same", failed=[("clip_b", 1)])
+    send_matrix(tmp_path, server, name="same", failed=[("clip_b", 1)])
     monkeypatch.setattr(reading, "PAGE", 3)
     with store.store(server, write=False) as client, reader(server) as source:
         known = source.experiments()
@@ -190,7 +189,7 @@ def test_cells_are_sent_side_by_side_and_counted(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made = boards.Made(tmp_path, mlflow_uri, name="together").end_all()
+    made = boards.smoke_matrix(tmp_path, mlflow_uri, name="together").send_all()
     monkeypatch.setattr(progress, "QUIET_COUNT_SECONDS", 0.0)
     made.config.tracking.uri = server
     assert library.sync_matrix(made.config, made.cells) == (6, 0)
@@ -215,7 +214,7 @@ def test_a_new_cell_takes_few_requests(server: str, tmp_path: Path) -> None:
     folders = []
     for spec in specs("few", ["grpo"], ["countdown"], ["tiny"], [0, 1]):
         folders.append(tmp_path / spec.id)
-        fill(folders[-1], spec, ["countdown"], level=0)
+        write_done(folders[-1], spec)
     sync.sync(folders[0], server)  # which also creates the experiment
     sent_files = ["config.yaml", OUTCOME, *(folders[1] / "evals").iterdir(), *(folders[1] / "samples").glob("*")]
     with between(server) as (uri, proxy):
@@ -231,9 +230,9 @@ def test_points_that_are_not_finite_reach_a_server_as_they_reach_a_file(
     server: str, tmp_path: Path, mlflow_uri: str
 ) -> None:
     [spec] = specs("infinite", ["grpo"], ["countdown"], ["tiny"], [0])
-    fill(tmp_path / "cell", spec, ["countdown"], level=0)
+    write_done(tmp_path / "cell", spec)
     MetricsLog(tmp_path / "cell").append(STEPS + 1, 1.0, {"a": math.nan, "b": math.inf, "c": -math.inf, "d": 0.1})
-    end(tmp_path / "cell", durable_step=STEPS + 1, device="cpu")
+    set_state(tmp_path / "cell", "done", durable_step=STEPS + 1)
     histories = []
     for uri in (server, mlflow_uri):
         sync.sync(tmp_path / "cell", uri)
@@ -254,7 +253,7 @@ def test_a_file_that_cannot_be_read_is_reported_with_its_reason(
 ) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "4")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    experiment(tmp_path, server, name="unread", methods=["grpo"], seeds=[0])
+    send_matrix(tmp_path, server, name="unread", methods=["grpo"], seeds=[0])
 
     def read(uri: str) -> None:
         with reader(uri) as source:

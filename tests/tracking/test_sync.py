@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cells import Answers, make_spec, set_state, write_cell
+from commands import run_command
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from mlflow.store.tracking.dbmodels.models import SqlDataset
@@ -22,13 +24,11 @@ from mortal import Killed, Mortal
 from places import REPOSITORY
 
 from benchmarks.patience import HANG
-from harness import cli
 from harness.base import files, identities
 from harness.base.errors import UserError
-from harness.cells import checksums, evaluation_files, lease
+from harness.cells import lease
 from harness.cells.log import MetricsLog
 from harness.cells.provenance import Made
-from harness.cells.spec import CellKey, CellSpec
 from harness.cells.state import STOP_MARK, State
 from harness.config import Config, Correction, Eval, RolloutConfig, Stop, Train
 from harness.tracking import store, sync
@@ -49,26 +49,15 @@ MADE = Made(
     processor="A processor",
     device="cpu",
 )
-EVALUATION = {"task": "countdown", "step": 2, "problems": ["p"], "right": [[0, 1]], "flags": []} | {
-    "right_distinct": [1],
-    "solutions": None,
-}
+EVALUATION = Answers(2, [[0, 1]], problems=["p"])
 
 
-def make_cell(folder: Path, cell: str = CELL, method: str = "grpo+clip_b(share=0.02)", seed: int = 1) -> Path:
-    settings = dataclasses.asdict(Config(train=Train(lr=1e-3, steps=4, group=8), eval=Eval(k=4, tasks=["x" * 2000])))
-    key = CellKey(method, "countdown", "tiny", seed)
-    spec = CellSpec(cell, "demo", key, identity={"seed": seed}, settings=settings)
-    spec.write(folder)
-    MADE.write(folder)
-    set_state(folder, "running", durable=-1)
-    return folder
-
-
-def set_state(folder: Path, state: str, durable: int, reason: str | None = None) -> None:
-    if state == "done":
-        checksums.write_checksums(folder)
-    State(state, reason, durable, device="cpu").write(folder)
+def make_cell(
+    folder: Path, cell: str = CELL, method: str = "grpo+clip_b(share=0.02)", seed: int = 1, began: bool = True
+) -> Path:
+    config = Config(train=Train(lr=1e-3, steps=4, group=8), eval=Eval(k=4, tasks=["x" * 2000]))
+    spec = make_spec(method, seed, id=cell, config=config)
+    return write_cell(folder, spec, "running", made=dataclasses.asdict(MADE) if began else None)
 
 
 def log_steps(folder: Path, *steps: int, offset: float = 0.0) -> None:
@@ -128,9 +117,9 @@ def test_log_passes_over_a_line_that_was_cut_off(tmp_path: Path) -> None:
 def test_sync_sends_everything_of_a_cell_that_is_done(tmp_path: Path, mlflow_uri: str) -> None:
     folder = make_cell(tmp_path / "a cell")
     log_steps(folder, 0, 1, 2)
-    evaluation_files.write_evaluation(folder, EVALUATION)
+    EVALUATION.write(folder)
     files.write_lines(folder / "samples" / "train-000001.jsonl", [{"a": 1}])
-    set_state(folder, "done", durable=2)
+    set_state(folder, "done", durable_step=2)
     sync.sync(folder, mlflow_uri)
 
     (run,) = runs(mlflow_uri)
@@ -154,8 +143,8 @@ def test_sync_sends_everything_of_a_cell_that_is_done(tmp_path: Path, mlflow_uri
     sections = (Train, RolloutConfig, Correction, Eval, Stop)
     keys = sum(len(dataclasses.fields(section)) for section in sections)
     assert len(run.data.params) == 4 + keys - 1, "eval.k makes no other cell"
-    told = files.read_json(tmp_path / "mlartifacts" / "demo" / run.info.run_id / "artifacts" / "outcome.json")
-    assert told == {
+    outcome = files.read_json(tmp_path / "mlartifacts" / "demo" / run.info.run_id / "artifacts" / "outcome.json")
+    assert outcome == {
         "entropy": [2.0, 1.8],
         "dropped": None,
         "tokens": 0,
@@ -190,7 +179,7 @@ def test_sync_sends_everything_of_a_cell_that_is_done(tmp_path: Path, mlflow_uri
         "device": "cpu",
         "collapsed": "",
         "baseline": "grpo",
-        "outcome": identities.hash_of(told),
+        "outcome": identities.hash_of(outcome),
         "lines": "3",
         "lines.sending": "3 1002.5",
         "attempt": "a" * 32,
@@ -216,7 +205,7 @@ def test_sync_of_a_running_cell_that_is_killed_and_resumed(tmp_path: Path, mlflo
     log_steps(folder, 0, 1, 2, 3)
     sync.sync(folder, mlflow_uri)
     assert history(mlflow_uri, "entropy/mean") == expected_history(0, 1, 2, 3), "no checkpoint is needed"
-    set_state(folder, "running", durable=1)
+    set_state(folder, "running", durable_step=1)
     (before,) = runs(mlflow_uri)
     for steps in ((2,), (2, 3), (2, 3, 4)):  # fewer, as many and more steps than were sent
         MetricsLog(folder).truncate(1)
@@ -279,12 +268,11 @@ def test_curves_of_a_killed_run_are_the_surviving_ones(
     (tmp_path / "go").touch()
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(SystemExit) as ended:
-        cli.main(words)
-    assert ended.value.code == 0
-    points = []
-    for line in MetricsLog(folder).read()[1:]:
-        points.append(Point(line["step"], int(line["time"] * 1000) / 1000, line["metrics"]["entropy/mean"]))
+    run_command(*words)
+    points = [
+        Point(line["step"], int(line["time"] * 1000) / 1000, line["metrics"]["entropy/mean"])
+        for line in MetricsLog(folder).read()[1:]
+    ]
     assert [point.step for point in points] == [1, 2, 3, 4]
     assert sent_entropies(mlflow_uri) == points
     assert not set(killed) & set(points), "these steps were taken back"
@@ -319,8 +307,7 @@ def test_sync_of_a_cell_stopped_by_hand(tmp_path: Path, mlflow_uri: str) -> None
 def test_a_cell_that_collapsed_says_so(tmp_path: Path, mlflow_uri: str) -> None:
     folder = make_cell(tmp_path / "cell")
     log_steps(folder, 0, 1, 2)
-    checksums.write_checksums(folder)
-    State("done", durable_step=2, device="cpu", collapsed=2).write(folder)
+    set_state(folder, "done", durable_step=2, collapsed=2)
     sync.sync(folder, mlflow_uri)
     (run,) = runs(mlflow_uri)
     assert (run.data.tags["status"], run.data.tags["collapsed"]) == ("done", "2")
@@ -329,7 +316,7 @@ def test_a_cell_that_collapsed_says_so(tmp_path: Path, mlflow_uri: str) -> None:
 def test_a_failed_cell_sends_all_and_its_resumption_sends_no_step_twice(tmp_path: Path, mlflow_uri: str) -> None:
     folder = make_cell(tmp_path / "cell")
     log_steps(folder, 0, 1, 2, 3)
-    set_state(folder, "failed", durable=1, reason="the loss is not finite")
+    set_state(folder, "failed", durable_step=1, reason="the loss is not finite")
     sync.sync(folder, mlflow_uri)
     (run,) = runs(mlflow_uri)
     assert (run.info.status, run.data.tags["reason"]) == ("FAILED", "the loss is not finite")
@@ -337,12 +324,12 @@ def test_a_failed_cell_sends_all_and_its_resumption_sends_no_step_twice(tmp_path
 
     MetricsLog(folder).truncate(1)
     log_steps(folder, 2, offset=50)
-    set_state(folder, "running", durable=2)
+    set_state(folder, "running", durable_step=2)
     sync.sync(folder, mlflow_uri)
     (run,) = runs(mlflow_uri)
     assert (run.info.status, run.data.tags["status"], run.data.tags["reason"]) == ("RUNNING", "running", "")
     log_steps(folder, 3, 4)
-    set_state(folder, "done", durable=4)
+    set_state(folder, "done", durable_step=4)
     sync.sync(folder, mlflow_uri)
     assert history(mlflow_uri, "entropy/mean") == [*expected_history(0, 1), (2, 1052500, 1.8), *expected_history(3, 4)]
 
@@ -351,7 +338,7 @@ def test_a_sync_killed_between_metrics_and_tags_duplicates_nothing(tmp_path: Pat
     folder = make_cell(tmp_path / "cell")
     log_steps(folder, *range(5))
     MetricsLog(folder).append(5, 1005.5, {"entropy/mean": math.nan, "reward/mean": math.inf})
-    set_state(folder, "done", durable=5)
+    set_state(folder, "done", durable_step=5)
     sync.sync(folder, mlflow_uri)
     (run,) = runs(mlflow_uri)
     before = [history(mlflow_uri, key) for key in ("entropy/mean", "reward/mean")]
@@ -379,8 +366,8 @@ def test_a_sync_killed_at_any_call_is_made_good_by_the_next(
 ) -> None:
     folder = make_cell(tmp_path / "cell")
     log_steps(folder, 0, 1, 2)
-    evaluation_files.write_evaluation(folder, EVALUATION)
-    set_state(folder, "done", durable=2)
+    EVALUATION.write(folder)
+    set_state(folder, "done", durable_step=2)
     client_of = store.client_of
 
     def fresh(name: str) -> str:
@@ -419,14 +406,14 @@ def test_a_sync_of_a_failed_cell_killed_at_any_call_sends_no_step_twice(
         folder = make_cell(tmp_path / f"{call}" / "cell")
         uri = f"sqlite:///{shutil.copy(migrated, tmp_path / f'{call}' / 'mlflow.db')}"
         log_steps(folder, 0, 1, 2, 3)
-        set_state(folder, "failed", durable=1, reason="the loss is not finite")
+        set_state(folder, "failed", durable_step=1, reason="the loss is not finite")
         with monkeypatch.context() as patch, contextlib.suppress(Killed):
             mortal = Mortal(client_of(uri), call)
             patch.setattr(store, "client_of", lambda uri, mortal=mortal: mortal)
             sync.sync(folder, uri)
         MetricsLog(folder).truncate(1)
         log_steps(folder, 2, 3, 4, offset=50)
-        set_state(folder, "done", durable=4)
+        set_state(folder, "done", durable_step=4)
         sync.sync(folder, uri)
         for key in ("entropy/mean", "reward/mean"):
             assert [step for step, _, _ in history(uri, key)] == [0, 1, 2, 3, 4], call
@@ -436,7 +423,7 @@ def test_a_sync_of_a_failed_cell_killed_at_any_call_sends_no_step_twice(
 def test_values_that_are_not_finite_are_kept(tmp_path: Path, mlflow_uri: str) -> None:
     folder = make_cell(tmp_path / "cell")
     MetricsLog(folder).append(0, 1.0, {"a": math.nan, "b": math.inf, "c": -math.inf})
-    set_state(folder, "failed", durable=-1, reason="the loss is not finite")
+    set_state(folder, "failed", durable_step=-1, reason="the loss is not finite")
     sync.sync(folder, mlflow_uri)
     metrics = runs(mlflow_uri)[0].data.metrics
     assert math.isnan(metrics["a"])
@@ -448,7 +435,7 @@ def test_more_points_than_one_call_takes(tmp_path: Path, mlflow_uri: str) -> Non
     folder = make_cell(tmp_path / "cell")
     for step in range(61):
         MetricsLog(folder).append(step, float(step), {f"m/{i}": step * i / 7 for i in range(40)})
-    set_state(folder, "done", durable=60)
+    set_state(folder, "done", durable_step=60)
     sync.sync(folder, mlflow_uri)
     for i in (0, 17, 39):
         assert history(mlflow_uri, f"m/{i}") == [(step, 1000 * step, step * i / 7) for step in range(61)]
@@ -457,7 +444,7 @@ def test_more_points_than_one_call_takes(tmp_path: Path, mlflow_uri: str) -> Non
 def test_names_that_mlflow_refuses_are_spelled_out(tmp_path: Path, mlflow_uri: str) -> None:
     folder = make_cell(tmp_path / "cell")
     MetricsLog(folder).append(0, 1.0, {"eval/countdown/pass@16": 0.5, "weights/clip_b(share)": 0.25})
-    set_state(folder, "done", durable=0)
+    set_state(folder, "done", durable_step=0)
     sync.sync(folder, mlflow_uri)
     assert runs(mlflow_uri)[0].data.metrics == {"eval/countdown/pass_at_16": 0.5, "weights/clip_b_share_": 0.25}
 
@@ -465,7 +452,7 @@ def test_names_that_mlflow_refuses_are_spelled_out(tmp_path: Path, mlflow_uri: s
 def test_a_store_that_is_new_is_fed_from_the_start(tmp_path: Path, mlflow_uri: str, migrated: Path) -> None:
     folder = make_cell(tmp_path / "cell")
     log_steps(folder, 0, 1, 2)
-    set_state(folder, "done", durable=2)
+    set_state(folder, "done", durable_step=2)
     sync.sync(folder, mlflow_uri)
     (tmp_path / "other").mkdir()
     other = f"sqlite:///{shutil.copy(migrated, tmp_path / 'other' / 'mlflow.db')}"
@@ -480,7 +467,7 @@ def test_an_id_that_names_another_cells_run_is_not_believed(tmp_path: Path, mlfl
     one, two = make_cell(tmp_path / "1"), make_cell(tmp_path / "2", cell="ba9876543210", method="clip_v")
     for folder, steps in ((one, (0, 1)), (two, (0, 1, 2))):
         log_steps(folder, *steps)
-        set_state(folder, "done", durable=steps[-1])
+        set_state(folder, "done", durable_step=steps[-1])
     sync.sync(one, mlflow_uri)
     shutil.copy(one / "mlflow.json", two / "mlflow.json")
     sync.sync(two, mlflow_uri)
@@ -493,7 +480,7 @@ def test_an_id_that_names_another_cells_run_is_not_believed(tmp_path: Path, mlfl
 def test_a_deleted_run_is_made_again(tmp_path: Path, mlflow_uri: str) -> None:
     folder = make_cell(tmp_path / "cell")
     log_steps(folder, 0, 1)
-    set_state(folder, "done", durable=1)
+    set_state(folder, "done", durable_step=1)
     sync.sync(folder, mlflow_uri)
     with store.store(mlflow_uri, write=True) as client:
         client.delete_run(runs(mlflow_uri)[0].info.run_id)
@@ -507,19 +494,19 @@ def test_a_deleted_run_is_made_again(tmp_path: Path, mlflow_uri: str) -> None:
 def test_each_attempt_has_a_run_of_its_own(tmp_path: Path, mlflow_uri: str) -> None:
     folder = make_cell(tmp_path / "cell")
     log_steps(folder, 0, 1)
-    set_state(folder, "done", durable=1)
+    set_state(folder, "done", durable_step=1)
     sync.sync(folder, mlflow_uri)
     [first] = runs(mlflow_uri)
     # The folder's id is of another attempt: of its own past, or copied with the rest from somewhere else.
     dataclasses.replace(MADE, attempt="b" * 32, started=1999.5).write(folder)
-    set_state(folder, "running", durable=-1)
+    set_state(folder, "running", durable_step=-1)
     sync.sync(folder, mlflow_uri)
     [second, again] = sorted(runs(mlflow_uri), key=lambda run: -run.info.start_time)
     assert again.data.to_dictionary() == first.data.to_dictionary()
     assert (second.data.tags["attempt"], second.info.start_time) == ("b" * 32, 1999500)
     assert (second.data.tags["status"], again.data.tags["status"]) == ("running", "done")
     (folder / "mlflow.json").unlink()
-    set_state(folder, "done", durable=1)
+    set_state(folder, "done", durable_step=1)
     sync.sync(folder, mlflow_uri)
     assert {run.info.run_id: run.data.tags["status"] for run in runs(mlflow_uri)} == {
         first.info.run_id: "done",
@@ -531,9 +518,8 @@ def test_each_attempt_has_a_run_of_its_own(tmp_path: Path, mlflow_uri: str) -> N
 def test_a_cell_that_failed_before_it_began_has_a_run_which_its_first_attempt_takes_up(
     kept: bool, tmp_path: Path, mlflow_uri: str
 ) -> None:
-    folder = make_cell(tmp_path / "cell")
-    (folder / "made.json").unlink()
-    set_state(folder, "failed", durable=-1, reason="its process ended by SIGKILL")
+    folder = make_cell(tmp_path / "cell", began=False)
+    set_state(folder, "failed", durable_step=-1, reason="its process ended by SIGKILL")
     for _ in range(2):
         sync.sync(folder, mlflow_uri)
         [failed] = runs(mlflow_uri)
@@ -542,7 +528,7 @@ def test_a_cell_that_failed_before_it_began_has_a_run_which_its_first_attempt_ta
     assert (failed.info.status, failed.data.tags["attempt"]) == ("FAILED", "")
     MADE.write(folder)
     log_steps(folder, 0, 1)
-    set_state(folder, "done", durable=1)
+    set_state(folder, "done", durable_step=1)
     sync.sync(folder, mlflow_uri)
     [run] = runs(mlflow_uri)
     assert (run.info.status, run.info.run_id) == ("FINISHED", failed.info.run_id)
@@ -588,8 +574,8 @@ def finished(folder: Path, uri: str) -> Path:
     make_cell(folder)
     log_steps(folder, 0, 1)
     for step in (0, 1):
-        evaluation_files.write_evaluation(folder, {**EVALUATION, "step": step})
-    set_state(folder, "done", durable=1)
+        dataclasses.replace(EVALUATION, step=step).write(folder)
+    set_state(folder, "done", durable_step=1)
     sync.sync(folder, uri)
     return folder
 
@@ -654,7 +640,7 @@ def test_a_copy_is_fed_and_the_original_is_not(copied: str, tmp_path: Path, mlfl
     shutil.copytree(tmp_path / "original" / "cell", copy / "cell")
     if copied == "all":
         shutil.copytree(tmp_path / "mlartifacts", copy / "mlartifacts")
-    evaluation_files.write_evaluation(copy / "cell", EVALUATION)
+    EVALUATION.write(copy / "cell")
     part = Path("mlartifacts") / "demo" / run.info.run_id / "artifacts"
     before = sorted((tmp_path / part).rglob("*")), (tmp_path / "mlflow.db").read_bytes()
     uri = f"sqlite:///{copy / 'mlflow.db'}"
@@ -683,7 +669,7 @@ def test_a_second_sync_reads_the_database_without_a_client(
 ) -> None:
     folder = make_cell(tmp_path / "cell")
     log_steps(folder, 0, 1)
-    set_state(folder, "done", durable=1)
+    set_state(folder, "done", durable_step=1)
     assert sync.sync(folder, mlflow_uri)
     mortal = Mortal(store.client_of(mlflow_uri), calls=math.inf)
     monkeypatch.setattr(store, "client_of", lambda uri: mortal)
@@ -750,7 +736,7 @@ def test_an_experiment_that_was_deleted_is_one_sentence(tmp_path: Path, mlflow_u
 def test_a_first_use_is_silent_and_leaves_nothing_in_the_working_directory(tmp_path: Path) -> None:
     folder = make_cell(tmp_path / "cell")
     log_steps(folder, 0, 1)
-    set_state(folder, "done", durable=1)
+    set_state(folder, "done", durable_step=1)
     (tmp_path / "here").mkdir()
     code = (
         "import sys; from pathlib import Path; from harness.tracking import sync; "

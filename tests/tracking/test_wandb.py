@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cells import write_cell
 from matrices import specs
 
 from harness.base.errors import UserError
-from harness.cells.log import MetricsLog
 from harness.tracking import export
 
 
@@ -31,9 +31,8 @@ def test_offline_runs_hold_the_metrics(tmp_path: Path, monkeypatch: pytest.Monke
     logs = tmp_path / "logs"
     for spec in (one, other):
         folder = tmp_path / spec.id
-        spec.write(folder)
-        for step in range(3):
-            MetricsLog(folder).append(step, 1e9 + step, {"entropy/mean": 2.0 - step / 2, "eval/avg": step / 4})
+        steps = [{"entropy/mean": 2.0 - step / 2, "eval/avg": step / 4} for step in range(3)]
+        write_cell(folder, spec, steps=steps)
         for _ in range(2):
             export.write_wandb_run(folder, logs)  # each time anew
     found = {path.stem.removeprefix("run-"): path for path in logs.glob("wandb/offline-run-*/*.wandb")}

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import cells
 import pytest
 import torch
+from launched import write_launched
 from trainers import build
 
 from harness.cells.state import Progress, State
@@ -58,7 +58,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int, str], s
 
 def run(folder: Path, capfd: pytest.CaptureFixture[str], code: int | None = None) -> str:
     torch.set_num_threads(1)
-    cells.write(folder, "train.steps=1", "eval.problems=2", "eval.samples=2", "eval.every=0", method="grpo")
+    write_launched(folder, "train.steps=1", "eval.problems=2", "eval.samples=2", "eval.every=0", method="grpo")
     if code is None:
         cell.work(folder)
     else:

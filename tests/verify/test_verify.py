@@ -20,10 +20,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import cells
 import pytest
 from golden import hostile, triples
 from judging import judge_in_child
+from launched import write_launched
 from places import REAL, REPOSITORY
 
 from benchmarks.patience import HANG, patient
@@ -594,7 +594,7 @@ def test_nothing_starts_before_it_is_needed() -> None:
 def test_a_cell_owns_a_verifier_and_closes_it_when_it_fails(
     error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cells.write(tmp_path, "verify.workers=3", "verify.limit_s=19")
+    write_launched(tmp_path, "verify.workers=3", "verify.limit_s=19")
     seen: list[tuple[VerifierPool, int]] = []
 
     def build(record: dict[str, object], verifier: VerifierPool, *reports: object) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from cells import write_cell
 
 from harness import config
 from harness.base import files
 from harness.cells.spec import CellSpec
-from harness.cells.state import State
 from harness.launch import cell
 from harness.matrix import Cell
 from harness.rollout.vllm import VllmEngine
@@ -36,12 +36,6 @@ def spec_of(engine: str, seed: int, overrides: Sequence[str]) -> CellSpec:
 def build(folder: Path, engine: str, seed: int, overrides: Sequence[str] = ()) -> Trainer:
     torch.set_num_threads(1)
     return Trainer(parts.build_parts(spec_of(engine, seed, overrides), VerifierPool()), folder)
-
-
-def write(folder: Path, engine: str, seed: int, overrides: Sequence[str]) -> None:
-    """What a launcher leaves for the process of a cell."""
-    spec_of(engine, seed, overrides).write(folder)
-    State("running").write(folder)
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
@@ -99,7 +93,8 @@ def test_dynamics_may_ask_one_engine_after_the_other(tmp_path: Path) -> None:
 def test_two_ranks_on_two_engines_are_one_process(tmp_path: Path) -> None:
     """Up to draws that tip where logits differ in their last bits: in the first step none does."""
     build(tmp_path / "alone", "vllm", 0, SHORT).run(lambda step: None)
-    write(tmp_path / "ranks", "vllm", 0, [*SHORT, "hardware.ranks=2", "hardware.recompute=true"])
+    spec = spec_of("vllm", 0, [*SHORT, "hardware.ranks=2", "hardware.recompute=true"])
+    write_cell(tmp_path / "ranks", spec, "running", made=None)
     with pytest.raises(SystemExit, match=r"^0$"):
         cell.divide(tmp_path / "ranks", 2)
     assert files.read_json(tmp_path / "ranks" / "state.json")["state"] == "done"

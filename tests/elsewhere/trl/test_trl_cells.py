@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 import trainers
-from cells import lines
+from cells import write_cell
 from commands import Commands
+from launched import lines
 from places import REPOSITORY
 from trl_cells import CLOCK, METHOD, built, kill_after, same_weights, without_clock
 
@@ -294,9 +295,7 @@ def test_killed_ranks_are_resumed(tmp_path: Path) -> None:
 
     def prepared(name: str) -> Path:
         [cell] = matrix.cells(config.load_config("smoke", [*overrides, f"results={tmp_path / name}"]))
-        cell.spec.write(cell.folder)
-        State("running").write(cell.folder)
-        return cell.folder
+        return write_cell(cell.folder, cell.spec, "running", made=None)
 
     whole, cut = prepared("whole"), prepared("cut")
     subprocess.run([*command, str(whole)], env=environment, cwd=tmp_path, check=True, timeout=HANG)

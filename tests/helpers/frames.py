@@ -1,0 +1,48 @@
+"""Frames of made-up cells and answers, as they are read from MLflow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas
+
+from harness.table.frames import AFTER, DONE, NO_RUN, Frames, answers_frame, cells_frame
+
+
+def made_up_frames(
+    right: Mapping[str, Mapping[int, np.ndarray]],
+    task: str = "countdown",
+    trained_on: str = "countdown",
+    model: str = "tiny",
+    *,
+    problems: Sequence[str] | None = None,
+    **columns: Mapping[tuple[str, int], Any],
+) -> Frames:
+    """Return frames of answers by method, seed, problem and sample; a method without seeds has one that is not done.
+
+    `columns`: further columns of cells and of answers by method and seed, as `right_distinct` and `distinct`.
+    """
+    rows, answers = [], []
+    for method, by_seed in right.items():
+        for seed in by_seed or (0,):
+            cell = f"{method}-{seed}-{trained_on}-{model}"
+            row = {"method": method, "task": trained_on, "model": model, "setting": (), "seed": seed}
+            row |= {"evaluated": task, "cell": cell, "moment": AFTER, "state": DONE if by_seed else NO_RUN}
+            row |= {"entropy_first": 2.0, "entropy_last": 1.0}
+            rows.append(row | {name: values.get((method, seed)) for name, values in columns.items()})
+        for seed, right_JN in by_seed.items():
+            names = problems or [f"{task} {i}" for i in range(len(right_JN))]
+            unknown = [np.nan] * len(names)
+            counts = {"right": right_JN.sum(axis=1), "samples": [right_JN.shape[1]] * len(names)}
+            for name in ("right_distinct", "solutions"):
+                counts[name] = columns.get(name, {}).get((method, seed), unknown)
+            answers.append(((f"{method}-{seed}-{trained_on}-{model}", task, AFTER), {"problem": names, **counts}))
+    return Frames(cells_frame(rows), answers_frame(answers))
+
+
+def joined_frames(*parts: Frames) -> Frames:
+    answers = pandas.concat([part.answers.assign(problem=part.answers["problem"].astype("object")) for part in parts])
+    answers = answers.assign(problem=answers["problem"].astype("category"))
+    return Frames(pandas.concat([part.cells for part in parts], ignore_index=True), answers)
