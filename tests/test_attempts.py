@@ -97,7 +97,7 @@ def runs_of(folder: Path, key: str) -> list[dict[str, str]]:
     return [run.data.tags for run in found]
 
 
-def test_an_edit_of_a_method_makes_another_cell(folder: Path) -> None:
+def test_run_after_an_edit_of_a_method(folder: Path) -> None:
     grpo, mine = cells(settings(folder))
     first = table(folder)
     assert first["mine"].entropy_final == first["grpo"].entropy_final, "a factor of 1 changes nothing"
@@ -123,7 +123,7 @@ def test_an_edit_of_a_method_makes_another_cell(folder: Path) -> None:
     assert [len(runs_of(folder, cell.id)) for cell in (grpo, mine, edited)] == [1, 1, 1]
 
 
-def test_a_cell_that_runs_again_is_what_the_table_shows(folder: Path) -> None:
+def test_matrix_rows_of_a_cell_that_ran_again(folder: Path) -> None:
     _, mine = cells(settings(folder))
     first = table(folder)["mine"]
     shutil.rmtree(mine.folder)
@@ -137,7 +137,7 @@ def test_a_cell_that_runs_again_is_what_the_table_shows(folder: Path) -> None:
     assert len({each["attempt"] for each in runs_of(folder, mine.id)}) == 2
 
 
-def test_a_cell_with_a_damaged_record_of_its_attempt_is_run_again(folder: Path) -> None:
+def test_run_of_a_cell_with_a_damaged_attempt(folder: Path) -> None:
     grpo, _ = cells(settings(folder))
     first = table(folder)
     (grpo.folder / "made.json").write_text("{}")
@@ -147,7 +147,7 @@ def test_a_cell_with_a_damaged_record_of_its_attempt_is_run_again(folder: Path) 
     assert table(folder)["grpo"].entropy_final == first["grpo"].entropy_final
 
 
-def test_results_are_read_wherever_they_lie(folder: Path) -> None:
+def test_results_copied_and_moved(folder: Path) -> None:
     original = table(folder)
     (folder / "elsewhere").mkdir()
     shutil.copytree(folder / "results", folder / "elsewhere" / "copy")

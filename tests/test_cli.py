@@ -98,7 +98,7 @@ def cells(folder: Path, matrix: str = "demo") -> list[Path]:
     return sorted(path.parent for path in folder.glob(f"results/{matrix}/*/config.yaml"))
 
 
-def test_a_matrix_runs_and_leaves_its_records(finished: Path) -> None:
+def test_run_leaves_records(finished: Path) -> None:
     assert len(cells(finished)) == 4
     for cell in cells(finished):
         assert json.loads((cell / "state.json").read_text())["state"] == "done"
@@ -107,7 +107,7 @@ def test_a_matrix_runs_and_leaves_its_records(finished: Path) -> None:
         assert {"evals", "samples", "model", "log.txt"} <= {path.name for path in cell.iterdir()}
 
 
-def test_no_secret_of_the_environment_is_written_anywhere(finished: Path) -> None:
+def test_run_writes_no_secret(finished: Path) -> None:
     files = [path for path in finished.rglob("*") if path.is_file()]
     assert {"mlflow.db", "log.txt", "config.yaml", "leaderboard.html"} <= {path.name for path in files}
     for path in files:
@@ -116,7 +116,7 @@ def test_no_secret_of_the_environment_is_written_anywhere(finished: Path) -> Non
         assert b"open-sesame" not in content, path
 
 
-def test_a_second_run_does_nothing_again(finished: Path, here: Here) -> None:
+def test_second_run_does_nothing(finished: Path, here: Here) -> None:
     before = {path: path.stat().st_mtime_ns for path in finished.glob("results/demo/*/metrics.jsonl")}
     assert len(before) == 4
     printed = here("run", "demo", *SHORT, cwd=finished)
@@ -126,14 +126,14 @@ def test_a_second_run_does_nothing_again(finished: Path, here: Here) -> None:
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
-def test_a_changed_config_makes_new_cells(finished: Path, here: Here) -> None:
+def test_plan_and_status_of_a_changed_config(finished: Path, here: Here) -> None:
     planned = here("plan", "demo", *SHORT, "train.lr=1e-4", cwd=finished)
     assert re.search(r"^ *planned +4 *$", planned, re.MULTILINE)
     assert len(cells(finished)) == 4, "a plan runs nothing and writes nothing"
     assert "4 more cells" in here("status", "demo", *SHORT, "train.lr=1e-4", cwd=finished)
 
 
-def test_the_leaderboard_has_the_scores_of_the_answers(finished: Path, here: Here) -> None:
+def test_leaderboard_has_the_scores_of_the_answers(finished: Path, here: Here) -> None:
     rows = json.loads(here("leaderboard", "demo", *SHORT, "--format", "json", cwd=finished))
     assert [row["method"] for row in rows] == ["base model", "grpo", "clip_b"]
     for row in rows[1:]:
@@ -217,7 +217,7 @@ ENDS = {  # of each fault, as the table tells it
 
 
 @pytest.mark.slow
-def test_one_failing_cell_is_one_row(
+def test_run_with_failing_cells(
     tmp_path: Path, put_store: Callable[[Path], None], here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put_store(tmp_path / "results")
@@ -254,7 +254,7 @@ def test_one_failing_cell_is_one_row(
 
 
 @pytest.mark.skipif(choice.installed_vllm() is not None, reason="vLLM is installed here")
-def test_a_matrix_whose_engine_is_missing_does_not_begin(tmp_path: Path, here: Here) -> None:
+def test_run_without_its_engine(tmp_path: Path, here: Here) -> None:
     _, error = here.ended("run", "demo", "rollout.engine=vllm", cwd=tmp_path, code=2)
     assert "vLLM is not installed here; pip install -e '.[" in error
     assert not list(tmp_path.iterdir())
@@ -271,32 +271,28 @@ def test_a_matrix_whose_engine_is_missing_does_not_begin(tmp_path: Path, here: H
         (["report", "demo"], "found no MLflow store"),
     ],
 )
-def test_mistakes_end_with_one_sentence_and_write_nothing(
-    arguments: list[str], words: str, tmp_path: Path, here: Here
-) -> None:
+def test_mistakes_write_nothing(arguments: list[str], words: str, tmp_path: Path, here: Here) -> None:
     _, error = here.ended(*arguments, cwd=tmp_path, code=2)
     assert words in error
     assert error.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
 
-def test_a_process_prints_nothing_else_after_a_mistake(tmp_path: Path) -> None:
+def test_process_prints_one_sentence_after_a_mistake(tmp_path: Path) -> None:
     result = entrobench("leaderboard", "demo", cwd=tmp_path, code=2)
     assert result.stdout == ""
     assert result.stderr.startswith("entrobench: found no MLflow store")
     assert result.stderr.count("\n") == 1
 
 
-def test_a_set_that_is_not_prepared_stops_the_matrix_before_its_first_cell(
-    tmp_path: Path, here: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_without_a_prepared_set(tmp_path: Path, here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENTROBENCH_CACHE", str(tmp_path / "cache"))
     _, error = here.ended("run", "demo", "eval.tasks=[aime24]", cwd=tmp_path, code=2)
     assert error == "entrobench: the problem set aime24 is not prepared; run `entrobench data prepare aime24`\n"
     assert not list(tmp_path.iterdir())
 
 
-def test_folders_of_others_are_left_alone(tmp_path: Path, here: Here) -> None:
+def test_run_leaves_folders_of_others_alone(tmp_path: Path, here: Here) -> None:
     (tmp_path / "results/demo").mkdir(parents=True)
     (tmp_path / "results/demo/thesis.tex").write_text("precious")
     assert "did not make" in here.ended("run", "demo", cwd=tmp_path, code=2)[1]
@@ -323,9 +319,7 @@ def hears_interrupts() -> Iterator[None]:
         ("running", signal.SIGTERM, False),
     ],
 )
-def test_interrupted_it_says_so_once_and_stops_its_cells(
-    moment: str, sent: signal.Signals, to_all: bool, tmp_path: Path, here: Here
-) -> None:
+def test_run_interrupted(moment: str, sent: signal.Signals, to_all: bool, tmp_path: Path, here: Here) -> None:
     """By Ctrl-C or the end of the terminal, which every process of the run hears of, also while the first ones import
     torch; and by SIGTERM, of which the runner alone hears."""
     with subprocess.Popen(

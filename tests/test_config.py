@@ -31,7 +31,7 @@ SHIPPED = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("path", "round_name"), SHIPPED, ids=lambda value: getattr(value, "stem", value))
-def test_every_shipped_config_plans(path: Path, round_name: str | None) -> None:
+def test_load_config_of_every_shipped_file(path: Path, round_name: str | None) -> None:
     loaded = config.load_config(str(path), [f"round={round_name}"] if round_name else [])
     planned = matrix.cells(loaded)
     axes = (loaded.methods, loaded.tasks, loaded.models, loaded.seeds)
@@ -63,11 +63,11 @@ def test_shipped_configs_say_only_what_differs_from_the_defaults() -> None:
             effective |= given
 
 
-def test_demo_is_seven_methods_by_five_seeds() -> None:
+def test_demo_has_seven_methods_and_five_seeds() -> None:
     assert len(matrix.cells(config.load_config("demo"))) == 35
 
 
-def test_the_field_is_every_method_there_is() -> None:
+def test_field_has_every_method() -> None:
     for overrides in ([], ["round=coloring"]):
         loaded = config.load_config("field", overrides)
         published = [spec for spec in loaded.methods if "(" not in spec]
@@ -198,7 +198,7 @@ def test_the_field_is_every_method_there_is() -> None:
         (f"methods=[{'+'.join(['clip_b'] * 400)}]", ["has 2799 characters; allowed: 2000"]),
     ],
 )
-def test_mistakes_are_one_sentence(override: str, words: list[str]) -> None:
+def test_load_config_refuses_an_override(override: str, words: list[str]) -> None:
     with pytest.raises(UserError) as error:
         matrix.cells(config.load_config("demo", [override]))
     assert "\n" not in str(error.value)
@@ -225,13 +225,13 @@ def test_mistakes_are_one_sentence(override: str, words: list[str]) -> None:
         ),
     ],
 )
-def test_what_is_refused_only_together(overrides: list[str], sentence: str) -> None:
+def test_load_config_refuses_overrides_together(overrides: list[str], sentence: str) -> None:
     with pytest.raises(UserError) as error:
         config.load_config("demo", overrides)
     assert str(error.value) == sentence
 
 
-def test_candidates_are_counted_by_the_decimal_that_was_written() -> None:
+def test_resample_candidates_by_decimals() -> None:
     resample = config.load_config("demo", ["train.prompts=100", "train.updates=1", "train.resample.multiplier=1.1"])
     assert resample.train.resample is not None
     assert 100 * 1.1 != 110
@@ -264,7 +264,7 @@ def test_candidates_are_counted_by_the_decimal_that_was_written() -> None:
         (b"#" * 1_000_001, r"given\.yaml has more than 1000000 bytes"),
     ],
 )
-def test_unreadable_files(content: bytes, words: str, tmp_path: Path) -> None:
+def test_load_config_of_unreadable_files(content: bytes, words: str, tmp_path: Path) -> None:
     path = tmp_path / "given.yaml"
     path.write_bytes(content)
     with pytest.raises(UserError, match=words) as error:
@@ -272,7 +272,7 @@ def test_unreadable_files(content: bytes, words: str, tmp_path: Path) -> None:
     assert len(str(error.value)) <= 300
 
 
-def test_files_without_problems(tmp_path: Path) -> None:
+def test_load_config_of_missing_files(tmp_path: Path) -> None:
     (tmp_path / "folder.yaml").mkdir()
     for name, words in [
         ("dmo", "did you mean 'demo'"),
@@ -283,7 +283,7 @@ def test_files_without_problems(tmp_path: Path) -> None:
             config.load_config(name)
 
 
-def test_an_empty_section_empties_that_of_the_base(tmp_path: Path) -> None:
+def test_load_config_with_an_empty_section(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("base: demo\nmethod_options: {}\ntrain: {steps: 3}\n")
     mine = config.load_config(str(tmp_path / "mine.yaml"))
     demo = config.load_config("demo")
@@ -350,7 +350,7 @@ def test_rounds_that_are_refused(content: str, words: str, tmp_path: Path) -> No
         config.load_config(str(path), ["round=shot"])
 
 
-def test_a_configuration_is_not_its_own_base(tmp_path: Path) -> None:
+def test_load_config_refuses_circular_bases(tmp_path: Path) -> None:
     one, other = tmp_path / "one.yaml", tmp_path / "other.yaml"
     one.write_text(f"base: {other}")
     other.write_text(f"base: {one}")
@@ -358,7 +358,7 @@ def test_a_configuration_is_not_its_own_base(tmp_path: Path) -> None:
         config.load_config(str(one))
 
 
-def test_one_evaluation_task_may_have_settings_of_its_own() -> None:
+def test_eval_settings_by_task() -> None:
     settings = config.load_config("paper").eval
     of = {task: settings.of(task) for task in settings.tasks}
     assert {task: (each.samples, each.k) for task, each in of.items()} == {
@@ -370,7 +370,7 @@ def test_one_evaluation_task_may_have_settings_of_its_own() -> None:
     assert {each.every for each in of.values()} == {20}
 
 
-def test_the_14b_runs_are_those_of_7b_with_another_model() -> None:
+def test_paper_14b_differs_in_its_model() -> None:
     small, large = config.load_config("paper"), config.load_config("paper-14b")
     assert large.models == ["qwen2.5-14b-instruct"]
     large.models, large.name = small.models, small.name
@@ -378,7 +378,7 @@ def test_the_14b_runs_are_those_of_7b_with_another_model() -> None:
     assert large == small
 
 
-def test_specs_nest_and_split() -> None:
+def test_split_and_parse() -> None:
     assert registry.split("ppo+clip_b(mu=1+1,mode=paper)", "+") == ["ppo", "clip_b(mu=1+1,mode=paper)"]
     assert registry.parse(" clip_b( share=0.02, mode = paper ) ") == ("clip_b", {"share": 0.02, "mode": "paper"})
     assert registry.parse("grpo") == ("grpo", {})
@@ -388,14 +388,14 @@ def test_specs_nest_and_split() -> None:
     assert registry.parse(r'a(x="1, \", 2", y=3)') == ("a", {"x": '1, ", 2', "y": 3})
 
 
-def test_shared_options_reach_every_spec_and_inline_ones_win() -> None:
+def test_method_options() -> None:
     loaded = config.load_config("demo", ["methods=[grpo,clip_b,'clip_b(share=0.3)+ppo']"])
     shares = [c.identity["method"][-1].get("share") for c in matrix.cells(loaded)][:3]
     assert shares == [None, loaded.method_options["clip_b"]["share"], 0.3]
 
 
 @pytest.mark.slow
-def test_identity_is_what_defines_the_result() -> None:
+def test_cell_id_by_what_defines_the_result() -> None:
     def keys(*overrides: str) -> list[str]:
         return [cell.id for cell in matrix.cells(config.load_config("demo", overrides))]
 
@@ -421,7 +421,7 @@ def test_identity_is_what_defines_the_result() -> None:
         assert keys(telling)[0] != before[0]
 
 
-def test_an_override_of_a_list_may_be_a_single_value() -> None:
+def test_load_config_of_a_list_from_a_single_value() -> None:
     """On the command line alone: a file that says `seeds: 0` is asked for what it would be read as."""
     given = ["seeds=3", "methods=clip_b(share=0.1,mode=paper)", "eval.tasks=gsm8k", "plugins=mine", "name=grpo"]
     found = config.load_config("smoke", given)
@@ -432,7 +432,7 @@ def test_an_override_of_a_list_may_be_a_single_value() -> None:
     assert found.name == "grpo"
 
 
-def test_no_matrix_takes_the_place_of_its_own_store() -> None:
+def test_load_config_refuses_the_name_of_its_store() -> None:
     place = ["results=r", "tracking.uri=sqlite:///r/runs.db"]
     for name in ("runs.db", "runs.db.lock"):
         with pytest.raises(
@@ -444,7 +444,7 @@ def test_no_matrix_takes_the_place_of_its_own_store() -> None:
     assert config.load_config("smoke", ["results=other", place[1], "name=runs.db"]).name == "runs.db"
 
 
-def test_gpu_means_cuda(tmp_path: Path) -> None:
+def test_load_config_reads_gpu_as_cuda(tmp_path: Path) -> None:
     assert config.load_config("demo", ["hardware.device=gpu"]).hardware.device == "cuda"
     path = tmp_path / "given.yaml"
     path.write_text("base: smoke\nhardware: {device: gpu}")

@@ -48,7 +48,7 @@ def run(*arguments: str, cwd: Path, script: str | None = None) -> str:
 
 
 @pytest.mark.processes
-def test_the_import_loads_nothing_heavy(tmp_path: Path) -> None:
+def test_import_loads_nothing_heavy(tmp_path: Path) -> None:
     code = "import sys, entrobench; dir(entrobench); print(*sys.modules)"
     loaded = {name.partition(".")[0] for name in run("-c", code, cwd=tmp_path).split()}
     assert "entrobench" in loaded
@@ -56,12 +56,12 @@ def test_the_import_loads_nothing_heavy(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_loading_a_matrix_needs_no_torch(tmp_path: Path) -> None:
+def test_load_without_torch(tmp_path: Path) -> None:
     code = "import sys, entrobench; entrobench.load('demo'); print(*sys.modules)"
     assert not set(run("-c", code, cwd=tmp_path).split()) & {"pandas", "mlflow", "torch"}
 
 
-def test_public_names_exist_and_type_checkers_see_the_same() -> None:
+def test_public_names() -> None:
     assert dir(entrobench) == sorted(entrobench.__all__)
     assert set(entrobench.__all__) == {*entrobench.WHERE, "__version__"}
     for name in entrobench.WHERE:
@@ -78,7 +78,7 @@ def test_public_names_exist_and_type_checkers_see_the_same() -> None:
         entrobench.Matrx  # noqa: B018
 
 
-def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
+def test_load_and_leaderboard_refuse_mistakes(tmp_path: Path) -> None:
     with pytest.raises(entrobench.UserError, match=r"unknown key train\.step; .*did you mean 'steps'"):
         entrobench.load("smoke", "train.step=2")
     with pytest.raises(entrobench.UserError, match=r"found no MLflow store .*`entrobench run`"):
@@ -105,7 +105,7 @@ def matrix(ran: tuple[Path, str], monkeypatch: pytest.MonkeyPatch) -> entrobench
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_the_example_of_the_documentation_runs_once(ran: tuple[Path, str]) -> None:
+def test_example_of_the_documentation(ran: tuple[Path, str]) -> None:
     folder, said = ran
     assert [line for line in said.splitlines() if line in ("begins", "ends")] == ["begins", "ends"]
     assert "planned  2" in said
@@ -119,7 +119,7 @@ def test_the_example_of_the_documentation_runs_once(ran: tuple[Path, str]) -> No
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_the_leaderboard_is_a_frame_of_what_was_measured(matrix: entrobench.Matrix) -> None:
+def test_leaderboard(matrix: entrobench.Matrix) -> None:
     table = matrix.leaderboard().set_index("method")
     assert list(table.index) == ["base model", "grpo", "clip_b"]
     for cell in matrix.cells:
@@ -141,7 +141,7 @@ def test_the_leaderboard_is_a_frame_of_what_was_measured(matrix: entrobench.Matr
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_what_is_done_is_not_run_again(matrix: entrobench.Matrix, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_of_a_done_matrix(matrix: entrobench.Matrix, capsys: pytest.CaptureFixture[str]) -> None:
     before = {path: path.stat().st_mtime_ns for path in matrix.config.folder.glob("*/metrics.jsonl")}
     assert matrix.run(jobs=1).equals(matrix.leaderboard())
     assert len(before) == 2
@@ -156,7 +156,7 @@ def test_what_is_done_is_not_run_again(matrix: entrobench.Matrix, capsys: pytest
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_curves_are_the_records_of_the_cells(matrix: entrobench.Matrix) -> None:
+def test_curves(matrix: entrobench.Matrix) -> None:
     curves = matrix.curves("entropy/mean", "eval/countdown/avg")
     assert list(curves.columns) == ["cell", "method", "task", "model", "seed", "step", "metric", "value"]
     values = {(row.cell, row.metric, row.step): row.value for row in curves.itertuples()}
@@ -185,7 +185,7 @@ def test_curves_are_the_records_of_the_cells(matrix: entrobench.Matrix) -> None:
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_samples_are_all_responses_to_a_problem(matrix: entrobench.Matrix) -> None:
+def test_samples(matrix: entrobench.Matrix) -> None:
     ids = matrix.samples()
     assert len(ids) == len(set(ids)) == 16
     samples = matrix.samples(ids[3])
@@ -206,13 +206,13 @@ def test_samples_are_all_responses_to_a_problem(matrix: entrobench.Matrix) -> No
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_a_matrix_of_which_some_cells_have_run_is_shown_in_part(matrix: entrobench.Matrix) -> None:
+def test_curves_and_samples_of_some_cells(matrix: entrobench.Matrix) -> None:
     larger = entrobench.load("smoke", *SETTINGS, "methods=[grpo,clip_b,ppo]", "seeds=[0,1]")
     assert larger.curves("entropy/mean").equals(matrix.curves("entropy/mean"))
     assert larger.samples() == matrix.samples()
 
 
-def test_a_matrix_that_has_not_run_has_neither(tmp_path: Path) -> None:
+def test_curves_and_samples_without_a_run(tmp_path: Path) -> None:
     matrix = entrobench.load("smoke", f"results={tmp_path}")
     with pytest.raises(entrobench.UserError, match=r"no cell of the matrix smoke in .* has run yet"):
         matrix.curves("entropy/mean")
@@ -221,7 +221,7 @@ def test_a_matrix_that_has_not_run_has_neither(tmp_path: Path) -> None:
             call()
 
 
-def test_a_metric_that_is_not_a_number_stays_one(tmp_path: Path) -> None:
+def test_curves_with_nan(tmp_path: Path) -> None:
     matrix = entrobench.load("smoke", f"results={tmp_path}")
     folder = matrix.cells[1].folder
     folder.mkdir(parents=True)
@@ -263,7 +263,7 @@ print("second:", len(entrobench.run("smoke", "methods=[ppo,grpo]", *SMALL)))
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_a_notebook_and_a_cell_that_fails(tmp_path: Path, mlflow_uri: str) -> None:
+def test_run_in_a_notebook_with_a_cell_that_fails(tmp_path: Path, mlflow_uri: str) -> None:
     (tmp_path / "broken_method.py").write_text(BROKEN)
     kernel = "import sys; exec(sys.stdin.read())"  # as there, the main module has no file
     said = run("-c", kernel, cwd=tmp_path, script=f"SMALL = {[*SMALL, f'tracking.uri={mlflow_uri}']}\n{NOTEBOOK}")
@@ -283,7 +283,7 @@ TOUR = REPOSITORY / "docs" / "tour.ipynb"
 MINIATURE = '"train.steps=2", "train.prompts=4", "train.group=4", "eval.problems=16"'
 
 
-def test_the_tour_shows_plain_outputs() -> None:
+def test_tour_shows_plain_outputs() -> None:
     text = TOUR.read_text()
     cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
     calls = "".join("".join(cell["source"]) for cell in cells)
@@ -298,7 +298,7 @@ def test_the_tour_shows_plain_outputs() -> None:
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_the_tour_runs_in_a_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tour_runs_in_a_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("nbclient", "ipykernel"):
         pytest.importorskip(name, reason=f"{name} is not installed; pip install -e '.[notebook]'")
     import nbformat

@@ -28,12 +28,12 @@ def cell(*overrides: str) -> Cell:
 @pytest.mark.parametrize(
     "override", ["train.resample={}", "train.resample.max_batches=2", "rollout.lag=1", "stop.entropy_below=0.02"]
 )
-def test_rollout_settings_and_early_stopping_belong_to_a_cells_identity(override: str) -> None:
+def test_identity_has_rollout_and_stop(override: str) -> None:
     keys = {cell().id, cell("train.resample.multiplier=2").id, cell(override).id}
     assert len(keys) == 3
 
 
-def test_who_a_cell_is_depends_on_what_computes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_identity_has_device_and_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "resolve_device", lambda wanted: "cpu" if wanted == "auto" else wanted)
     cpu, float32, bfloat16 = cell(), cell("train.dtype=float32"), cell("train.dtype=bfloat16")
     cuda, exact = cell("hardware.device=cuda"), cell("hardware.device=cuda", "train.dtype=float32")
@@ -51,7 +51,7 @@ def test_who_a_cell_is_depends_on_what_computes_it(monkeypatch: pytest.MonkeyPat
     assert cell().folder != cpu.folder
 
 
-def test_any_value_of_the_configuration_can_be_an_axis() -> None:
+def test_cells_of_further_axes() -> None:
     axes = ("axes.train.lr=[1e-3, 2e-3]", "axes.correction.kind=[off, truncated]", "seeds=[0, 1]")
     found = cells(config.load_config("smoke", axes))
     assert [(c.seed, c.config.setting["train.lr"], c.config.setting["correction.kind"], c.method) for c in found] == [
@@ -68,7 +68,7 @@ def test_any_value_of_the_configuration_can_be_an_axis() -> None:
     assert [c.folder for c in alone] == [c.folder for c in found[14:]], "who a cell is does not depend on its company"
 
 
-def test_what_cells_have_in_common_is_built_once_for_a_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cells_build_shared_parts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     build, built = registry.build, list[str]()
 
     def counted(kind: str, table: Any, spec: str, *shared: Any) -> Any:
@@ -110,7 +110,7 @@ def test_what_cells_have_in_common_is_built_once_for_a_matrix(monkeypatch: pytes
         ("3", "axes is 3; it must be a mapping of keys"),
     ],
 )
-def test_an_axis_that_makes_no_sense_gets_one_sentence(axes: str, sentence: str) -> None:
+def test_cells_refuse_axes(axes: str, sentence: str) -> None:
     with pytest.raises(UserError, match=f"^{sentence}") as error:
         cells(config.load_config("smoke", [f"axes={axes}"]))
     assert "\n" not in str(error.value)
@@ -168,13 +168,13 @@ DAPO = "grpo(clip_high=0.28, dual_clip=10)+overlong"
         ),
     ],
 )
-def test_methods_that_make_no_sense_get_one_sentence_before_anything_runs(overrides: list[str], sentence: str) -> None:
+def test_cells_refuse_methods(overrides: list[str], sentence: str) -> None:
     with pytest.raises(UserError, match=f"^{sentence}") as error:
         cells(config.load_config("smoke", overrides))
     assert "\n" not in str(error.value)
 
 
-def test_a_correction_of_whole_responses_goes_with_a_product_of_tokens() -> None:
+def test_cells_with_a_correction_of_whole_responses() -> None:
     [one] = cells(config.load_config("smoke", ["methods=gmpo", "baseline=gmpo", *CORRECTED]))
     assert one.identity["correction"]["level"] == "sequence"
 
@@ -184,7 +184,7 @@ ALONE = {"ppo", "w_reinforce", "w_reinforce_ppo", "nsr", "psr", "topr"}  # of al
 
 
 @pytest.mark.parametrize("name", baselines.METHODS)
-def test_groups_of_one_are_for_methods_that_compare_nothing(name: str) -> None:
+def test_cells_with_groups_of_one(name: str) -> None:
     """The control is added to an objective that accepts groups of one response."""
     entry = baselines.METHODS[name]
     control = isinstance(entry, type) and issubclass(entry, Control)
@@ -198,12 +198,12 @@ def test_groups_of_one_are_for_methods_that_compare_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("twice", ["countdown, countdown", "countdown, countdown(count=3)"])
-def test_two_evaluations_of_one_name_are_refused(twice: str) -> None:
+def test_cells_refuse_evaluations_of_one_name(twice: str) -> None:
     with pytest.raises(UserError, match=r"eval.tasks 'countdown' and 'countdown.*' are both 'countdown', and one"):
         cells(config.load_config("smoke", [f"eval.tasks={[*twice.split(', ')]}"]))
 
 
-def test_a_cell_evaluates_each_task_under_the_name_that_the_table_asks_for() -> None:
+def test_evaluation_names() -> None:
     given = ["eval.tasks=[countdown, 'countdown(count=4)']", "eval.by_task={'countdown(count=4)': {k: 2}}"]
     settings = config.load_config("smoke", given)
     matrix = cells(settings)
@@ -233,14 +233,14 @@ def test_a_cell_evaluates_each_task_under_the_name_that_the_table_asks_for() -> 
         ),
     ],
 )
-def test_more_problems_than_a_split_has_are_refused_before_anything_runs(
+def test_cells_refuse_more_problems_than_a_split_has(
     command: str, override: str, sentence: str, tmp_path: Path
 ) -> None:
     assert re.match(rf"entrobench: {sentence}", refusal(command, "smoke", f"results={tmp_path / 'r'}", override))
     assert not (tmp_path / "r").exists()
 
 
-def test_a_password_in_an_address_is_written_nowhere(tmp_path: Path) -> None:
+def test_spec_without_password(tmp_path: Path) -> None:
     loaded = config.load_config("smoke", [f"results={tmp_path}"])
     one = cells(dataclasses.replace(loaded, tracking=config.Tracking("http://me:secret@host")))[0]
     one.spec.write(one.folder)
@@ -249,7 +249,7 @@ def test_a_password_in_an_address_is_written_nowhere(tmp_path: Path) -> None:
     assert "secret" not in (one.folder / "config.yaml").read_text()
 
 
-def test_a_folder_has_a_name_that_fits_into_a_path() -> None:
+def test_readable_name() -> None:
     """File systems count bytes, of which many letters have three."""
     name = matrix.readable_name(f"clip_b(note={'語' * 200})", "countdown", "tiny")
     assert len(name.encode()) <= matrix.LONGEST_NAME
@@ -257,7 +257,7 @@ def test_a_folder_has_a_name_that_fits_into_a_path() -> None:
     assert matrix.readable_name("grpo", "countdown", "models/tiny") == "grpo-countdown-tiny"
 
 
-def test_a_marker_that_is_half_written_blocks_nothing(tmp_path: Path) -> None:
+def test_claim_with_a_half_written_marker(tmp_path: Path) -> None:
     """Another runner writes it now, or was killed while it did."""
     settings = config.load_config("smoke", [f"results={tmp_path}"])
     settings.folder.mkdir()
@@ -271,7 +271,7 @@ def test_a_marker_that_is_half_written_blocks_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("moment", ["exists", "iterdir"])
-def test_a_marker_that_another_runner_writes_meanwhile_is_seen(
+def test_check_owner_with_a_marker_written_meanwhile(
     moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It comes with all that belongs to it right after the look at the marker, or at the folder."""

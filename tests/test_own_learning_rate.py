@@ -31,14 +31,14 @@ def rate_of(spec: str, default: float = 1e-6) -> float:
 
 
 @pytest.mark.parametrize("name", baselines.METHODS)
-def test_every_objective_has_the_option_and_none_sets_it(name: str) -> None:
+def test_every_objective_has_the_option_lr(name: str) -> None:
     method = Method.of(name, baselines.table())
     assert method.objective.lr is None
     assert method.learning_rate(0.5) == 0.5
     assert "lr" not in method.identity()[0]
 
 
-def test_it_is_the_objective_that_sets_it() -> None:
+def test_learning_rate_of_a_composition() -> None:
     assert rate_of("grpo(lr=3e-4)") == 3e-4
     assert rate_of("grpo(lr=3.0e-4)+clip_b(share=0.02)") == 3e-4
     assert rate_of("clip_b+ppo(lr=2)") == 2
@@ -57,7 +57,7 @@ def test_it_is_the_objective_that_sets_it() -> None:
         ("dapo(lr=3e-4)", "method dapo is short for .* and has no options; write that out with yours"),
     ],
 )
-def test_mistakes(spec: str, sentence: str) -> None:
+def test_method_refuses_learning_rates(spec: str, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         rate_of(spec)
 
@@ -69,7 +69,7 @@ class Paced(Control):
     lr: float = number(0.1, above=0)
 
 
-def test_a_plugins_control_may_have_an_option_of_that_name() -> None:
+def test_control_with_an_option_lr() -> None:
     assert typed(Paced(), {"lr": 0.2}, "paced.").lr == 0.2
 
 
@@ -80,7 +80,7 @@ def planned(*overrides: str) -> list[str]:
     return [cell.id for cell in cells(config.load_config("smoke", overrides))]
 
 
-def test_another_rate_is_another_cell_and_the_same_one_is_not() -> None:
+def test_cell_id_by_learning_rate() -> None:
     plain, other = planned("methods=[grpo,grpo(lr=3e-3)]")
     [same_rate] = planned("methods=[grpo(lr=1.0e-3)]", "baseline=grpo(lr=1.0e-3)")
     assert plain == same_rate != other
@@ -88,12 +88,12 @@ def test_another_rate_is_another_cell_and_the_same_one_is_not() -> None:
     assert len({*below_a_control, other}) == 4
 
 
-def test_the_same_run_is_not_two_methods() -> None:
+def test_cells_refuse_the_same_rate_twice() -> None:
     with pytest.raises(UserError, match=r"methods 'grpo' and 'grpo\(lr=1e-3\)' are the same; name one of them"):
         planned("methods=[grpo,grpo(lr=1e-3)]")
 
 
-def test_an_axis_of_rates_needs_methods_without_one() -> None:
+def test_cells_refuse_an_axis_of_rates() -> None:
     with pytest.raises(UserError, match=r"axes varies train.lr, but method 'grpo\(lr=3e-3\)' has a learning rate"):
         planned("methods=[grpo,grpo(lr=3e-3)]", "axes={train.lr: [1e-3, 2e-3]}")
 
@@ -103,7 +103,7 @@ def test_an_axis_of_rates_needs_methods_without_one() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["grpo", "grpo+clip_b(share=0.05)", "ppo"])
-def test_it_trains_as_if_the_configuration_had_the_rate(method: str, tmp_path: Path) -> None:
+def test_trainer_uses_the_learning_rate_of_the_method(method: str, tmp_path: Path) -> None:
     """With its warm-up, bit for bit; a critic keeps its own."""
     shared = ["train.warmup_steps=3", "train.steps=2"]
     base, plus, rest = method.partition("+")
@@ -117,7 +117,7 @@ def test_it_trains_as_if_the_configuration_had_the_rate(method: str, tmp_path: P
     assert not same(weights(alone), weights(unset))
 
 
-def test_the_conformance_checks_train_with_it(tmp_path: Path) -> None:
+def test_conformance_with_a_learning_rate(tmp_path: Path) -> None:
     size = miniature.Size()
     miniature.write_model(tmp_path / "model", size)
     for spec, rate in (("grpo", size.lr), ("grpo(lr=2e-3)", 2e-3)):
@@ -129,7 +129,7 @@ def test_the_conformance_checks_train_with_it(tmp_path: Path) -> None:
 # Other trainers
 
 
-def test_a_loop_of_ones_own_must_set_it_itself() -> None:
+def test_learning_rate_in_a_loop_of_ones_own() -> None:
     with pytest.raises(UserError) as raised:
         entrobench.Method("grpo(lr=3e-4)+clip_b(share=0.02)")
     assert "sets the learning rate 0.0003, which the trainer's own optimizer would ignore" in str(raised.value)
@@ -138,7 +138,7 @@ def test_a_loop_of_ones_own_must_set_it_itself() -> None:
 
 
 @pytest.mark.parametrize("trainer", doors.REFUSALS)
-def test_other_trainers_refuse_it(trainer: str) -> None:
+def test_other_trainers_refuse_learning_rates(trainer: str) -> None:
     refusal = doors.REFUSALS[trainer]
     assert refusal(Method.of("grpo", baselines.table())) is None
     assert "sets the learning rate 0.0003" in (refusal(Method.of("grpo(lr=3e-4)", baselines.table())) or "")
@@ -148,7 +148,7 @@ def test_other_trainers_refuse_it(trainer: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_table_the_plan_and_mlflow_show_it(tmp_path: Path, mlflow_uri: str) -> None:
+def test_learning_rate_in_table_plan_and_mlflow(tmp_path: Path, mlflow_uri: str) -> None:
     methods = ["grpo", "grpo(lr=3e-3)", "grpo(lr=3e-3)+clip_b(share=0.02)"]
     made = smoke_matrix(tmp_path, mlflow_uri, f"methods=[{','.join(methods)}]").send_all()
     rows = json_rows("--experiment", "made", "--uri", mlflow_uri)
@@ -165,7 +165,7 @@ def test_the_table_the_plan_and_mlflow_show_it(tmp_path: Path, mlflow_uri: str) 
     assert methods[1] in run_command("plan", "smoke", *overrides)
 
 
-def test_explain_says_that_it_changes_nothing_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explain_with_a_learning_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(explain, "explain", lambda *_: [])
     monkeypatch.setattr(explain, "print_explanations", lambda *_: None)
 

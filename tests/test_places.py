@@ -62,7 +62,7 @@ def end_in(results: Path, command: str) -> Ended:
 
 @pytest.mark.processes
 @pytest.mark.slow
-def test_a_folder_with_an_odd_name_holds_results_as_any_other(odd: Path) -> None:
+def test_results_in_a_folder_with_an_odd_name(odd: Path) -> None:
     for command in ("status", "plan", "sync", "leaderboard", "report"):
         code, _, err = end_in(odd, command)
         assert (code, err) == (0, ""), command
@@ -86,7 +86,7 @@ def read_only(odd: Path, tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.processes
 @pytest.mark.slow
-def test_a_copy_that_is_read_only_is_read(read_only: Path) -> None:
+def test_results_on_a_read_only_file_system(read_only: Path) -> None:
     for command in ("status", "plan", "leaderboard"):
         code, out, err = end_in(read_only, command)
         assert (code, err) == (0, ""), command
@@ -100,9 +100,7 @@ def test_a_copy_that_is_read_only_is_read(read_only: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
-def test_where_no_file_can_be_locked_a_file_is_the_lock(
-    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lock_without_flock(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> NoReturn:
         raise OSError(number, os.strerror(number))
 
@@ -118,7 +116,7 @@ def test_where_no_file_can_be_locked_a_file_is_the_lock(
         locks.lock(tmp_path / "mlflow.lock").acquire(timeout=0)
 
 
-def test_without_a_home_a_message_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_cache_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(user: int) -> NoReturn:
         raise KeyError(user)
 
@@ -130,7 +128,7 @@ def test_without_a_home_a_message_says_what_to_set(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.slow
-def test_a_clock_that_goes_backwards_disturbs_no_cell(
+def test_cell_with_a_clock_that_goes_backwards(
     tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process, "write_log", lambda place: None)
@@ -154,7 +152,7 @@ def test_a_clock_that_goes_backwards_disturbs_no_cell(
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
 @pytest.mark.parametrize("harm", ["cut", "empty", "flipped"])
-def test_a_model_that_was_changed_is_made_again(name: str, harm: str, tmp_path: Path) -> None:
+def test_model_folder_of_a_changed_model(name: str, harm: str, tmp_path: Path) -> None:
     model, said = models.resolve("countdown-tiny"), list[str]()
     folder = Path(shutil.copytree(model.folder(), model.cache_folder(tmp_path), copy_function=os.link))
     whole = (folder / name).read_bytes()

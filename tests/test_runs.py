@@ -26,7 +26,7 @@ GPU = Device("any", 80 * 2**30)
         (None, [], 1),
     ],
 )
-def test_cells_share_the_cores(
+def test_local_launcher_by_cores(
     cores: int | None, overrides: list[str], jobs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = config.load_config("demo", overrides)
@@ -39,20 +39,20 @@ def test_cells_share_the_cores(
     ("overrides", "jobs"),
     [([], 4), (["hardware.ranks=3", "train.prompts=9"], 1), (["hardware.share=0.3"], 12), (["hardware.device=cpu"], 8)],
 )
-def test_cells_share_the_gpus(overrides: list[str], jobs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_launcher_by_gpus(overrides: list[str], jobs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "this_machine", lambda config: Machine(1, 8, 1, (GPU,) * 4))
     monkeypatch.setattr(runs.devices, "gpus", lambda: ["a", "b", "c", "d"])
     found = runs.local_launcher(config.load_config("demo", ["hardware.device=cuda", *overrides]), None)
     assert (found.jobs, found.pool is None) == (jobs, "hardware.device=cpu" in overrides)
 
 
-def test_the_base_models_are_named_by_their_digests() -> None:
+def test_fetch_models() -> None:
     settings = config.load_config("smoke", [])
     model = models.resolve("countdown-tiny")
     assert runs.fetch_models(settings) == {"countdown-tiny": model.digest(model.folder())}
 
 
-def test_more_ranks_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_launcher_refuses_more_ranks_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "this_machine", lambda config: Machine(1, 8, 1, (GPU,) * 4))
     monkeypatch.setattr(runs.devices, "gpus", lambda: ["a", "b"])
     with pytest.raises(

@@ -31,7 +31,7 @@ def calls() -> Iterator[tuple[str, str, ast.Call]]:
                     yield f"{path.relative_to(REPOSITORY)}:{node.lineno}", ast.unparse(node.func), node
 
 
-def test_the_code_evaluates_no_text_and_opens_no_pickle() -> None:
+def test_code_evaluates_no_text_and_opens_no_pickle() -> None:
     found = 0
     for place, name, call in calls():
         found += 1
@@ -48,7 +48,7 @@ def test_the_code_evaluates_no_text_and_opens_no_pickle() -> None:
     assert found > 1000
 
 
-def test_nothing_imports_what_unpickles() -> None:
+def test_code_imports_nothing_that_unpickles() -> None:
     for top in TOPS:
         for path in (REPOSITORY / top).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):
@@ -65,7 +65,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield tmp_path
 
 
-def test_a_plugin_is_imported_only_where_it_is_named(folder: Path) -> None:
+def test_plugins_are_imported_by_name_only(folder: Path) -> None:
     (folder / "not_named.py").write_text("from pathlib import Path\nMETHODS = {}\nPath('imported').touch()\n")
     cells(config.load_config("smoke"))
     assert not (folder / "imported").exists()
@@ -85,7 +85,7 @@ def test_a_plugin_is_imported_only_where_it_is_named(folder: Path) -> None:
         ("METHODS = 5", r"METHODS of plugin .* is 5; it must be a dict"),
     ],
 )
-def test_a_plugin_that_breaks_is_one_sentence(code: str, words: str, folder: Path) -> None:
+def test_plugin_entries_of_a_broken_plugin(code: str, words: str, folder: Path) -> None:
     (folder / "breaks.py").write_text(code)
     sys.modules.pop("breaks", None)
     with pytest.raises(UserError, match=words) as error:
@@ -94,13 +94,13 @@ def test_a_plugin_that_breaks_is_one_sentence(code: str, words: str, folder: Pat
     assert len(str(error.value)) <= 300
 
 
-def test_pickled_weights_are_refused_by_name(tmp_path: Path) -> None:
+def test_resolve_refuses_pickled_weights(tmp_path: Path) -> None:
     for name in ("config.json", "tokenizer.json", "pytorch_model.bin"):
         (tmp_path / name).write_text("{}")
     with pytest.raises(UserError, match=r"pickled weights \(pytorch_model\.bin\).*; save them as safetensors"):
         models.resolve(str(tmp_path))
 
 
-def test_no_spec_leads_out_of_the_results(tmp_path: Path) -> None:
+def test_cell_folders_stay_in_the_results(tmp_path: Path) -> None:
     loaded = config.load_config("smoke", [f"results={tmp_path}", "tasks='countdown(count=3)'"])
     assert all(cell.folder.resolve().parent == tmp_path / "smoke" for cell in cells(loaded))

@@ -41,7 +41,7 @@ def loaded_by(folder: Path, *arguments: str) -> tuple[set[str], str]:
 
 
 @pytest.mark.slow
-def test_a_run_with_nothing_to_do_loads_neither_torch_nor_mlflow(tmp_path: Path, mlflow_uri: str) -> None:
+def test_run_with_nothing_to_do_loads_no_torch(tmp_path: Path, mlflow_uri: str) -> None:
     overrides = ["name=made", f"results={tmp_path}", f"tracking.uri={mlflow_uri}"]
     overrides += ["methods=[grpo,clip_b,ppo]", "seeds=[0,1]"]
     made = smoke_matrix(tmp_path, mlflow_uri)
@@ -63,13 +63,13 @@ def test_a_run_with_nothing_to_do_loads_neither_torch_nor_mlflow(tmp_path: Path,
     [["--help"], ["list", "methods"], ["status", "demo"], ["plan", "demo"], ["doctor", "--help"]],
     ids=" ".join,
 )
-def test_commands_without_a_table_load_no_numbers_package(arguments: list[str], tmp_path: Path) -> None:
+def test_commands_without_a_table_load_no_pandas(arguments: list[str], tmp_path: Path) -> None:
     loaded, _ = loaded_by(tmp_path, *arguments)
     assert loaded & (HEAVY | TABLE) == set()
 
 
 @pytest.mark.slow
-def test_cells_are_forked_from_a_server_without_scikit_learn_and_scipy(tmp_path: Path) -> None:
+def test_fork_server_loads_no_scipy(tmp_path: Path) -> None:
     """transformers would import them for nothing that a cell does."""
     process = companions.forkserver().Process(target=companions.write_modules, args=(tmp_path / "modules",))
     process.start()
@@ -80,7 +80,7 @@ def test_cells_are_forked_from_a_server_without_scikit_learn_and_scipy(tmp_path:
 
 
 @pytest.mark.slow
-def test_a_cell_searches_for_garbage_but_not_among_its_imports(tmp_path: Path) -> None:
+def test_garbage_of_a_forked_cell(tmp_path: Path) -> None:
     process = companions.forkserver().Process(target=companions.write_searching, args=(tmp_path / "searching",))
     process.start()
     process.join()
@@ -89,7 +89,7 @@ def test_a_cell_searches_for_garbage_but_not_among_its_imports(tmp_path: Path) -
     assert left_out > 500_000
 
 
-def test_so_does_a_process_with_a_command_of_its_own() -> None:
+def test_garbage_of_a_cell_by_command() -> None:
     command = python_command("import argparse, gc", "print(gc.isenabled(), gc.get_freeze_count())")
     searches, left_out = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     assert searches == "True"

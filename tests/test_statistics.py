@@ -36,7 +36,7 @@ from harness.statistics import (
 
 
 @pytest.mark.parametrize("n", range(1, 8))
-def test_pass_at_k_is_the_share_of_subsets_that_hold_a_right_sample(n: int) -> None:
+def test_pass_at_k_by_subsets(n: int) -> None:
     for right, k in itertools.product(range(n + 1), range(1, n + 1)):
         subsets = list(itertools.combinations(range(n), k))
         hits = sum(min(subset) < right for subset in subsets)
@@ -69,7 +69,7 @@ def test_pass_at_k_refuses_a_k_that_cannot_be_drawn(k: int) -> None:
 
 @pytest.mark.parametrize(("seed_sd", "problem_sd"), [(1.0, 1.0), (1.0, 0.0), (0.0, 1.0), (0.0, 0.0)])
 @pytest.mark.parametrize("confidence", [0.8, 0.95])
-def test_crossed_interval_equals_its_definition(seed_sd: float, problem_sd: float, confidence: float) -> None:
+def test_crossed_interval_by_definition(seed_sd: float, problem_sd: float, confidence: float) -> None:
     random = np.random.default_rng(0)
     for seeds, problems in itertools.product((2, 3, 5), (2, 7, 30)):
         x_SJ = random.normal(0, seed_sd, (seeds, 1)) + random.normal(0, problem_sd, problems)
@@ -81,7 +81,7 @@ def test_crossed_interval_equals_its_definition(seed_sd: float, problem_sd: floa
 
 @pytest.mark.parametrize(("seeds", "problems"), [(2, 2), (2, 200), (3, 30), (10, 30), (1000, 30), (1000, 10_000)])
 @pytest.mark.parametrize("share", [0.0, 1e-8, 0.3, 1 - 1e-4, 1.0])
-def test_the_tail_of_a_spread_is_that_of_a_sum_of_two_t_variables(seeds: int, problems: int, share: float) -> None:
+def test_tail_of_a_sum_of_two_t_variables(seeds: int, problems: int, share: float) -> None:
     spread = Spread(0.0, share, 1 - share, seeds, problems)
     for distance in (0.0, 0.3, 2.0, 20.0):
         expected = slow_beyond(distance, share, 1 - share, seeds, problems)
@@ -91,7 +91,7 @@ def test_the_tail_of_a_spread_is_that_of_a_sum_of_two_t_variables(seeds: int, pr
         assert spread.half(0.95) == pytest.approx(one.ppf(0.975), rel=1e-9)
 
 
-def test_a_hairs_breadth_in_the_data_moves_interval_and_p_value_by_a_hairs_breadth() -> None:
+def test_crossed_interval_and_p_value_are_continuous() -> None:
     """Where MS_seed passes MS_residual, and where MS_problem does, nothing may jump."""
     random = np.random.default_rng(0)
     residual_SJ = random.normal(0, 0.1, (3, 30))
@@ -108,7 +108,7 @@ def test_a_hairs_breadth_in_the_data_moves_interval_and_p_value_by_a_hairs_bread
         )
 
 
-def test_three_seeds_that_happen_to_agree_do_not_make_a_p_value_of_nearly_nothing() -> None:
+def test_crossed_p_value_of_seeds_that_agree() -> None:
     """Differences of +.232, +.183 and +.211 on 30 problems; dropping the seeds' freedom made it 6e-25."""
     random = np.random.default_rng(0)
     residual_SJ = random.normal(0, 0.2, (3, 30))
@@ -118,7 +118,7 @@ def test_three_seeds_that_happen_to_agree_do_not_make_a_p_value_of_nearly_nothin
     assert 1e-4 < p < 0.05
 
 
-def test_without_two_seeds_two_problems_and_some_variation_there_is_no_interval() -> None:
+def test_crossed_interval_without_variation() -> None:
     assert crossed_interval(np.array([[0.0, 1.0, 1.0, 0.0]])) == Estimate(0.5)
     assert crossed_interval(np.array([[0.0], [1.0]])) == Estimate(0.5)
     assert crossed_interval(np.full((3, 4), 0.1)).high is None
@@ -126,14 +126,14 @@ def test_without_two_seeds_two_problems_and_some_variation_there_is_no_interval(
     assert mean_interval(np.array([0.25, 0.25])) == Estimate(0.25)
 
 
-def test_interval_over_seeds_is_students() -> None:
+def test_mean_interval_is_students() -> None:
     x_S = np.array([1.0, 2.0, 4.0, 4.5])
     low, high = t.interval(0.9, df=3, loc=x_S.mean(), scale=x_S.std(ddof=1) / 2)
     found = mean_interval(x_S, 0.9)
     assert (found.mean, found.low, found.high) == pytest.approx((2.875, low, high), abs=1e-12)
 
 
-def test_order_of_seeds_and_problems_does_not_matter_and_scale_scales() -> None:
+def test_crossed_interval_in_another_order_and_scale() -> None:
     random = np.random.default_rng(0)
     x_SJ = random.normal(size=(3, 1)) + random.normal(size=20) + random.normal(size=(3, 20))
     whole, shuffled = crossed_interval(x_SJ), crossed_interval(x_SJ[[2, 0, 1]][:, random.permutation(20)])
@@ -144,7 +144,7 @@ def test_order_of_seeds_and_problems_does_not_matter_and_scale_scales() -> None:
     assert (scaled.low, scaled.high) == pytest.approx((7 - 2 * whole.high, 7 - 2 * whole.low))
 
 
-def test_what_a_problem_adds_to_both_methods_leaves_their_difference() -> None:
+def test_difference_interval_without_shared_effects() -> None:
     random = np.random.default_rng(0)
     ours_SJ, theirs_SJ = random.normal(size=(2, 3, 20))
     problem_J, seed_S1 = 100 * random.normal(size=20), 100 * random.normal(size=(3, 1))
@@ -158,7 +158,7 @@ def test_what_a_problem_adds_to_both_methods_leaves_their_difference() -> None:
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.2, 0.97, 1.0])
 @pytest.mark.parametrize(("seeds", "problems"), [(2, 5), (3, 30), (5, 200)])
-def test_share_interval_equals_its_definition(share: float, seeds: int, problems: int) -> None:
+def test_share_interval_by_definition(share: float, seeds: int, problems: int) -> None:
     x_SJ = np.random.default_rng(0).binomial(4, share, (seeds, problems)) / 4
     if np.ptp(x_SJ) > 0:
         assert dataclasses.astuple(share_interval(x_SJ)) == pytest.approx(slow_share_interval(x_SJ), abs=1e-9)
@@ -168,7 +168,7 @@ def test_share_interval_equals_its_definition(share: float, seeds: int, problems
         )
 
 
-def test_where_every_answer_is_right_the_interval_is_wilsons() -> None:
+def test_share_interval_of_all_right_is_wilsons() -> None:
     z = 1.959963984540054
     every = share_interval(np.ones((3, 30)))
     none = share_interval(np.zeros((3, 30)))
@@ -178,7 +178,7 @@ def test_where_every_answer_is_right_the_interval_is_wilsons() -> None:
     assert share_interval(np.full((3, 30), 0.5)) == Estimate(0.5), "nothing varied, far from 0 and 1"
 
 
-def test_near_a_bound_is_by_the_worth_of_three_problems() -> None:
+def test_near_bound() -> None:
     assert is_near_bound(0.099, 30)
     assert not is_near_bound(0.1, 30)
     assert is_near_bound(0.986, 200)
@@ -191,7 +191,7 @@ def test_near_a_bound_is_by_the_worth_of_three_problems() -> None:
 # The geometric mean
 
 
-def test_geometric_interval_is_students_of_the_logarithms() -> None:
+def test_geometric_interval_by_logarithms() -> None:
     x_S = np.array([0.1, 0.2, 0.8])
     low, high = t.interval(0.9, df=2, loc=np.log(x_S).mean(), scale=np.log(x_S).std(ddof=1) / math.sqrt(3))
     found = geometric_interval(x_S, 0.9)
@@ -218,7 +218,7 @@ def test_geometric_interval_of_values_without_a_logarithm() -> None:
 
 @pytest.mark.parametrize(("seeds", "problems"), [(2, 2), (3, 7), (5, 30), (3, 200)])
 @pytest.mark.parametrize("shift", [0.0, 0.1, 1.0, -3.0])
-def test_the_p_value_is_where_the_interval_begins_to_hold_0(seeds: int, problems: int, shift: float) -> None:
+def test_crossed_p_value_by_the_interval(seeds: int, problems: int, shift: float) -> None:
     random = np.random.default_rng(0)
     for seed_sd in (0.0, 1.0):
         x_SJ = shift + random.normal(0, seed_sd, (seeds, 1)) + random.normal(size=(seeds, problems))
@@ -238,7 +238,7 @@ def test_the_p_value_is_where_the_interval_begins_to_hold_0(seeds: int, problems
         assert crossed_p_value(-x_SJ[::-1]) == pytest.approx(p)
 
 
-def test_where_there_is_no_interval_there_is_no_p_value() -> None:
+def test_crossed_p_value_without_interval() -> None:
     by_rounding = np.array([[0.3 - 0.2, 0.9 - 0.8], [0.1, 0.6 - 0.5]])
     assert np.ptp(by_rounding) > 0
     for x_SJ in (np.array([[0.0, 1.0, 1.0]]), np.zeros((3, 4)), by_rounding):
@@ -249,7 +249,7 @@ def test_where_there_is_no_interval_there_is_no_p_value() -> None:
     assert balanced == pytest.approx(1.0)
 
 
-def test_a_p_value_of_hardly_any_chance_is_0_or_nearly() -> None:
+def test_crossed_p_value_near_0() -> None:
     p = crossed_p_value(1000 + np.random.default_rng(0).normal(size=(30, 200)))
     assert p is not None
     assert 0 <= p < 1e-30
@@ -278,7 +278,7 @@ def test_holm_rejects_what_the_step_down_rule_rejects() -> None:
         assert holm([p_values[i] for i in order]) == [holm(p_values)[i] for i in order]
 
 
-def test_the_seeds_needed_are_the_fewest_that_make_the_difference_detectable() -> None:
+def test_seeds_needed() -> None:
     """By trying every number, with the definition of `detectable` written out."""
     random = np.random.default_rng(0)
     x_SJ = 0.3 + np.array([[0.25], [-0.25]]) + random.normal(0, 0.3, 30) + random.normal(0, 0.3, (2, 30))
@@ -302,7 +302,7 @@ def test_the_seeds_needed_are_the_fewest_that_make_the_difference_detectable() -
 # Probability of improvement, interquartile mean, ranks
 
 
-def test_the_probability_of_improvement_is_the_share_of_wins_with_ties_as_half() -> None:
+def test_probability_of_improvement() -> None:
     ours, theirs = np.random.default_rng(0).integers(0, 4, (2, 3, 20)) / 4
     pairs = list(zip(ours.ravel(), theirs.ravel(), strict=True))
     expected = (sum(a > b for a, b in pairs) + Fraction(sum(a == b for a, b in pairs), 2)) / len(pairs)
@@ -312,14 +312,14 @@ def test_the_probability_of_improvement_is_the_share_of_wins_with_ties_as_half()
 
 
 @pytest.mark.parametrize("n", range(1, 14))
-def test_iqm_is_the_mean_of_the_middle_half_of_four_copies(n: int) -> None:
+def test_iqm_by_four_copies(n: int) -> None:
     x = np.random.default_rng(n).integers(0, 9, n).astype(float)
     copies = sorted(4 * x.tolist())
     assert iqm(x) == pytest.approx(math.fsum(copies[n:-n]) / (2 * n))
     assert iqm(np.random.default_rng(0).permutation(3 * x + 1)) == pytest.approx(3 * iqm(x) + 1)
 
 
-def test_iqm_interval_is_that_of_the_jackknife() -> None:
+def test_iqm_interval_by_jackknife() -> None:
     x_ST = np.random.default_rng(0).normal(size=(4, 3))
     whole = iqm(x_ST)
     pseudo = [4 * whole - 3 * iqm(x_ST[[s for s in range(4) if s != out]]) for out in range(4)]
@@ -331,7 +331,7 @@ def test_iqm_interval_is_that_of_the_jackknife() -> None:
     assert iqm_interval(np.ones((3, 2))) == Estimate(1.0)
 
 
-def test_ranks_are_all_places_that_the_order_leaves() -> None:
+def test_ranks_by_all_orders() -> None:
     """By enumeration: the places of each method in all orders in which no method precedes one that beats it."""
     random = np.random.default_rng(0)
     for _ in range(30):
@@ -352,7 +352,7 @@ def test_ranks_are_all_places_that_the_order_leaves() -> None:
 # Coverage and errors in simulated experiments, as `python -m benchmarks.statistics` has them, on fewer of them
 
 
-def test_the_simulated_rule_is_the_one_that_tables_use() -> None:
+def test_simulated_rule_is_that_of_tables() -> None:
     random = np.random.default_rng(0)
     x_ESJ = (
         random.normal(0.1, 1, (50, 1, 30)) * 0.1
@@ -379,7 +379,7 @@ def test_the_simulated_rule_is_the_one_that_tables_use() -> None:
     ],
     ids=str,
 )
-def test_false_winners_are_as_rare_as_holm_promises(place: Place, old: float) -> None:
+def test_false_winners_with_holm(place: Place, old: float) -> None:
     """With 1000 experiments, two standard errors of 5 % are 1.4; dropping small seed effects made `old` or more."""
     now, before = simulation.errors(place, 1000, [simulation.chosen, simulation.dropping])
     assert now.any_winner <= 0.064
@@ -390,7 +390,7 @@ def test_false_winners_are_as_rare_as_holm_promises(place: Place, old: float) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("setting", simulation.SETTINGS)
 @pytest.mark.parametrize(("seeds", "problems"), [(2, 30), (3, 30), (3, 200), (5, 30), (5, 200)])
-def test_coverage(seeds: int, problems: int, setting: str) -> None:
+def test_crossed_interval_coverage(seeds: int, problems: int, setting: str) -> None:
     effects = simulation.SETTINGS[setting]
     found = simulation.coverage(seeds, problems, effects, 1000)
     assert found.mean >= 0.93

@@ -47,12 +47,12 @@ def candidate(spec: str, avg: float | None, pass_at_k: float | None) -> Candidat
         ({"a(x=1)": (None, None), "a(x=2)": (0.10, 0.1)}, "a(x=2)"),  # one that broke is out
     ],
 )
-def test_the_rule(scores: dict[str, tuple[float | None, float | None]], chosen: str) -> None:
+def test_chosen_candidates(scores: dict[str, tuple[float | None, float | None]], chosen: str) -> None:
     candidates = [candidate(spec, *pair) for spec, pair in scores.items()]
     assert chosen_candidates(candidates, baseline_avg=0.30, slack=0.02 + 1e-12)["a"].spec == chosen
 
 
-def test_the_rule_by_brute_force() -> None:
+def test_chosen_candidates_by_brute_force() -> None:
     levels = (0.1, 0.2, 0.3)
     for pairs in itertools.product(itertools.product(levels, levels), repeat=3):
         candidates = [candidate(f"a(x={i})", *pair) for i, pair in enumerate(pairs)]
@@ -91,13 +91,13 @@ def test_the_rule_by_brute_force() -> None:
         ("eval.tasks=[aime24]", "validation"),
     ],
 )
-def test_candidates_that_are_not_a_fair_search_are_refused(tmp_path: Path, override: str, sentence: str) -> None:
+def test_check_candidates_refuses_unfair_searches(tmp_path: Path, override: str, sentence: str) -> None:
     with pytest.raises(UserError) as raised:
         check_candidates(loaded(tmp_path, override))
     assert sentence in str(raised.value)
 
 
-def test_a_tuned_matrix_needs_its_choice(tmp_path: Path) -> None:
+def test_load_config_tuned_without_choice(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"the choice .*choice\.yaml is missing; `entrobench tune` makes it"):
         loaded(tmp_path, "ruleset=tuned", with_choice=True)
 
@@ -125,9 +125,7 @@ def write_choice_by_hand(tmp_path: Path, methods: dict[str, str], *overrides: st
         ("clip_b(share=0.01)", "tune.seeds=[1,5]", "tune.seeds and seeds both have 1"),
     ],
 )
-def test_a_choice_that_is_not_of_a_fair_search_is_refused(
-    tmp_path: Path, chosen: str, override: str, sentence: str
-) -> None:
+def test_load_config_tuned_refuses_unfair_choices(tmp_path: Path, chosen: str, override: str, sentence: str) -> None:
     overrides = [override] if override else []
     write_choice_by_hand(tmp_path, {"grpo": "grpo", "clip_b": chosen}, *overrides)
     with pytest.raises(UserError) as raised:
@@ -135,7 +133,7 @@ def test_a_choice_that_is_not_of_a_fair_search_is_refused(
     assert sentence in str(raised.value)
 
 
-def test_a_choice_that_its_table_does_not_mark_is_refused(tmp_path: Path) -> None:
+def test_load_config_tuned_refuses_unmarked_choices(tmp_path: Path) -> None:
     write_choice_by_hand(tmp_path, {"grpo": "grpo", "clip_b": "clip_b(share=0.01)"})
     path = configs.choice_path(loaded(tmp_path))
     path.write_text(path.read_text().replace("clip_b: clip_b(share=0.01)", "clip_b: clip_b(share=0.05)"))
@@ -147,7 +145,7 @@ def test_a_choice_that_its_table_does_not_mark_is_refused(tmp_path: Path) -> Non
         loaded(tmp_path, "ruleset=tuned", with_choice=True)
 
 
-def test_a_tuned_matrix_may_run_some_of_the_chosen_methods(tmp_path: Path) -> None:
+def test_load_config_tuned_with_some_methods(tmp_path: Path) -> None:
     write_choice_by_hand(tmp_path, {"grpo": "grpo(clip_high=0.28)", "clip_b": "clip_b(share=0.05)"})
     assert loaded(tmp_path, "ruleset=tuned", "methods=[grpo]", with_choice=True).methods == ["grpo(clip_high=0.28)"]
 
@@ -155,7 +153,7 @@ def test_a_tuned_matrix_may_run_some_of_the_chosen_methods(tmp_path: Path) -> No
 # The matrix of the candidates
 
 
-def test_a_learning_rate_may_be_tuned_like_any_option(tmp_path: Path) -> None:
+def test_tuning_matrix_of_learning_rates(tmp_path: Path) -> None:
     candidates = "{grpo: [grpo, grpo(lr=3e-4)], clip_b: [clip_b, grpo(lr=3e-4)+clip_b(share=0.01)]}"
     matrix = tuning_matrix(loaded(tmp_path, f"tune.candidates={candidates}"))
     assert matrix.methods == ["grpo", "grpo(lr=3e-4)", "clip_b", "grpo(lr=3e-4)+clip_b(share=0.01)"]
@@ -165,7 +163,7 @@ def test_a_learning_rate_may_be_tuned_like_any_option(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_interrupted_tune_chooses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_tuning_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(matrix: Config, *_: object) -> int:
         end_cells(matrix, broken=("clip_b(share=0.05)",))
         raise KeyboardInterrupt
@@ -176,7 +174,7 @@ def test_an_interrupted_tune_chooses_nothing(tmp_path: Path, monkeypatch: pytest
     assert not (tmp_path / "smoke-tune" / "choice.yaml").exists()
 
 
-def test_the_matrix_of_the_candidates_of_the_demo(tmp_path: Path) -> None:
+def test_tuning_matrix_of_the_demo(tmp_path: Path) -> None:
     matrix = tuning_matrix(configs.load_config("demo-tuned", [f"results={tmp_path}", "tune.seeds=[102,103]"]))
     assert matrix.name == "demo-tuned-tune"
     assert matrix.eval.split == "validation"
@@ -194,7 +192,7 @@ def test_the_matrix_of_the_candidates_of_the_demo(tmp_path: Path) -> None:
     assert {"6ba8afee5bec", "f7d82a560182"} <= keys
 
 
-def test_some_of_the_methods_are_tuned_with_their_candidates_alone() -> None:
+def test_tuning_matrix_of_some_methods() -> None:
     config = configs.load_config("demo-tuned", ["methods=[grpo,clip_b]"])
     candidates = config.tune.candidates
     assert set(candidates) > {"grpo", "clip_b"}
@@ -202,7 +200,7 @@ def test_some_of_the_methods_are_tuned_with_their_candidates_alone() -> None:
     assert set(configs.tuning_rules(config)["candidates"]) == {"grpo", "clip_b"}
 
 
-def test_the_demo_searches_the_same_grid_of_each_method() -> None:
+def test_demo_searches_the_same_grid_for_each_method() -> None:
     """Three learning rates times two strengths, with seeds of which no result was seen."""
     demo = configs.load_config("demo-tuned")
     matrix = tuning_matrix(demo)
@@ -232,7 +230,7 @@ def end_cells(matrix: Config, broken: tuple[str, ...] = ()) -> int:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("mlflow_uri")
-def test_tune_writes_a_choice_that_the_tuned_matrix_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_tuning_writes_the_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "run_matrix", lambda matrix, *_: end_cells(matrix))
     config = loaded(tmp_path)
     assert run_tuning(config) == 0
@@ -252,7 +250,7 @@ def test_tune_writes_a_choice_that_the_tuned_matrix_runs(tmp_path: Path, monkeyp
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("mlflow_uri")
-def test_a_candidate_that_breaks_is_a_marked_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_tuning_with_a_broken_candidate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "run_matrix", lambda matrix, *_: end_cells(matrix, broken=("clip_b(share=0.05)",)))
     config = loaded(tmp_path)
     assert run_tuning(config) == 1
@@ -270,7 +268,7 @@ def test_a_candidate_that_breaks_is_a_marked_row(tmp_path: Path, monkeypatch: py
         (("grpo",), "the baseline grpo is not done on the validation problems"),
     ],
 )
-def test_without_a_candidate_nothing_is_chosen(
+def test_run_tuning_without_candidates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: tuple[str, ...], sentence: str
 ) -> None:
     monkeypatch.setattr(runs, "run_matrix", lambda matrix, *_: end_cells(matrix, broken=broken))
@@ -279,6 +277,6 @@ def test_without_a_candidate_nothing_is_chosen(
     assert not (tmp_path / "smoke-tune" / "choice.yaml").exists()
 
 
-def test_no_row_no_choice(tmp_path: Path) -> None:
+def test_choose_without_rows(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="the baseline grpo is not done"):
         choose(loaded(tmp_path), [])

@@ -67,7 +67,7 @@ def test_cell_id_does_not_depend_on_what_reads_answers(override: str, same: bool
     assert (other.id == cell.id) == same
 
 
-def test_the_records_of_an_earlier_version_hold_the_same(cell: matrix.Cell) -> None:
+def test_records_of_an_earlier_version(cell: matrix.Cell) -> None:
     spec = CellSpec.read(FINISHED)
     assert (spec.id, id_in(FINISHED), spec.key) == (FINISHED.name.rpartition("-")[2], spec.id, cell.key)
     assert (spec.matrix, spec.made_of) == ("smoke", cell.spec.made_of)
@@ -76,6 +76,6 @@ def test_the_records_of_an_earlier_version_hold_the_same(cell: matrix.Cell) -> N
     assert cell_outcome(FINISHED, spec, lines)["tasks"]["countdown"]["problems"] == ["p1", "p2"]
 
 
-def test_a_record_is_written_as_before(tmp_path: Path) -> None:
+def test_spec_is_written_as_before(tmp_path: Path) -> None:
     CellSpec.read(FINISHED).write(tmp_path)
     assert (tmp_path / "config.yaml").read_bytes() == (FINISHED / "config.yaml").read_bytes()

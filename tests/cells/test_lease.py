@@ -58,7 +58,7 @@ def writes(folder: Path) -> None:
         (place / "weights").write_text("")
 
 
-def test_one_process_holds_a_cell_and_gives_it_back(tmp_path: Path) -> None:
+def test_hold(tmp_path: Path) -> None:
     assert lease.holder(tmp_path) is None
     for number in (1, 2):
         with lease.hold(tmp_path) as mine:
@@ -73,7 +73,7 @@ def test_one_process_holds_a_cell_and_gives_it_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_a_dead_owner_is_known_at_once_on_its_machine(tmp_path: Path, other: BaseProcess) -> None:
+def test_holder_that_died_on_this_machine(tmp_path: Path, other: BaseProcess) -> None:
     found = lease.holder(tmp_path)
     assert found is not None
     assert found.process == other.pid
@@ -93,9 +93,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.processes
 @pytest.mark.usefixtures("impatient")
-def test_on_another_machine_an_owner_is_dead_after_a_while_without_a_sign(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_holder_that_died_on_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ready = fork.Event()
     process = fork.Process(target=hold, args=(tmp_path, ready))
     process.start()
@@ -113,7 +111,7 @@ def test_on_another_machine_an_owner_is_dead_after_a_while_without_a_sign(
 
 @pytest.mark.processes
 @pytest.mark.usefixtures("impatient")
-def test_an_owner_that_wakes_up_writes_nothing_and_ends(tmp_path: Path) -> None:
+def test_suspended_holder_writes_nothing(tmp_path: Path) -> None:
     ready = fork.Event()
     process = fork.Process(target=hold, args=(tmp_path, ready))
     process.start()
@@ -130,7 +128,7 @@ def test_an_owner_that_wakes_up_writes_nothing_and_ends(tmp_path: Path) -> None:
     assert State.read(tmp_path) == State("done")
 
 
-def test_what_was_taken_over_is_fenced_wherever_its_owner_was(tmp_path: Path) -> None:
+def test_fenced_in_the_middle_of_writing(tmp_path: Path) -> None:
     """The old owner is in the middle of a file, of a line and of a folder, and before each of them."""
     old = lease.take(tmp_path)
     assert old is not None
@@ -172,7 +170,7 @@ def taker(folder: Path, meeting: Event, won: Path) -> None:
 
 
 @pytest.mark.processes
-def test_of_many_that_take_it_at_once_one_gets_it(tmp_path: Path) -> None:
+def test_hold_of_many_at_once(tmp_path: Path) -> None:
     for turn in range(5):
         cell, won = tmp_path / str(turn), tmp_path / f"won-{turn}"
         won.mkdir()
@@ -187,7 +185,7 @@ def test_of_many_that_take_it_at_once_one_gets_it(tmp_path: Path) -> None:
         assert len(list(won.iterdir())) == 1
 
 
-def test_a_process_with_an_old_view_gets_no_second_lease(tmp_path: Path) -> None:
+def test_next_after_an_old_lease(tmp_path: Path) -> None:
     first = lease.take(tmp_path)
     assert first is not None
     with lease.hold(tmp_path, wait=0) as none:
@@ -199,14 +197,14 @@ def test_a_process_with_an_old_view_gets_no_second_lease(tmp_path: Path) -> None
     assert lease.newest_lease(tmp_path) == third
 
 
-def test_a_cell_is_removed_by_its_owner(tmp_path: Path) -> None:
+def test_briefly_held_cell_can_be_removed(tmp_path: Path) -> None:
     with lease.briefly(tmp_path / "cell") as ours:
         assert ours
         shutil.rmtree(tmp_path / "cell")
     assert not (tmp_path / "cell").exists()
 
 
-def test_a_copy_has_no_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_holder_of_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The owner was killed on another machine, whose numbers of processes say nothing here."""
     lease.take(tmp_path)
     elsewhere(monkeypatch)
@@ -217,9 +215,7 @@ def test_a_copy_has_no_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_lease_dated_ahead_of_the_clock_is_free_after_the_usual_while(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_holder_that_died_with_a_clock_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its owner was killed on a machine whose clock was an hour ahead."""
     lease.take(tmp_path)
     elsewhere(monkeypatch)
@@ -234,7 +230,7 @@ def test_a_lease_dated_ahead_of_the_clock_is_free_after_the_usual_while(
 
 @pytest.mark.processes
 @pytest.mark.usefixtures("impatient")
-def test_an_owner_whose_clock_is_ahead_keeps_its_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_holder_with_a_clock_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ready, utime = fork.Event(), os.utime
     with monkeypatch.context() as patch:
         patch.setattr(lease.os, "utime", lambda path: utime(path, (time.time() + 3600,) * 2))

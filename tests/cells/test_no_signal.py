@@ -42,7 +42,7 @@ def test_why_no_signal(metrics: list[dict[str, float]], why: str | None) -> None
     assert why_no_signal(steps(*metrics)) == why
 
 
-def test_progress_of_a_running_cell_without_a_signal(tmp_path: Path) -> None:
+def test_progress_without_a_signal(tmp_path: Path) -> None:
     log = MetricsLog(tmp_path)
     with lease.hold(tmp_path):
         State("running").write(tmp_path)

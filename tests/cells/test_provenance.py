@@ -12,7 +12,7 @@ from harness.cells import provenance
 from harness.cells.provenance import Made
 
 
-def test_an_attempt_says_what_makes_it(tmp_path: Path) -> None:
+def test_begin_attempt(tmp_path: Path) -> None:
     assert Made.read(tmp_path) is None
     first = provenance.begin_attempt(tmp_path, {"grpo": "abc"}, "cpu", None)
     assert Made.read(tmp_path) == first
@@ -29,7 +29,7 @@ def test_an_attempt_says_what_makes_it(tmp_path: Path) -> None:
         Made.read(tmp_path)
 
 
-def test_a_checkout_and_an_installed_package(tmp_path: Path) -> None:
+def test_checkout(tmp_path: Path) -> None:
     assert provenance.checkout(tmp_path) == (None, None)
     git = ["git", "-C", str(tmp_path), "-c", "user.name=A", "-c", "user.email=a@example.org"]
     subprocess.run([*git, "init", "-q"], check=True)

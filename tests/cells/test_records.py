@@ -19,7 +19,7 @@ from harness.cells.spec import CellSpec, id_in
 from harness.cells.state import Progress, State
 
 
-def test_a_cell_is_what_its_folder_says(tmp_path: Path) -> None:
+def test_spec_round_trip(tmp_path: Path) -> None:
     for planned in matrix.cells(
         config.load_config("demo", ["seeds=[3]", "correction.kind=truncated", "train.filter={}"])
     ):
@@ -30,7 +30,7 @@ def test_a_cell_is_what_its_folder_says(tmp_path: Path) -> None:
         assert (read.id, read.identity) == (planned.id, planned.identity)
 
 
-def test_the_state_changes_by_field(tmp_path: Path) -> None:
+def test_change_state_by_field(tmp_path: Path) -> None:
     assert State.read(tmp_path) == State()
     assert Progress.read(tmp_path).state == "planned"
     state.change(tmp_path, state="running", durable_step=4, seconds=2.5)
@@ -60,9 +60,7 @@ def test_the_state_changes_by_field(tmp_path: Path) -> None:
         ([float("nan"), 0.4], 0.5, 2),
     ],
 )
-def test_a_cell_collapses_at_the_first_step_with_less_entropy_than_the_bound(
-    entropies: list[float], below: float | None, step: int | None
-) -> None:
+def test_collapse(entropies: list[float], below: float | None, step: int | None) -> None:
     steps = [{"step": number, "metrics": {"entropy/mean": x}} for number, x in enumerate(entropies, 1)]
     assert collapse([{"step": 0, "metrics": {"eval/countdown/avg": 0.0}}, *steps], below) == step
 
@@ -78,7 +76,7 @@ READERS: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"state": "done"}', "\udcff", "null"])
 @pytest.mark.parametrize("name", ["state.json", "config.yaml", "metrics.jsonl"])
-def test_a_damaged_record_is_named(name: str, content: str, tmp_path: Path) -> None:
+def test_read_of_a_damaged_record(name: str, content: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content.encode(errors="surrogateescape") + b"\n" * (name == "metrics.jsonl"))
     with pytest.raises(Damaged, match=f"^{tmp_path / name} is damaged: .") as error:
         READERS[name](tmp_path)
@@ -86,14 +84,14 @@ def test_a_damaged_record_is_named(name: str, content: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_a_pipe_in_place_of_a_record_is_damage(name: str, tmp_path: Path) -> None:
+def test_read_of_a_pipe(name: str, tmp_path: Path) -> None:
     """A read of it would wait for ever."""
     os.mkfifo(tmp_path / name)
     with pytest.raises(Damaged, match="it is not a file"):
         READERS[name](tmp_path)
 
 
-def test_a_cell_with_a_pipe_has_failed_or_is_written_again(tmp_path: Path) -> None:
+def test_progress_of_a_cell_with_pipes(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "config.yaml")
     assert id_in(tmp_path) is None
     State("running").write(tmp_path)
@@ -105,7 +103,7 @@ def test_a_cell_with_a_pipe_has_failed_or_is_written_again(tmp_path: Path) -> No
     assert MetricsLog(tmp_path).whole() == ([], None)
 
 
-def test_an_invalid_state_is_damage(tmp_path: Path) -> None:
+def test_read_of_an_invalid_state(tmp_path: Path) -> None:
     for wrong in ({"state": "stale"}, {"state": "dnoe"}):
         files_state = {**dataclasses.asdict(State()), **wrong}
         files.write_json(tmp_path / "state.json", files_state)
@@ -113,7 +111,7 @@ def test_an_invalid_state_is_damage(tmp_path: Path) -> None:
             State.read(tmp_path)
 
 
-def test_the_last_lines_are_complete_for_any_length(tmp_path: Path) -> None:
+def test_last_lines(tmp_path: Path) -> None:
     assert last_lines(tmp_path, 3) == []
     log = MetricsLog(tmp_path)
     names = {step: "a" * size for step, size in enumerate((10, 40_000, 20_000, 10))}

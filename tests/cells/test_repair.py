@@ -124,10 +124,6 @@ def nothing(path: Path) -> None:
     path.write_text("{}")
 
 
-def null(path: Path) -> None:
-    path.write_text("null")
-
-
 def key(path: Path) -> None:
     """Changes a letter of a key of the configuration."""
     path.write_text(path.read_text().replace("threads: 1", "threads: 9").replace("max:", "maX:", 1))
@@ -148,8 +144,6 @@ HARM = [
     ("state.json", Path.unlink, RESUMES),
     ("sums.json", empty, RESUMES),
     ("sums.json", Path.unlink, RESUMES),
-    ("sums.json", nothing, RESUMES),
-    ("sums.json", null, RESUMES),
     ("config.yaml", key, WRITTEN),
     ("metrics.jsonl", digit, AGAIN),
     ("metrics.jsonl", Path.unlink, AGAIN),
@@ -159,7 +153,6 @@ HARM = [
     ("evals/countdown-000000.json", Path.unlink, AGAIN),
     ("evals/countdown-000005.json", tamper, AGAIN),
     ("samples/evaluate-countdown-000005.jsonl", cut, AGAIN),
-    ("made.json", empty, AGAIN),
     ("made.json", nothing, AGAIN),
     ("made.json", Path.unlink, AGAIN),
     (MODEL, cut, RESUMES),
@@ -168,9 +161,7 @@ HARM = [
 
 
 @pytest.mark.parametrize(("name", "harm", "then"), HARM)
-def test_a_cell_that_was_done_is_named_and_done_again(
-    name: str, harm: Callable[[Path], None], then: str, cell: Cell, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_run_repairs_a_done_cell(name: str, harm: Callable[[Path], None], then: str, cell: Cell) -> None:
     before, first = records(cell.folder), Made.read(cell.folder)
     model = (cell.folder / MODEL).read_bytes()
     harm(cell.folder / name)
@@ -207,7 +198,7 @@ def test_a_cell_that_was_done_is_named_and_done_again(
         ("config.yaml", Path.unlink, 4),
     ],
 )
-def test_a_cell_that_was_killed_goes_on_from_its_last_good_state(
+def test_prepare_cell_after_damage_to_a_killed_cell(
     name: str, harm: Callable[[Path], None], kept: int | None, cell: Cell
 ) -> None:
     """By the checkpoint that all steps before are there for; None: there is none, and training starts at step 0."""
@@ -225,7 +216,7 @@ def test_a_cell_that_was_killed_goes_on_from_its_last_good_state(
         assert [line["step"] for line in MetricsLog(cell.folder).read()] == [0, 1, 2]
 
 
-def test_a_cell_that_is_damaged_is_a_hole_that_the_table_counts(cell: Cell, mlflow_uri: str) -> None:
+def test_matrix_rows_with_a_damaged_cell(cell: Cell, mlflow_uri: str) -> None:
     """A missing file is not sent; a file in MLflow that differs from the one sent is not a result."""
     cell.config.tracking.uri = mlflow_uri
 
@@ -250,7 +241,7 @@ def test_a_cell_that_is_damaged_is_a_hole_that_the_table_counts(cell: Cell, mlfl
 
 
 @pytest.mark.parametrize("lacking", ["a step", "an evaluation"])
-def test_without_a_checkpoint_a_cell_keeps_no_numbers_that_are_not_whole(lacking: str, cell: Cell) -> None:
+def test_run_of_a_cell_without_checkpoints(lacking: str, cell: Cell) -> None:
     """Its sums and its checkpoint are gone, too: only the records themselves can tell."""
     before = records(cell.folder)
     shutil.rmtree(cell.folder / "checkpoints")
@@ -264,7 +255,7 @@ def test_without_a_checkpoint_a_cell_keeps_no_numbers_that_are_not_whole(lacking
     assert (cell.progress().state, records(cell.folder)) == ("done", before)
 
 
-def test_a_state_that_says_done_too_early_is_not_believed(cell: Cell) -> None:
+def test_run_of_a_cell_that_says_done_too_early(cell: Cell) -> None:
     before = records(cell.folder)
     interrupted(cell)
     state.change(cell.folder, state="done")
@@ -275,7 +266,7 @@ def test_a_state_that_says_done_too_early_is_not_believed(cell: Cell) -> None:
     assert (cell.progress().state, records(cell.folder)) == ("done", before)
 
 
-def test_a_cell_with_only_a_checkpoint_of_another_cell_restarts(cell: Cell) -> None:
+def test_run_with_a_checkpoint_of_another_cell(cell: Cell) -> None:
     before, model = records(cell.folder), (cell.folder / MODEL).read_bytes()
     interrupted(cell)
     fourth = cell.folder / "checkpoints" / "step-000004"
@@ -304,7 +295,7 @@ def test_start_over_killed_at_any_file(cell: Cell, tmp_path: Path) -> None:
             assert records(copy.folder) == before
 
 
-def test_a_cell_whose_checkpoints_are_all_damaged_restarts(cell: Cell) -> None:
+def test_run_with_damaged_checkpoints(cell: Cell) -> None:
     before, model = records(cell.folder), (cell.folder / MODEL).read_bytes()
     interrupted(cell)
     for path in cell.folder.glob("checkpoints/step-*/shard-*"):
@@ -315,7 +306,7 @@ def test_a_cell_whose_checkpoints_are_all_damaged_restarts(cell: Cell) -> None:
     assert (cell.folder / MODEL).read_bytes() == model
 
 
-def test_a_cell_of_another_configuration_in_this_ones_place_is_seen(cell: Cell, tmp_path: Path) -> None:
+def test_progress_of_a_cell_of_another_configuration(cell: Cell, tmp_path: Path) -> None:
     [other] = matrix.cells(config.load_config("smoke", [*SHORT, "train.lr=2e-3", f"results={tmp_path / 'results'}"]))
     assert other.progress().state == "planned"
     cell.folder.rename(other.folder)
@@ -327,7 +318,7 @@ def test_a_cell_of_another_configuration_in_this_ones_place_is_seen(cell: Cell, 
     assert type(other.spec).read(other.folder) == other.spec
 
 
-def test_a_configuration_that_was_changed_costs_its_cell_alone(
+def test_sync_matrix_with_a_changed_configuration(
     cell: Cell, mlflow_uri: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cell.config.tracking.uri = mlflow_uri
@@ -345,14 +336,14 @@ def test_a_configuration_that_was_changed_costs_its_cell_alone(
 
 
 @pytest.mark.parametrize("harm", [digit, garble])
-def test_no_line_that_was_changed_is_sent(harm: Callable[[Path], None], cell: Cell, mlflow_uri: str) -> None:
+def test_sync_matrix_with_a_changed_line(harm: Callable[[Path], None], cell: Cell, mlflow_uri: str) -> None:
     cell.config.tracking.uri = mlflow_uri
     interrupted(cell)
     harm(cell.folder / "metrics.jsonl")
     assert runs.sync_matrix(cell.config, [cell])[1] == 1
 
 
-def test_scores_that_do_not_follow_from_the_answers_are_not_sent(cell: Cell, mlflow_uri: str) -> None:
+def test_sync_matrix_with_wrong_scores(cell: Cell, mlflow_uri: str) -> None:
     """All sums are those of the changed answers."""
     cell.config.tracking.uri = mlflow_uri
     answer(cell.folder / "evals" / "countdown-000005.json")
@@ -360,7 +351,7 @@ def test_scores_that_do_not_follow_from_the_answers_are_not_sent(cell: Cell, mlf
     assert runs.sync_matrix(cell.config, [cell]) == (0, 1)
 
 
-def test_responses_and_weights_that_were_changed_are_not_sent(cell: Cell, mlflow_uri: str) -> None:
+def test_sync_matrix_with_changed_responses_or_weights(cell: Cell, mlflow_uri: str) -> None:
     cell.config.tracking.uri = mlflow_uri
     for name in ("samples/evaluate-countdown-000005.jsonl", MODEL):
         whole = (cell.folder / name).read_bytes()
@@ -370,7 +361,7 @@ def test_responses_and_weights_that_were_changed_are_not_sent(cell: Cell, mlflow
     assert runs.sync_matrix(cell.config, [cell]) == (1, 0)
 
 
-def test_scores_that_do_not_follow_from_the_answers_are_named(cell: Cell) -> None:
+def test_check_scores(cell: Cell) -> None:
     for line in MetricsLog(cell.folder).read():
         for path, record in evaluation_files.all_evaluations(cell.folder):
             if record["step"] == line["step"]:
@@ -383,9 +374,7 @@ def test_scores_that_do_not_follow_from_the_answers_are_named(cell: Cell) -> Non
             evaluation_files.check_scores(path, evaluation_files.read_evaluation(path), wrong)
 
 
-def test_a_model_is_read_again_if_it_was_written_since_and_may_be_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changed_records_of_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "model").mkdir()
     for path in (tmp_path / "metrics.jsonl", tmp_path / MODEL):
         path.write_text("as it was")
@@ -410,7 +399,7 @@ def test_a_model_is_read_again_if_it_was_written_since_and_may_be_removed(
     assert not list(checksums.changed_records(tmp_path))
 
 
-def test_sums_that_are_no_sums_are_named(tmp_path: Path) -> None:
+def test_check_sizes_by_damaged_sums(tmp_path: Path) -> None:
     for wrong in ("", "[]", "{}", "null", '{"a": 1}', seal.close_json('{"a": ["x", "y"]}')):
         (tmp_path / "sums.json").write_text(wrong)
         with pytest.raises(Damaged, match=r"sums\.json is damaged: "):

@@ -162,7 +162,7 @@ def test_source_digests_of_all_methods_and_tasks_differ(monkeypatch: pytest.Monk
     assert len(above) > 1
 
 
-def test_a_cell_names_its_components() -> None:
+def test_cell_sources() -> None:
     options = ["methods=[grpo,'ppo+clip_v(share=0.1)']", "eval.tasks=[countdown,gsm8k,'countdown(count=4)']"]
     grpo, other = matrix.cells(config.load_config("demo", ["seeds=[0]", *options]))
     assert grpo.sources.keys() == {"grpo", "countdown", "gsm8k"}
@@ -195,7 +195,7 @@ def test_cells_after_an_edit_of_a_task_of_a_plugin(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.processes
-def test_sources_need_no_torch() -> None:
+def test_cell_sources_without_torch() -> None:
     code = "import sys; from harness import config, matrix; "
     code += "print(*matrix.cells(config.load_config('smoke'))[1].sources.values()); assert 'torch' not in sys.modules"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
@@ -268,7 +268,7 @@ class C(B, metaclass=M):
 """
 
 
-def test_the_digest_of_a_tree_is_the_same_in_every_version_of_python() -> None:
+def test_canonical_text_in_every_version_of_python() -> None:
     """The tree is written by hand, since the output of ast.dump and ast.unparse depends on the version."""
     tree = source_digests.canonical_text(ast.parse(ALL_SYNTAX))
     assert hashlib.sha256(tree.encode()).hexdigest()[:12] == "7727531d579e"

@@ -69,7 +69,7 @@ def doomed(results: Path) -> set[Path]:
     return {path for path in gone if not outside(path)} | set((results / "smoke").rglob(f".*.{GONE}"))
 
 
-def test_what_no_configuration_means_goes_and_the_rest_stays(results: Path) -> None:
+def test_clean(results: Path) -> None:
     before, gone = files(results), doomed(results)
     assert len([path for path in gone if path.is_dir()]) == 4
     said = clean(results, "--yes")
@@ -81,7 +81,7 @@ def test_what_no_configuration_means_goes_and_the_rest_stays(results: Path) -> N
     assert "holds only cells of this configuration: nothing to clean" in clean(results)
 
 
-def test_without_a_terminal_nothing_is_removed_unasked(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clean_without_a_terminal(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = files(results)
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
     said = clean(results, code=2)
@@ -94,7 +94,7 @@ def test_without_a_terminal_nothing_is_removed_unasked(results: Path, monkeypatc
 
 
 @pytest.mark.parametrize(("answer", "removed"), [("", 0), ("n", 0), ("yess", 0), ("y", 5), ("YES ", 5)])
-def test_the_user_is_asked(answer: str, removed: int, results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clean_asks(answer: str, removed: int, results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before, gone = files(results), doomed(results)
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     asked: list[str] = []
@@ -109,7 +109,7 @@ def test_the_user_is_asked(answer: str, removed: int, results: Path, monkeypatch
     assert files(results) == (before - gone if removed else before)
 
 
-def test_a_cell_that_a_process_works_on_stays(results: Path) -> None:
+def test_clean_leaves_a_running_cell(results: Path) -> None:
     other = cells(config.load_config("smoke", [f"results={results}", "train.lr=0.5"]))[0].folder
     with lease.hold(other):
         said = clean(results, "--yes")
@@ -129,13 +129,13 @@ def remove_marker(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "words"), [(break_marker, "belongs to the matrix 'mine'"), (remove_marker, "did not make")]
 )
-def test_folders_of_others_are_left_alone(spoil: Callable[[Path], None], words: str, results: Path) -> None:
+def test_clean_refuses_folders_of_others(spoil: Callable[[Path], None], words: str, results: Path) -> None:
     spoil(results / "smoke")
     before = files(results)
     assert words in clean(results, "--yes", code=2)
     assert files(results) == before
 
 
-def test_without_results(tmp_path: Path) -> None:
+def test_clean_without_results(tmp_path: Path) -> None:
     clean(tmp_path, "--yes")
     assert not list(tmp_path.iterdir())

@@ -13,7 +13,7 @@ from harness.theory import explain, theory
 
 
 @pytest.mark.parametrize("arguments", [["dynamics", "smoke"], ["explain", "grpo", "smoke"]])
-def test_a_failure_is_one_sentence(arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_that_fails(arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> NoReturn:
         raise CellFailure("3 of 4 answers (75.0%) could not be verified")
 

@@ -19,7 +19,7 @@ from pyarrow import parquet
         (["--format", "parquet"], "--format parquet goes to a file, and --out names none"),
     ],
 )
-def test_formats_that_do_not_go_together_are_one_sentence(arguments: list[str], words: str) -> None:
+def test_leaderboard_refuses_formats(arguments: list[str], words: str) -> None:
     assert words in refusal("leaderboard", "demo", *arguments)
 
 
@@ -33,12 +33,12 @@ def test_formats_that_do_not_go_together_are_one_sentence(arguments: list[str], 
         (["--where", "seed=1", "--where", "seed=2"], "--where asks for seed=1 and seed=2, and no cell has both"),
     ],
 )
-def test_choices_that_would_do_nothing_are_one_sentence(arguments: list[str], words: str) -> None:
+def test_leaderboard_refuses_choices_without_effect(arguments: list[str], words: str) -> None:
     assert words in refusal("leaderboard", "demo", *arguments)
 
 
 @pytest.mark.slow
-def test_each_format_reaches_its_file(tmp_path: Path, sent_matrix: MadeUpMatrix) -> None:
+def test_leaderboard_out(tmp_path: Path, sent_matrix: MadeUpMatrix) -> None:
     out, asked = tmp_path / "out", ["--experiment", "made", "--uri", sent_matrix.config.tracking_uri]
     begins = {
         ("--format", "latex"): "% countdown-tiny: means",
@@ -56,7 +56,7 @@ def test_each_format_reaches_its_file(tmp_path: Path, sent_matrix: MadeUpMatrix)
 
 
 @pytest.mark.slow
-def test_several_experiments_stay_apart_in_each_format(tmp_path: Path, mlflow_uri: str) -> None:
+def test_leaderboard_formats_of_several_experiments(tmp_path: Path, mlflow_uri: str) -> None:
     smoke_matrix(tmp_path, mlflow_uri).send_all()
     smoke_matrix(tmp_path, mlflow_uri, "train.lr=2e-3", name="größer").send_all()
     out, asked = tmp_path / "out", ["--experiment", "made,größer", "--uri", mlflow_uri]

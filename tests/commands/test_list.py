@@ -17,7 +17,7 @@ def list_lines(*arguments: str) -> list[str]:
     return run_command("list", *arguments).splitlines()
 
 
-def test_alone_it_counts_what_can_be_listed() -> None:
+def test_list_without_arguments() -> None:
     lines = list_lines()
     assert [line.split()[0] for line in lines] == ["methods", "tasks", "models", "configs", "studies"]
     assert all(line.rstrip().endswith(f"entrobench list {line.split()[0]}") for line in lines)
@@ -25,7 +25,7 @@ def test_alone_it_counts_what_can_be_listed() -> None:
     assert sum(numbers) == len(baselines.METHODS)
 
 
-def test_methods_come_in_their_three_groups() -> None:
+def test_list_methods() -> None:
     lines = list_lines("methods")
     headings = [number for number, line in enumerate(lines) if not line.startswith(" ")]
     objectives, controls, compositions = (lines[number].split()[1].rstrip(":") for number in headings)
@@ -38,7 +38,7 @@ def test_methods_come_in_their_three_groups() -> None:
     assert f"Short for {dapo.spec} ({dapo.source})" in lines[place["dapo"]]
 
 
-def test_on_a_narrow_terminal_no_word_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_list_methods_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     console = SafeConsole(force_terminal=True, width=80, color_system=None, highlight=False, legacy_windows=False)
     monkeypatch.setattr(listing, "console", console)
     lines = list_lines("methods")
@@ -47,7 +47,7 @@ def test_on_a_narrow_terminal_no_word_is_cut(monkeypatch: pytest.MonkeyPatch) ->
     assert {"generalized", "(arXiv:2402.03300)", "normalise=constant,"} <= words
 
 
-def test_methods_for_another_trainer_come_with_the_reasons_of_the_others() -> None:
+def test_list_methods_for_trl() -> None:
     lines = list_lines("methods", "--for", "trl")
     names = [line.split()[0] for line in lines if line.startswith(" ")]
     assert sorted(names) == sorted(baselines.METHODS)
@@ -58,7 +58,7 @@ def test_methods_for_another_trainer_come_with_the_reasons_of_the_others() -> No
     assert {*reasons} == {"ppo", "outcome_exploration", "m2po"}
 
 
-def test_methods_for_verl_come_with_the_reasons_of_the_others() -> None:
+def test_list_methods_for_verl() -> None:
     lines = list_lines("methods", "--for", "verl")
     first = next(number for number, line in enumerate(lines) if "refused: methods that do not run in verl" in line)
     running = {line.split()[0] for line in lines[:first] if line.startswith(" ")}
@@ -75,6 +75,6 @@ def test_studies_come_with_their_rounds() -> None:
     assert "rounds" not in about["sign"]
 
 
-def test_only_methods_run_in_other_trainers() -> None:
+def test_list_refuses_tasks_for_trl() -> None:
     for arguments in (["list", "tasks", "--for", "trl"], ["list", "--for", "trl"]):
         assert "--for trl is about methods" in refusal(*arguments)

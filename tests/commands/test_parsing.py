@@ -57,24 +57,24 @@ OF_CONFIG = "CONFIG is a YAML file, or a name that `entrobench list configs` sho
         (["status", "dem\x1b[2Jo"], "no configuration is called 'dem\\x1b[2Jo'; allowed: "),
     ],
 )
-def test_a_mistake_is_one_sentence(arguments: list[str], sentence: str) -> None:
+def test_mistakes_on_the_command_line(arguments: list[str], sentence: str) -> None:
     err = refusal(*arguments)
     assert err.startswith(f"entrobench: {sentence}") if sentence.endswith(": ") else err == f"entrobench: {sentence}\n"
 
 
-def test_alone_it_shows_its_commands() -> None:
+def test_entrobench_without_arguments() -> None:
     shown = run_command()
     assert shown.startswith("usage: entrobench ")
     assert all(f"\n    {name}" in shown for name in cli.COMMANDS)
 
 
-def test_overrides_may_stand_behind_options() -> None:
+def test_parse_command_with_overrides_behind_options() -> None:
     arguments = cli.parse_command(["run", "demo", "a=1", "--jobs", "2", "b=2"])
     assert (arguments.config, arguments.overrides, arguments.jobs) == ("demo", ["a=1", "b=2"], 2)
     assert cli.parse_command(["run", "demo"]).overrides == []
 
 
-def test_the_version_names_the_commit_of_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_version_of_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli.metadata, "version", lambda name: "7")
     monkeypatch.setattr(cli, "__file__", str(tmp_path / "harness" / "cli.py"))
     assert run_command("--version") == "entrobench 7\n"

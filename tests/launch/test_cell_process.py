@@ -44,7 +44,7 @@ def attempt_of(cell: matrix.Cell) -> Made:
     return found
 
 
-def test_the_runner_and_the_cell_know_the_same_sources(planned: matrix.Cell) -> None:
+def test_attempt_has_the_sources_of_the_plan(planned: matrix.Cell) -> None:
     cell.main(str(planned.folder))
     assert attempt_of(planned).sources == planned.sources
     assert planned.sources.keys() == {"grpo", "clip_b", "countdown"}
@@ -52,7 +52,7 @@ def test_the_runner_and_the_cell_know_the_same_sources(planned: matrix.Cell) -> 
     assert planned.progress().state == "done"
 
 
-def test_what_is_done_or_half_done_goes_on_as_the_same_attempt(planned: matrix.Cell) -> None:
+def test_attempt_goes_on(planned: matrix.Cell) -> None:
     cell.main(str(planned.folder))
     first = attempt_of(planned)
     (planned.folder / "metrics.jsonl").write_text("")
@@ -64,7 +64,7 @@ def test_what_is_done_or_half_done_goes_on_as_the_same_attempt(planned: matrix.C
 
 
 @pytest.mark.parametrize("edited", ["clip_b", "countdown"])
-def test_begin_refuses_code_of_another_version_than_planned(
+def test_attempt_refuses_code_of_another_version(
     edited: str, planned: matrix.Cell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Compare the source that this process has imported, not a later edit on disk."""
@@ -76,7 +76,7 @@ def test_begin_refuses_code_of_another_version_than_planned(
     assert Made.read(planned.folder) is None
 
 
-def test_it_says_what_it_began_from(planned: matrix.Cell) -> None:
+def test_attempt_names_base_model_and_harness(planned: matrix.Cell) -> None:
     cell.main(str(planned.folder))
     model = models.resolve("countdown-tiny")
     assert attempt_of(planned).base_model == model.digest(model.folder())
@@ -88,7 +88,7 @@ def test_it_says_what_it_began_from(planned: matrix.Cell) -> None:
 
 
 @pytest.mark.parametrize("before", ["done", "failed", "running"])
-def test_only_what_is_done_may_be_of_another_base_model(before: str, planned: matrix.Cell) -> None:
+def test_attempt_with_another_base_model(before: str, planned: matrix.Cell) -> None:
     """Results moved to a machine with another base model: done cells count, half-done cells restart."""
     cell.main(str(planned.folder))
     old = dataclasses.replace(attempt_of(planned), base_model="another")
@@ -103,7 +103,7 @@ def test_only_what_is_done_may_be_of_another_base_model(before: str, planned: ma
         assert log.read_text() == "warning: it began from another base model; training starts at step 0\n"
 
 
-def test_a_record_without_a_base_model_goes_on(planned: matrix.Cell) -> None:
+def test_attempt_of_an_earlier_version_goes_on(planned: matrix.Cell) -> None:
     """Records of earlier versions have neither of the two."""
     cell.main(str(planned.folder))
     given = files.read_json(planned.folder / "made.json")
@@ -114,7 +114,7 @@ def test_a_record_without_a_base_model_goes_on(planned: matrix.Cell) -> None:
     assert (attempt_of(planned).attempt, attempt_of(planned).base_model) == (given["attempt"], None)
 
 
-def test_a_folder_that_changes_after_the_plan_is_not_trained_from(tmp_path: Path, planned: matrix.Cell) -> None:
+def test_main_refuses_a_changed_model(tmp_path: Path, planned: matrix.Cell) -> None:
     folder = Path(shutil.copytree(models.resolve("countdown-tiny").folder(), tmp_path / "mine"))
     [mine] = matrix.cells(config.load_config("smoke", ["methods=[grpo]", f"models=[{folder}]", f"results={tmp_path}"]))
     mine.spec.write(mine.folder)
@@ -129,7 +129,7 @@ def test_a_folder_that_changes_after_the_plan_is_not_trained_from(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_cell_that_collapses_is_done_and_says_at_which_step(
+def test_main_of_a_cell_that_collapses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(cell, "write_log", lambda place: None)
@@ -151,7 +151,7 @@ def test_a_cell_that_collapses_is_done_and_says_at_which_step(
 
 
 @pytest.mark.slow
-def test_run_ends_non_zero_if_no_step_had_a_signal(
+def test_run_matrix_without_a_signal(
     tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(cell, "write_log", lambda place: None)
@@ -174,7 +174,7 @@ def test_run_ends_non_zero_if_no_step_had_a_signal(
     assert "1 of 1 cell learned nothing" in output
 
 
-def test_stop_before_a_cell_begins_and_its_undo(planned: matrix.Cell) -> None:
+def test_stop_cells_before_they_begin(planned: matrix.Cell) -> None:
     settings = planned.config
     files.write_json(settings.folder / matrix.MARKER, {"matrix": settings.name})
     (marked,) = runs.stop_cells(settings, planned.method, planned.seed, undo=False)
@@ -191,7 +191,7 @@ def test_stop_before_a_cell_begins_and_its_undo(planned: matrix.Cell) -> None:
         runs.stop_cells(settings, planned.method, 7, undo=False)
 
 
-def test_a_cell_that_cannot_begin_fails_with_its_reason(planned: matrix.Cell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_main_of_a_cell_that_cannot_begin(planned: matrix.Cell, monkeypatch: pytest.MonkeyPatch) -> None:
     given = planned.spec
     dataclasses.replace(given, settings=given.settings | {"plugins": ["no_such_plugin"]}).write(planned.folder)
     with pytest.raises(SystemExit, match="failed: plugin no_such_plugin cannot be imported"):
@@ -222,7 +222,7 @@ def stand_still(folder: Path) -> None:
 
 
 @pytest.mark.processes
-def test_a_cell_without_progress_is_ended_and_names_the_phase(tmp_path: Path) -> None:
+def test_cell_without_progress_is_ended(tmp_path: Path) -> None:
     process = multiprocessing.get_context("fork").Process(target=stand_still, args=(tmp_path,))
     began = time.monotonic()
     process.start()

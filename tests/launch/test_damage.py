@@ -60,7 +60,7 @@ WORKS = {
 }
 
 
-def test_each_fails_alone_and_names_its_file(
+def test_run_cells_with_damaged_records(
     tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seeds = list(range(len(WORKS)))

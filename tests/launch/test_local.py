@@ -77,7 +77,7 @@ def ran(work: Callable[[Path], None], folder: Path, minutes: str, patch: pytest.
     return cell, State.read(cell.folder)
 
 
-def test_a_cell_that_has_ended_leaves_no_files_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_cells_leaves_no_files_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of each process two are: a matrix of 2,000 cells would come to its end at the system's limit."""
     cells = matrix.cells(config.load_config("smoke", [f"results={tmp_path}", "methods=[grpo]", "seeds=[0,1,2,3]"]))
     forked(lambda _: die_at_once, monkeypatch)
@@ -91,7 +91,7 @@ def test_a_cell_that_has_ended_leaves_no_files_open(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("work", [sleep, start_work_and_sleep])
-def test_a_cell_that_takes_too_long_fails_with_its_reason(
+def test_run_cells_ends_a_cell_that_takes_too_long(
     work: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cell, found = ran(work, tmp_path, "0.005", monkeypatch)
@@ -101,18 +101,14 @@ def test_a_cell_that_takes_too_long_fails_with_its_reason(
 
 
 @pytest.mark.parametrize("minutes", ["0.005", "null"])
-def test_a_cell_that_is_done_stays_done_though_its_process_lingers(
-    minutes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_cells_with_a_lingering_process(minutes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does the run wait for ever for a process that a thread keeps alive."""
     monkeypatch.setattr(launcher, "LINGERING", 0.5)
     _, found = ran(finish_and_sleep, tmp_path, minutes, monkeypatch)
     assert found == State("done")
 
 
-def test_a_limit_of_time_says_nothing_of_a_cell_that_another_run_works_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_cells_with_a_cell_of_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One process works and holds the lease; the other run's process, which waits for that, takes too long."""
 
     def work_for_a_second(folder: Path) -> None:
@@ -131,9 +127,7 @@ def test_a_limit_of_time_says_nothing_of_a_cell_that_another_run_works_on(
     assert found == State("done")
 
 
-def test_a_server_that_dies_while_it_imports_is_started_again_or_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fork_cell_with_a_dying_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     deaths: list[BaseException] = []
 
     def start(process: BaseProcess) -> None:
@@ -151,15 +145,13 @@ def test_a_server_that_dies_while_it_imports_is_started_again_or_named(
         local.fork_cell(cell, ())
 
 
-def test_a_cell_that_dies_before_it_wrote_anything_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_cells_with_a_cell_that_dies_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, found = ran(die_at_once, tmp_path, "null", monkeypatch)
     assert (found.state, found.reason) == ("failed", "its process ended by SIGKILL (out of memory?)")
 
 
 @pytest.mark.parametrize("losses", [1, 2])
-def test_a_cell_whose_server_dies_is_started_again_once(
-    losses: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_cells_with_a_lost_server(losses: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def work(folder: Path) -> None:
         with open(folder / "lives", "a") as lives:
             lives.write("x")
@@ -173,7 +165,7 @@ def test_a_cell_whose_server_dies_is_started_again_once(
     assert (cell.folder / "lives").read_text() == "xx"
 
 
-def test_a_cell_whose_folder_cannot_be_written_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_cells_with_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its log is on a disk that is full, where what is mended would be noted; the next run goes on."""
     cell, _ = matrix.cells(config.load_config("smoke", [f"results={tmp_path}"]))
     cell.folder.mkdir(parents=True)
@@ -190,7 +182,7 @@ def test_a_cell_whose_folder_cannot_be_written_fails_alone(tmp_path: Path, monke
 
 
 @pytest.mark.slow
-def test_two_runs_on_one_folder_share_its_cells(tmp_path: Path, put_store: Callable[[Path], None]) -> None:
+def test_two_runs_on_one_folder(tmp_path: Path, put_store: Callable[[Path], None]) -> None:
     """Each waits for what the other runs, and both end with the same table."""
     put_store(tmp_path)
     settings = ["methods=[grpo,clip_b]", "seeds=[0]", "train.steps=2", "train.prompts=8", "train.group=8"]
@@ -209,7 +201,7 @@ def test_two_runs_on_one_folder_share_its_cells(tmp_path: Path, put_store: Calla
     assert tables[0].partition("curves:")[0] == tables[1].partition("curves:")[0]
 
 
-def test_threads_of_a_cell_do_not_spin_unless_the_user_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_wait_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     assert launcher.environment(2)["OMP_WAIT_POLICY"] == "passive"
     monkeypatch.setenv("OMP_WAIT_POLICY", "active")

@@ -17,7 +17,7 @@ from harness.launch.pool import GpuPool, cells_on
 from harness.launch.snapshot import Snapshot
 
 
-def test_each_rank_has_a_gpu_of_its_own() -> None:
+def test_take_a_gpu_for_each_rank() -> None:
     pool, pair = GpuPool(["a", "b", "c"]), Hardware(ranks=2)
     taken = pool.take(pair)
     assert taken is not None
@@ -33,7 +33,7 @@ def test_each_rank_has_a_gpu_of_its_own() -> None:
     assert again.gpus == ("a", "b")
 
 
-def test_small_cells_fill_a_gpu_before_they_begin_the_next() -> None:
+def test_take_shares_of_a_gpu() -> None:
     pool, small = GpuPool(["a", "b"]), Hardware(share=0.3)
     taken = [pool.take(small) for _ in range(7)]
     assert [each.gpus[0] if each else None for each in taken] == ["a", "a", "a", "b", "b", "b", None]
@@ -56,14 +56,14 @@ def test_small_cells_fill_a_gpu_before_they_begin_the_next() -> None:
         (2, Hardware(share=0.3), 6),
     ],
 )
-def test_how_many_cells_there_is_room_for(gpus: int, hardware: Hardware, number: int) -> None:
+def test_cells_on(gpus: int, hardware: Hardware, number: int) -> None:
     pool = GpuPool([str(gpu) for gpu in range(gpus)])
     pool.check(hardware)
     assert cells_on(gpus, hardware) == number
     assert sum(pool.take(hardware) is not None for _ in range(number + 1)) == number
 
 
-def test_too_few_gpus_are_one_sentence() -> None:
+def test_check_too_few_gpus() -> None:
     with pytest.raises(UserError, match=r"hardware.ranks is 4, .* has 2 GPUs"):
         GpuPool(["a", "b"]).check(Hardware(ranks=4))
 
@@ -89,7 +89,7 @@ def note(folder: str, gpus: tuple[str, ...]) -> None:
 
 
 @pytest.mark.processes
-def test_cells_run_side_by_side_each_on_gpus_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_cells_on_gpus_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = config.load_config("demo", ["seeds=[0]", "hardware.ranks=2", "train.prompts=12", f"results={tmp_path}"])
     cells, log, pool = matrix.cells(settings), Log(), GpuPool(["a", "b", "c", "d", "e"])
     monkeypatch.setattr(local, "run_forked_cell", note)

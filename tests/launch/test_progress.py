@@ -145,7 +145,7 @@ def snapshots(*cells: Cell) -> list[Snapshot]:
 
 
 @pytest.mark.usefixtures("fed")
-def test_a_terminal_shows_how_far_each_cell_is_and_the_time_left(
+def test_live_view_of_a_matrix(
     cells: list[Cell], alive: ExitStack, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, one, other, last = cells
@@ -217,9 +217,7 @@ def test_a_terminal_shows_how_far_each_cell_is_and_the_time_left(
 
 
 @pytest.mark.usefixtures("fed", "clock")
-def test_a_narrower_terminal_keeps_no_line_of_the_picture_before(
-    cells: list[Cell], alive: ExitStack, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_live_view_in_a_narrower_terminal(cells: list[Cell], alive: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
     view, terminal = in_a_terminal(cells, monkeypatch)
     with view:
         view.console.print("a line of its own")
@@ -249,7 +247,7 @@ def test_a_narrower_terminal_keeps_no_line_of_the_picture_before(
 
 
 @pytest.mark.usefixtures("fed")
-def test_steps_of_an_earlier_run_take_no_time(
+def test_time_left_without_steps_of_an_earlier_run(
     cells: list[Cell], alive: ExitStack, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     resumed, *others = cells
@@ -267,7 +265,7 @@ def test_steps_of_an_earlier_run_take_no_time(
         assert seen(view, terminal)[0].endswith("3 of 4 cells done, 1 running, 0 waiting; about 0 min 30 s left")
 
 
-def test_a_cell_that_restarts_is_reported_and_fed_from_its_first_step(
+def test_live_view_of_a_cell_that_restarts(
     cells: list[Cell], alive: ExitStack, clock: Clock, fed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     anew, failed, *others = cells
@@ -312,7 +310,7 @@ def hold(cell: Cell, held: Event, known: Event) -> None:
 @pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.usefixtures("fed")
-def test_a_run_names_the_process_for_which_it_waits(cells: list[Cell]) -> None:
+def test_run_cells_names_the_process_it_waits_for(cells: list[Cell]) -> None:
     """Two real processes meet: one holds the lease, and the one that the runner starts finds it taken."""
     cell, context, text = cells[0], multiprocessing.get_context("fork"), io.StringIO()
     held, known = context.Event(), context.Event()
@@ -341,7 +339,7 @@ def test_a_run_names_the_process_for_which_it_waits(cells: list[Cell]) -> None:
 
 
 @pytest.mark.usefixtures("fed")
-def test_a_sparkline_shows_the_last_steps(cells: list[Cell], alive: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sparkline(cells: list[Cell], alive: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
     view, terminal = in_a_terminal(cells, monkeypatch)
     with view:
         start(cells[0], alive, RECENT + 5)
@@ -354,7 +352,7 @@ def test_a_sparkline_shows_the_last_steps(cells: list[Cell], alive: ExitStack, m
 
 @pytest.mark.usefixtures("fed", "clock")
 @pytest.mark.parametrize("width", [40, 60, 80, 100])
-def test_no_row_is_wider_than_the_terminal(
+def test_live_view_fits_the_terminal(
     width: int, cells: list[Cell], alive: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     view, terminal = in_a_terminal(cells, monkeypatch, width)
@@ -372,7 +370,7 @@ def test_no_row_is_wider_than_the_terminal(
     assert "12/4" in texts[1]
 
 
-def test_what_takes_its_time_has_a_clock_on_a_terminal_alone(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_show_elapsed(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     for wanted, expected in ((True, ["making it: 1 min 05 s"]), (False, [])):
         out = Terminal()
@@ -385,7 +383,7 @@ def test_what_takes_its_time_has_a_clock_on_a_terminal_alone(clock: Clock, monke
         assert out.shown() == ["said meanwhile"][:wanted]
 
 
-def test_items_are_counted(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_show_count(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     out = Terminal()
     console = Console(file=out, force_terminal=True, width=60, legacy_windows=False)
@@ -403,7 +401,7 @@ def test_items_are_counted(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Non
     assert log.getvalue() == "feeding: 3 of 9, last c\n"
 
 
-def test_feed_at_each_step_but_not_too_often(
+def test_tick_feeds_at_a_pace(
     cells: list[Cell], alive: ExitStack, clock: Clock, fed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other, *_ = cells
@@ -423,7 +421,7 @@ def test_feed_at_each_step_but_not_too_often(
 
 
 @pytest.mark.usefixtures("fed")
-def test_without_a_terminal_a_line_is_printed_occasionally(cells: list[Cell], alive: ExitStack, clock: Clock) -> None:
+def test_live_view_without_a_terminal(cells: list[Cell], alive: ExitStack, clock: Clock) -> None:
     one, other, *_ = cells
     out = io.StringIO()
     view = LiveView(Console(file=out, width=200), cells, cells, "sqlite:///nowhere.db")
@@ -479,9 +477,7 @@ class BusyLauncher:
 
 
 @pytest.mark.usefixtures("fed")
-def test_the_records_of_a_running_cell_are_read_once_a_tick(
-    cells: list[Cell], alive: ExitStack, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tick_reads_each_record_once(cells: list[Cell], alive: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
     for cell in cells:
         start(cell, alive, 3)
         write(cell, "running", 3, durable=2)

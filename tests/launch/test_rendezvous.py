@@ -50,7 +50,7 @@ def machines(folder: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
             agent.wait()
 
 
-def test_two_machines_do_what_one_process_does(tmp_path: Path) -> None:
+def test_divide_over_two_machines(tmp_path: Path) -> None:
     settings = ["train.steps=2", "eval.every=0"]
     write_launched(tmp_path / "alone", *settings)
     cell.work(tmp_path / "alone")
@@ -82,7 +82,7 @@ def work_as_impatient_rank(rank: int, port: int, folder: Path) -> None:
         (signal.SIGSTOP, "rank 1 of 2 gave no sign of life for 3 seconds"),
     ],
 )
-def test_a_rank_that_is_gone_ends_all_with_a_reason(sent: signal.Signals, reason: str, tmp_path: Path) -> None:
+def test_divide_with_a_rank_that_is_gone(sent: signal.Signals, reason: str, tmp_path: Path) -> None:
     folder = tmp_path / "cell"
     write_launched(folder, "hardware.nodes=2", "train.steps=1000", "eval.every=0")
     port = free_port()
@@ -113,7 +113,7 @@ def running(process: BaseProcess) -> Iterator[None]:
         process.join()
 
 
-def test_another_number_of_processes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_divide_refuses_another_number_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "3")):
         monkeypatch.setenv(name, value)
     with (
@@ -123,7 +123,7 @@ def test_another_number_of_processes_is_refused(monkeypatch: pytest.MonkeyPatch)
         pass
 
 
-def test_one_machine_cannot_start_a_cell_of_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_machine_refuses_a_cell_of_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cell, "write_log", lambda place: None)
     write_launched(tmp_path / "cell", "hardware.nodes=2")
     with pytest.raises(SystemExit, match=r"hardware.nodes is 2; allowed: 1"):

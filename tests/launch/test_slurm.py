@@ -131,7 +131,7 @@ class Interrupting(Watcher):
 
 
 @pytest.mark.parametrize(("sent", "gone"), [(signal.SIGINT, ["7"]), (signal.SIGTERM, []), (signal.SIGHUP, [])])
-def test_only_ctrl_c_takes_the_array_out_of_the_queue(
+def test_slurm_array_is_cancelled_by_ctrl_c_only(
     sent: signal.Signals, gone: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A terminal that is closed, or a login node that restarts, leaves it there."""
@@ -152,7 +152,7 @@ def test_only_ctrl_c_takes_the_array_out_of_the_queue(
     [(2, ["scancel", "--signal=USR2"]), (1, ["scontrol", "requeue"])],
     ids=["time is up", "preempted"],
 )
-def test_a_cell_whose_machines_are_taken_away_goes_on_from_a_checkpoint(
+def test_slurm_array_goes_on_from_a_checkpoint(
     machines: int, command: list[str], cluster: None, tmp_path: Path
 ) -> None:
     inside = f"unshare --mount env PATH={Path(sys.executable).parent}:/usr/bin:/bin"  # as a container has it
@@ -181,9 +181,7 @@ def test_a_cell_whose_machines_are_taken_away_goes_on_from_a_checkpoint(
 
 
 @pytest.mark.slurm
-def test_jobs_left_in_the_queue_are_found_and_reported(
-    cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slurm_array_finds_queued_jobs(cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = planned(tmp_path, "launch.slurm.extra={hold: true}", "methods=[grpo,clip_b]", "seeds=[0]").config
     cells = matrix.cells(settings)
     first, second = SlurmArray(settings, "cpu"), SlurmArray(settings, "cpu")
@@ -204,7 +202,7 @@ def test_jobs_left_in_the_queue_are_found_and_reported(
 
 
 @pytest.mark.slurm
-def test_a_partition_that_is_not_there_is_refused_in_the_words_of_sbatch(cluster: None, tmp_path: Path) -> None:
+def test_slurm_array_with_a_missing_partition(cluster: None, tmp_path: Path) -> None:
     lost = planned(tmp_path, "launch.slurm.partition=nowhere")
     with pytest.raises(UserError) as error, SlurmArray(lost.config, "cpu") as array:
         array.start([lost])
@@ -214,7 +212,7 @@ def test_a_partition_that_is_not_there_is_refused_in_the_words_of_sbatch(cluster
 
 
 @pytest.mark.slurm
-def test_a_job_that_does_not_come_to_its_cell_says_where_to_look(cluster: None, tmp_path: Path) -> None:
+def test_slurm_array_with_a_job_that_breaks(cluster: None, tmp_path: Path) -> None:
     broken = planned(tmp_path, "launch.slurm.setup=['echo no such module >&2; exit 3']")
     launcher.run_cells([broken], SlurmArray(broken.config, "cpu"), Watcher(), poll=0.05)
     found = State.read(broken.folder)
@@ -264,7 +262,7 @@ def local(monkeypatch: pytest.MonkeyPatch) -> Jobs:
     return Jobs(monkeypatch)
 
 
-def test_a_job_that_runs_out_of_time_goes_on_with_the_same_numbers(local: Jobs, tmp_path: Path) -> None:
+def test_slurm_array_out_of_time(local: Jobs, tmp_path: Path) -> None:
     steps = ("train.steps=8", "checkpoint.every=2")
     there = planned(tmp_path / "there", *steps)
     watcher = Interrupting(there, local.out_of_time)
@@ -281,15 +279,13 @@ def test_a_job_that_runs_out_of_time_goes_on_with_the_same_numbers(local: Jobs, 
         ("hardware.share=0.5", "hardware.share is 0.5; allowed with --launcher slurm: 1, because a job gets"),
     ],
 )
-def test_what_no_job_can_have_is_refused(override: str, why: str, tmp_path: Path) -> None:
+def test_slurm_array_refuses_settings(override: str, why: str, tmp_path: Path) -> None:
     pytest.importorskip("submitit", reason="the extra slurm is not installed")
     with pytest.raises(UserError, match=re.escape(why)):
         SlurmArray(planned(tmp_path, override).config, "cpu")
 
 
-def test_no_other_user_can_write_the_files_of_a_job(
-    local: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slurm_array_keeps_its_files_private(local: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does a pickle lie among the results, which others may have the right to write to."""
     monkeypatch.setattr(slurm, "private_folder", private_folder)
     monkeypatch.setenv("ENTROBENCH_CACHE", str(tmp_path / "cache"))
@@ -306,7 +302,7 @@ def test_no_other_user_can_write_the_files_of_a_job(
         SlurmArray(one.config, "cpu")
 
 
-def test_a_missing_slurm_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slurm_array_without_sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("submitit", reason="the extra slurm is not installed")
     monkeypatch.setenv("PATH", str(tmp_path))
     alone = planned(tmp_path)
@@ -314,7 +310,7 @@ def test_a_missing_slurm_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyP
         array.start([alone])
 
 
-def test_without_the_extra_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slurm_array_without_submitit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "submitit", None)
     with pytest.raises(UserError, match="needs the extra slurm"):
         SlurmArray(planned(tmp_path).config, "cpu")

@@ -256,7 +256,7 @@ def record_value(name: str, key: str, value: Any) -> Callable[[Forgery], None]:
         (record_value("made.json", "sources", {"grpo": {}}), "made.json is damaged: sources is not what it must be"),
     ],
 )
-def test_hostile_records_are_one_sentence(
+def test_verify_of_hostile_records(
     forge: Callable[[Forgery], None],
     sentence: str,
     command: list[str],
@@ -311,7 +311,7 @@ def test_leaderboard_counts_the_seeds_that_a_pack_lacks(forgery: Forgery, tmp_pa
     assert (rows["grpo"]["seeds_done"], rows["grpo"]["seeds_expected"]) == (2, 2)
 
 
-def test_marks_beside_a_pack_are_ignored(honest: Path, tmp_path: Path) -> None:
+def test_leaderboard_ignores_marks_beside_a_pack(honest: Path, tmp_path: Path) -> None:
     pack = Path(shutil.copy(honest, tmp_path / "theirs.zip"))
     with unpacked(pack) as opened:
         marks = {CellSpec.read(folder).id: "replayed" for folder in opened.cells}
@@ -319,7 +319,7 @@ def test_marks_beside_a_pack_are_ignored(honest: Path, tmp_path: Path) -> None:
     assert {row["checked"] for row in json_rows("--pack", str(pack))[1:]} == {"reported"}
 
 
-def test_marks_do_not_pass_to_a_pack_with_the_same_cells(honest: Path, forgery: Forgery, tmp_path: Path) -> None:
+def test_leaderboard_ignores_marks_of_another_pack(honest: Path, forgery: Forgery, tmp_path: Path) -> None:
     verify(honest)
     add_evaluation(forgery)
     forged = forgery.write(tmp_path / "forged.zip")
@@ -327,7 +327,7 @@ def test_marks_do_not_pass_to_a_pack_with_the_same_cells(honest: Path, forgery: 
     assert {row["checked"] for row in rows[1:]} == {"reported"}
 
 
-def test_entropies_are_the_authors_statement(forgery: Forgery, tmp_path: Path) -> None:
+def test_leaderboard_names_columns_stated_by_the_author(forgery: Forgery, tmp_path: Path) -> None:
     log = MetricsLog(forgery.cell("clip_b", 0))
     log.write([line | {"metrics": line["metrics"] | {"entropy/mean": 3.0}} for line in log.read()])
     pack = forgery.write(tmp_path / "forged.zip")

@@ -51,7 +51,7 @@ def numbers_of_rows(page: Path) -> list[list[str]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("table", [*QUICK, *LONG])
-def test_packs_give_the_kept_table(table: str, tmp_path: Path) -> None:
+def test_leaderboard_of_the_kept_packs(table: str, tmp_path: Path) -> None:
     chosen = [argument for name in TABLES[table] for argument in ("--pack", str(PACKS / f"{name}.zip"))]
     run_command("leaderboard", *chosen, "--format", "md", "--out", str(tmp_path / "leaderboard.md"))
     kept = numbers_of_rows(REFERENCE / table / "leaderboard.md")

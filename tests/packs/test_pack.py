@@ -69,7 +69,7 @@ def sent(tmp_path_factory: pytest.TempPathFactory, migrated: Path) -> tuple[Made
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--compare"], ["--baseline", "ppo"], ["--where", "seed=0"]])
-def test_the_table_of_a_pack_is_that_of_the_folder(sent: tuple[MadeUpMatrix, Path], options: list[str]) -> None:
+def test_leaderboard_of_a_pack_and_of_its_folder(sent: tuple[MadeUpMatrix, Path], options: list[str]) -> None:
     made, path = sent
     ours = [f"results={made.config.results}", f"tracking.uri={made.config.tracking_uri}", "name=made"]
     ours += ["methods=[grpo,clip_b,ppo]", "seeds=[0,1]", "axes={train.lr: [0.1, 0.2]}"]
@@ -79,7 +79,7 @@ def test_the_table_of_a_pack_is_that_of_the_folder(sent: tuple[MadeUpMatrix, Pat
     assert len(of_pack) >= 8
 
 
-def test_python_reads_a_pack(pack: Path, tmp_path: Path) -> None:
+def test_packs_in_python(pack: Path, tmp_path: Path) -> None:
     table = entrobench.Packs(pack).leaderboard()
     rows = json_rows("--pack", str(pack))
     assert table["avg_at_k.mean"].tolist() == [row["avg_at_k"]["mean"] for row in rows]
@@ -88,7 +88,7 @@ def test_python_reads_a_pack(pack: Path, tmp_path: Path) -> None:
     assert "the files made.zip" in page
 
 
-def test_the_same_records_give_the_same_bytes(tmp_path: Path) -> None:
+def test_pack_matrix_twice(tmp_path: Path) -> None:
     made = smoke_matrix(tmp_path / "results", NO_STORE).write_all()
     contents = []
     for name in ("one.zip", "two.zip"):
@@ -97,7 +97,7 @@ def test_the_same_records_give_the_same_bytes(tmp_path: Path) -> None:
     assert contents[0] == contents[1]
 
 
-def test_a_pack_is_replaced_by_one_with_the_same_answers_only(tmp_path: Path) -> None:
+def test_pack_matrix_keeps_answers_that_it_lacks(tmp_path: Path) -> None:
     """The file may come from another person, and hold the only copy of its answers."""
     made = smoke_matrix(tmp_path / "results", NO_STORE, name="made")
     for cell in made.cells[:4]:
@@ -124,7 +124,7 @@ def test_a_pack_is_replaced_by_one_with_the_same_answers_only(tmp_path: Path) ->
     assert notes.read_text() == "mine"
 
 
-def test_a_pack_has_no_weights_and_is_a_plain_zip_of_a_plain_tar(tmp_path: Path) -> None:
+def test_pack_matrix_writes_a_zip_of_a_tar(tmp_path: Path) -> None:
     made = smoke_matrix(tmp_path / "results", NO_STORE)
     for cell in made.cells:
         (cell.folder / "model").mkdir(parents=True)
@@ -145,7 +145,7 @@ def test_a_pack_has_no_weights_and_is_a_plain_zip_of_a_plain_tar(tmp_path: Path)
     assert len(entrobench.Packs(tmp_path / "made.zip").leaderboard()) == 4
 
 
-def test_a_matrix_without_a_finished_cell_is_not_packed(tmp_path: Path) -> None:
+def test_pack_matrix_without_done_cells(tmp_path: Path) -> None:
     made = smoke_matrix(tmp_path / "results", NO_STORE)
     made.write(made.cells[0], state="failed")
     with pytest.raises(UserError, match=r"no cell of the matrix made in .* is done, so there is nothing to pack"):
@@ -153,7 +153,7 @@ def test_a_matrix_without_a_finished_cell_is_not_packed(tmp_path: Path) -> None:
     assert not (tmp_path / "made.zip").exists()
 
 
-def test_a_damaged_cell_is_not_packed(tmp_path: Path) -> None:
+def test_pack_matrix_refuses_a_damaged_cell(tmp_path: Path) -> None:
     made = smoke_matrix(tmp_path / "results", NO_STORE).write_all()
     metrics = made.cells[0].folder / "metrics.jsonl"
     metrics.write_bytes(metrics.read_bytes().replace(b"2.0", b"3.0", 1))
@@ -164,7 +164,7 @@ def test_a_damaged_cell_is_not_packed(tmp_path: Path) -> None:
 # Damage
 
 
-def test_every_changed_byte_is_noticed(pack: Path, tmp_path: Path) -> None:
+def test_check_whole_notices_every_byte(pack: Path, tmp_path: Path) -> None:
     content = pack.read_bytes()
     changed = tmp_path / "changed.zip"
     for place in range(0, len(content), max(len(content) // 400, 1)):
@@ -176,7 +176,7 @@ def test_every_changed_byte_is_noticed(pack: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kept", [0, 3, 100, -1, -200])
-def test_a_pack_that_was_cut_off_is_refused(pack: Path, tmp_path: Path, kept: int) -> None:
+def test_leaderboard_refuses_a_pack_cut_off(pack: Path, tmp_path: Path, kept: int) -> None:
     short = tmp_path / "short.zip"
     short.write_bytes(pack.read_bytes()[:kept])
     sentence = refusal("leaderboard", "--pack", str(short))
@@ -184,7 +184,7 @@ def test_a_pack_that_was_cut_off_is_refused(pack: Path, tmp_path: Path, kept: in
     assert len(sentence.splitlines()) == 1
 
 
-def test_a_full_temporary_folder_is_no_damage_to_a_pack(pack: Path) -> None:
+def test_unpacked_in_a_full_temporary_folder(pack: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
     try:
@@ -215,7 +215,7 @@ def test_a_full_temporary_folder_is_no_damage_to_a_pack(pack: Path) -> None:
         (["report", "demo", "--uri", "sqlite:///x.db"], "--experiment"),
     ],
 )
-def test_choices_of_packs_and_files_that_are_refused(arguments: list[str], words: str) -> None:
+def test_pack_options_that_are_refused(arguments: list[str], words: str) -> None:
     assert words in refusal(*arguments)
 
 
@@ -232,7 +232,7 @@ def edited(pack: Path, path: Path, changes: dict[str, bytes], *, mend: bool) -> 
     return path
 
 
-def test_an_edited_pack_is_refused(pack: Path, tmp_path: Path) -> None:
+def test_leaderboard_refuses_an_edited_pack(pack: Path, tmp_path: Path) -> None:
     path = edited(pack, tmp_path / "edited.zip", {"matrix.json": b"{}"}, mend=False)
     assert "was edited since" in refusal("leaderboard", "--pack", str(path))
     path = edited(pack, tmp_path / "mended.zip", {"matrix.json": b"{}"}, mend=True)
@@ -265,13 +265,13 @@ def check_refused(path: Path, sentence: str) -> None:
 @pytest.mark.parametrize(
     "name", ["../outside", "cells/a/../../outside", "cells/../config.yaml", "cells/x/run.sh", "/outside"]
 )
-def test_only_records_of_cells_are_unpacked(pack: Path, tmp_path: Path, name: str) -> None:
+def test_unpacked_refuses_other_paths(pack: Path, tmp_path: Path, name: str) -> None:
     path = with_records(pack, tmp_path / "hostile.zip", {name: b"x"}, {name: [1, "0" * 64]})
     check_refused(path, "is not a record of a cell")
     assert not (tmp_path / "outside").exists()
 
 
-def test_records_are_exactly_those_of_the_manifest(pack: Path, tmp_path: Path) -> None:
+def test_unpacked_refuses_records_beyond_the_manifest(pack: Path, tmp_path: Path) -> None:
     name, content = "cells/x/state.json", b"{}"
     entry = [len(content), hashlib.sha256(content).hexdigest()]
     path, record = tmp_path / "other.zip", {name: content}
@@ -284,7 +284,7 @@ def test_records_are_exactly_those_of_the_manifest(pack: Path, tmp_path: Path) -
     check_refused(edited(pack, path, {"more.json": b"{}"}, mend=True), "its files are not manifest.json, matrix.json")
 
 
-def test_a_small_pack_that_unpacks_to_more_than_it_says_is_refused_early(pack: Path, tmp_path: Path) -> None:
+def test_unpacked_refuses_a_bomb(pack: Path, tmp_path: Path) -> None:
     """Zeros compress to nothing. They are in a record, or in the header of one, which tarfile reads into memory."""
     name, path = "cells/x/state.json", tmp_path / "bomb.zip"
     sentences = {
@@ -301,7 +301,7 @@ def test_a_small_pack_that_unpacks_to_more_than_it_says_is_refused_early(pack: P
         check_refused(large, "in it has 100,000,000 bytes, more than its protocol allows")
 
 
-def test_a_manifest_of_zeros_is_refused(pack: Path, tmp_path: Path) -> None:
+def test_unpacked_refuses_a_large_manifest(pack: Path, tmp_path: Path) -> None:
     for name in ("manifest.json", "matrix.json"):
         bomb = edited(pack, tmp_path / "bomb.zip", {name: b" " * 50_000_000}, mend=True)
         check_refused(bomb, f"its {name} has 50,000,000 bytes, more than one that")
@@ -310,7 +310,7 @@ def test_a_manifest_of_zeros_is_refused(pack: Path, tmp_path: Path) -> None:
 # The slim form
 
 
-def test_a_slim_pack_gives_the_same_table_and_page(pack: Path, tmp_path: Path) -> None:
+def test_pack_slim_gives_the_same_table_and_page(pack: Path, tmp_path: Path) -> None:
     slim, again = tmp_path / "slim" / pack.name, tmp_path / "again" / pack.name
     for path in (slim, again):
         path.parent.mkdir()
@@ -350,9 +350,7 @@ def with_columns(pack: Path, path: Path, content: bytes, size: int | None = None
         ("evals task ../../a-000001.json", "x", "its columns are not those of cells"),
     ],
 )
-def test_slim_columns_name_cells_and_their_records_alone(
-    pack: Path, tmp_path: Path, name: str, cell: str, sentence: str
-) -> None:
+def test_unpacked_refuses_other_columns(pack: Path, tmp_path: Path, name: str, cell: str, sentence: str) -> None:
     content = json.dumps([name, {cell: "{}"}]).encode() + b"\n"
     check_refused(with_columns(pack, tmp_path / "hostile.zip", content), sentence)
 
@@ -375,7 +373,7 @@ def test_columns_are_never_larger_than_honest_ones(pack: Path, tmp_path: Path) -
 # Several packs, and protocols
 
 
-def test_the_rows_of_two_packs_form_one_table(tmp_path: Path) -> None:
+def test_leaderboard_of_two_packs(tmp_path: Path) -> None:
     ours = packed(tmp_path, "ours")
     theirs = packed(tmp_path, "theirs", "methods=[grpo,rloo,clip_b]", "method_options={clip_b: {share: 0.5}}")
     rows = {row["method"]: row for row in json_rows("--pack", str(ours), "--pack", str(theirs))}
@@ -394,7 +392,7 @@ def test_the_rows_of_two_packs_form_one_table(tmp_path: Path) -> None:
         ("tasks=[countdown(count=4)]", "tasks"),
     ],
 )
-def test_rows_of_another_protocol_do_not_enter_a_table(tmp_path: Path, override: str, key: str) -> None:
+def test_leaderboard_refuses_another_protocol(tmp_path: Path, override: str, key: str) -> None:
     ours, theirs = packed(tmp_path, "ours"), packed(tmp_path, "theirs", override)
     sentence = refusal("leaderboard", "--pack", str(ours), "--pack", str(theirs))
     assert "ours.zip" in sentence
@@ -403,7 +401,7 @@ def test_rows_of_another_protocol_do_not_enter_a_table(tmp_path: Path, override:
     assert key in sentence
 
 
-def test_methods_models_and_machines_are_not_part_of_the_protocol(tmp_path: Path) -> None:
+def test_protocol_name_without_methods_and_machines(tmp_path: Path) -> None:
     paths = [
         packed(tmp_path, "one"),
         packed(tmp_path, "two", "methods=[grpo,rloo]", "verify.workers=1", "hardware.micro_tokens=512"),
@@ -416,7 +414,7 @@ def test_methods_models_and_machines_are_not_part_of_the_protocol(tmp_path: Path
     assert names[0].startswith("v1 ")
 
 
-def test_a_table_mixes_no_rulesets(tmp_path: Path, mlflow_uri: str) -> None:
+def test_leaderboard_of_a_pack_names_its_ruleset(tmp_path: Path, mlflow_uri: str) -> None:
     rows = json_rows("--pack", str(packed(tmp_path, "made")))
     assert {row["ruleset"] for row in rows} == {"published"}
     text = show_table("--pack", str(tmp_path / "made.zip"))
@@ -424,7 +422,7 @@ def test_a_table_mixes_no_rulesets(tmp_path: Path, mlflow_uri: str) -> None:
     assert "Rows of packs, as far as `entrobench verify` has checked them: reported: grpo, clip_b, ppo." in text
 
 
-def test_tuned_and_published_cells_are_refused_in_one_table() -> None:
+def test_check_all_comparable_refuses_two_rulesets() -> None:
     ones = np.ones((2, 2), int)
     frames = made_up_frames({"grpo": {0: ones}, "clip_b": {0: ones}})
     mixed = frames.cells.assign(ruleset=["published", "tuned"])
@@ -433,7 +431,7 @@ def test_tuned_and_published_cells_are_refused_in_one_table() -> None:
     check_all_comparable(frames, "grpo")
 
 
-def test_the_protocol_of_a_tuned_matrix_has_its_rules() -> None:
+def test_protocol_of_a_tuned_matrix() -> None:
     given = {"seeds": [0], "ruleset": "tuned", "tune": {"candidates": {"a": ["a", "b"]}, "seeds": [9], "slack": 0.02}}
     tuned = protocol_of(given, [])
     assert tuned.definition["tune"] == {"candidates": 2, "seeds": [9], "slack": 0.02}

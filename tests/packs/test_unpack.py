@@ -64,7 +64,7 @@ def states(made: MadeUpMatrix) -> list[str]:
     return [cell.progress().state for cell in made.cells]
 
 
-def test_finished_cells_are_put_and_run_does_the_rest(tmp_path: Path) -> None:
+def test_unpack_puts_done_cells(tmp_path: Path) -> None:
     ours, counts = received(tmp_path, sent(tmp_path, 0, 1, 2))
     assert counts == Unpacked(put=3, failed=1)
     assert states(ours) == ["done"] * 3 + ["planned"] * 3
@@ -78,14 +78,14 @@ def test_finished_cells_are_put_and_run_does_the_rest(tmp_path: Path) -> None:
         assert spec.settings["results"] == ours.config.results
 
 
-def test_more_seeds_than_were_packed(tmp_path: Path) -> None:
+def test_unpack_into_more_seeds(tmp_path: Path) -> None:
     """Each pack is of other seeds, so they have different protocols, and only a matrix can hold both."""
     ours, counts = received(tmp_path, sent(tmp_path, 0, 1, 2), "seeds=[0,1,2]")
     assert counts == Unpacked(put=3, failed=1)
     assert states(ours) == ["done"] * 3 + ["planned"] * 6
 
 
-def test_cells_that_have_begun_are_kept(tmp_path: Path) -> None:
+def test_unpack_keeps_cells_that_have_begun(tmp_path: Path) -> None:
     pack = sent(tmp_path, 0, 1)
     ours = smoke_matrix(tmp_path / "receiver", NO_STORE, name="received")
     claim(ours.config)
@@ -97,7 +97,7 @@ def test_cells_that_have_begun_are_kept(tmp_path: Path) -> None:
     assert received(tmp_path, pack)[1] == Unpacked(kept=1, begun=1, failed=1)
 
 
-def test_cells_of_another_setting_are_left_out(tmp_path: Path) -> None:
+def test_unpack_leaves_out_other_settings(tmp_path: Path) -> None:
     pack = sent(tmp_path, 0, 1, 2)
     _, counts = received(tmp_path, pack, "methods=[grpo,ppo]", "seeds=[0]")
     assert counts == Unpacked(put=2, of_others=2)
@@ -109,7 +109,7 @@ def test_cells_of_another_setting_are_left_out(tmp_path: Path) -> None:
     assert not (tmp_path / "receiver" / "third").exists()
 
 
-def test_cells_of_another_version_are_refused_by_name(tmp_path: Path) -> None:
+def test_unpack_refuses_another_version(tmp_path: Path) -> None:
     made = smoke_matrix(tmp_path / "sender", NO_STORE).write_all()
     for cell in made.cells:
         identity = {**cell.identity, "source": {**cell.sources, "grpo": "1" * 16}}
@@ -121,7 +121,7 @@ def test_cells_of_another_version_are_refused_by_name(tmp_path: Path) -> None:
         received(tmp_path, path)
 
 
-def test_another_matrix_keeps_its_folder(tmp_path: Path) -> None:
+def test_unpack_into_the_folder_of_another_matrix(tmp_path: Path) -> None:
     ours = smoke_matrix(tmp_path / "receiver", NO_STORE, name="received")
     ours.config.folder.mkdir(parents=True)
     (ours.config.folder / "notes.txt").write_text("mine")
@@ -130,7 +130,7 @@ def test_another_matrix_keeps_its_folder(tmp_path: Path) -> None:
     assert [path.name for path in ours.config.folder.iterdir()] == ["notes.txt"]
 
 
-def test_a_record_that_does_not_fit_the_cells_own_sums_is_refused(tmp_path: Path) -> None:
+def test_unpack_refuses_a_changed_record(tmp_path: Path) -> None:
     """The pack's own sums fit: they are written after the change."""
     made = smoke_matrix(tmp_path / "sender", NO_STORE).write_all()
     folder = made.cells[1].folder
@@ -143,7 +143,7 @@ def test_a_record_that_does_not_fit_the_cells_own_sums_is_refused(tmp_path: Path
     assert not (tmp_path / "receiver").exists()
 
 
-def test_a_record_of_origin_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_unpack_refuses_a_damaged_attempt(tmp_path: Path) -> None:
     made = smoke_matrix(tmp_path / "sender", NO_STORE).write_all()
     (made.cells[1].folder / "made.json").write_text("[1]")
     pack_matrix(made.config, tmp_path / "made.zip")
@@ -152,7 +152,7 @@ def test_a_record_of_origin_that_is_none_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "receiver").exists()
 
 
-def test_the_identity_decides_and_not_the_stated_id(tmp_path: Path) -> None:
+def test_unpack_by_identity(tmp_path: Path) -> None:
     made = smoke_matrix(tmp_path / "sender", NO_STORE, "seeds=[0]").write_all()
     first, second, _ = made.cells
     dataclasses.replace(first.spec, id=second.id).write(first.folder)
@@ -163,7 +163,7 @@ def test_the_identity_decides_and_not_the_stated_id(tmp_path: Path) -> None:
     assert states(ours) == ["done", "planned", "done"]
 
 
-def test_an_interruption_leaves_whole_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unpack_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pack, rename = sent(tmp_path, 0, 1), os.rename
 
     def interrupted_at(number: int) -> Callable[[Path, Path], None]:
@@ -187,7 +187,7 @@ def test_an_interruption_leaves_whole_cells(tmp_path: Path, monkeypatch: pytest.
     assert received(tmp_path, pack)[1] == Unpacked(put=1, kept=1, failed=1)
 
 
-def test_what_a_killed_process_left_is_cleaned(tmp_path: Path) -> None:
+def test_clean_after_a_killed_unpack(tmp_path: Path) -> None:
     ours, _ = received(tmp_path, sent(tmp_path, 0))
     left = ours.config.folder / f".{ours.cells[1].folder.name}.999999999"
     left.mkdir()
@@ -197,7 +197,7 @@ def test_what_a_killed_process_left_is_cleaned(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ruleset", ["published", "tuned"])
-def test_the_candidates_of_tuning(tmp_path: Path, ruleset: str) -> None:
+def test_unpack_candidates_of_tuning(tmp_path: Path, ruleset: str) -> None:
     """Also before there is a choice, which the ruleset `tuned` asks for elsewhere."""
     candidates = "tune.candidates={grpo: [grpo, grpo(lr=2e-3)], clip_b: [clip_b, clip_b(share=0.05)]}"
     methods = ("methods=[grpo,clip_b]", candidates)
@@ -217,7 +217,7 @@ def test_the_candidates_of_tuning(tmp_path: Path, ruleset: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_table_of_the_receiver_is_that_of_the_sender(tmp_path: Path, put_store: Callable[[Path], None]) -> None:
+def test_leaderboard_of_an_unpacked_matrix(tmp_path: Path, put_store: Callable[[Path], None]) -> None:
     put_store(tmp_path / "results")
     made = smoke_matrix(tmp_path / "sender", NO_STORE).write_all()
     pack = tmp_path / "made.zip"

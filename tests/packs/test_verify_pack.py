@@ -39,7 +39,7 @@ def verify(*arguments: str, code: int = 0) -> str:
     return " ".join(run_command("verify", *arguments, code=code).split())
 
 
-def test_a_sound_pack_is_judged_again(tmp_path: Path) -> None:
+def test_verify_a_sound_pack(tmp_path: Path) -> None:
     pack = answered_pack(tmp_path)
     output = verify(str(pack))
     assert "grpo 2 80 0 0 judged again" in output
@@ -49,7 +49,7 @@ def test_a_sound_pack_is_judged_again(tmp_path: Path) -> None:
     assert {row["checked"] for row in rows if row["method"] != "base model"} == {"judged again"}
 
 
-def test_what_cannot_be_done_is_said_before_anything_is_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_refuses_options_before_judging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pack = answered_pack(tmp_path)
     verify(str(pack))
     digest = files.sha256_of(pack)
@@ -73,7 +73,7 @@ def wrong_verdict(samples: list[dict[str, Any]]) -> None:
     samples[2]["answers"][2] = "1+1"
 
 
-def test_a_wrong_verdict_is_found_though_all_sums_and_scores_fit(tmp_path: Path) -> None:
+def test_verify_finds_a_wrong_verdict(tmp_path: Path) -> None:
     output = verify(str(answered_pack(tmp_path, edit=wrong_verdict)), code=1)
     assert "wrong: clip_b s1" in output
     assert "countdown at step 1: answer 3 to" in output
@@ -130,13 +130,13 @@ def no_verdicts(cell: Cell) -> None:
         ({"edit": other_problem}, "its problems are not the first 5 of test"),
     ],
 )
-def test_records_that_contradict_themselves_are_found(tmp_path: Path, changes: dict[str, Any], sentence: str) -> None:
+def test_verify_finds_contradictions(tmp_path: Path, changes: dict[str, Any], sentence: str) -> None:
     output = verify(str(answered_pack(tmp_path, **changes)), code=1)
     assert sentence in output
     assert "reported" in output
 
 
-def test_counts_without_answers_are_checked_alone(tmp_path: Path) -> None:
+def test_verify_counts_without_answers(tmp_path: Path) -> None:
     def without_samples(cell: Cell) -> None:
         for path in (cell.folder / "samples").glob("*"):
             path.unlink()
@@ -147,7 +147,7 @@ def test_counts_without_answers_are_checked_alone(tmp_path: Path) -> None:
     assert "40 answers are in the pack as counts alone, and were not judged again" in output
 
 
-def test_plugins_that_a_pack_names_are_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_imports_no_plugin_of_a_pack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def with_plugin(cell: Cell) -> None:
         spec = CellSpec.read(cell.folder)
         dataclasses.replace(spec, settings={**spec.settings, "plugins": ["hostile"]}).write(cell.folder)
@@ -173,9 +173,7 @@ def last_cell(pack: Path) -> str:
         ({"processor": processor()}, "cannot be replayed here: the base model countdown-tiny is "),
     ],
 )
-def test_a_cell_that_this_machine_cannot_repeat_is_refused(
-    tmp_path: Path, fields: dict[str, Any], sentence: str
-) -> None:
+def test_replay_refuses_what_cannot_be_repeated(tmp_path: Path, fields: dict[str, Any], sentence: str) -> None:
     changed: list[str] = []
 
     def change(cell: Cell) -> None:
@@ -186,7 +184,7 @@ def test_a_cell_that_this_machine_cannot_repeat_is_refused(
     assert sentence in verify(str(pack), "--replay", changed[0], "--steps", "1", code=2)
 
 
-def test_an_unknown_cell_and_too_many_steps_are_refused(tmp_path: Path) -> None:
+def test_replay_refuses_unknown_cells_and_steps(tmp_path: Path) -> None:
     pack = answered_pack(tmp_path)
     assert "--replay is 'x', which is not a cell of the pack" in verify(str(pack), "--replay", "x", code=2)
     verify(str(pack))
@@ -194,7 +192,7 @@ def test_an_unknown_cell_and_too_many_steps_are_refused(tmp_path: Path) -> None:
     assert "--steps is 7; allowed: 1 to 1" in verify(str(pack), *steps, code=2)
 
 
-def test_the_steps_of_a_cell_are_replayed_bit_for_bit(tmp_path: Path) -> None:
+def test_replay_bit_for_bit(tmp_path: Path) -> None:
     config = load_config("demo", [*SHORT, "methods=[grpo]", "seeds=[0]", f"results={tmp_path / 'results'}"])
     [cell] = cells(config)
     trained = replay.trained_lines(cell.spec, cell.folder, config.train.steps)

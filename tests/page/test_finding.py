@@ -77,7 +77,7 @@ def significant_by_loop(differences: Mapping[str, np.ndarray]) -> set[str]:
     return rejected
 
 
-def test_the_verdicts_are_what_loops_over_the_answers_give(rights: dict[str, dict[int, np.ndarray]]) -> None:
+def test_finding_sentences_by_loops(rights: dict[str, dict[int, np.ndarray]]) -> None:
     differences = differences_by_loop(rights, "Pass@2")
     rejected = significant_by_loop(differences)
     assert rejected == {"best", "better", "worse"}  # or the test would show little
@@ -90,7 +90,7 @@ def test_the_verdicts_are_what_loops_over_the_answers_give(rights: dict[str, dic
     ]
 
 
-def test_the_finding_begins_with_the_change_of_the_baseline() -> None:
+def test_finding_sentences_on_the_baseline() -> None:
     frames = made_up_frames({"grpo": {seed: np.eye(6, 8, dtype=int) for seed in range(3)}})
     rows = leaderboard_rows(frames, "grpo", {"countdown": K})
     lost = Estimate(0.25, 0.125, 0.375)
@@ -109,7 +109,7 @@ def test_the_finding_begins_with_the_change_of_the_baseline() -> None:
     ]
 
 
-def test_the_forest_has_the_numbers_of_compare(rights: dict[str, dict[int, np.ndarray]]) -> None:
+def test_forest_plot_has_the_numbers_of_compare(rights: dict[str, dict[int, np.ndarray]]) -> None:
     frames = made_up_frames(rights)
     drawn = forest_plot(table_of(frames))
     assert drawn is not None
@@ -136,7 +136,7 @@ def test_the_forest_has_the_numbers_of_compare(rights: dict[str, dict[int, np.nd
             assert 0 <= cell[end] <= 100
 
 
-def test_the_forest_names_another_trainer() -> None:
+def test_forest_plot_names_another_trainer() -> None:
     found = [compared("clip_b", Estimate(0.1, 0.0, 0.2), 0.1), compared("grpo", None, None)]
     found[0] = replace(found[0], trainer="trl")
     drawn = forest_plot(ScoreTable("countdown, tiny", [], DataFrame(), [], found))
@@ -191,18 +191,18 @@ BASELINE = compared("grpo", None, None)
         ),
     ],
 )
-def test_each_kind_of_outcome_has_its_sentence(others: list[Comparison], sentence: str) -> None:
+def test_finding_sentences_of_each_outcome(others: list[Comparison], sentence: str) -> None:
     table = ScoreTable("countdown, tiny", [], DataFrame(), [], [BASELINE, *others])
     assert finding_sentences(table) == [sentence]
 
 
-def test_a_table_without_differences_has_no_forest_plot() -> None:
+def test_forest_plot_without_differences() -> None:
     assert (
         forest_plot(ScoreTable("countdown, tiny", [], DataFrame(), [], [BASELINE, compared("a", None, None)])) is None
     )
 
 
-def test_few_methods_are_all_in_color_and_of_many_the_front() -> None:
+def test_colored_methods() -> None:
     class Content:
         baseline = "grpo"
 
@@ -223,11 +223,11 @@ def test_few_methods_are_all_in_color_and_of_many_the_front() -> None:
         (-1.0, 1.0, [-1.0, 0.0, 1.0]),
     ],
 )
-def test_ticks_are_round_numbers_within_the_axis(low: float, high: float, ticks: list[float]) -> None:
+def test_nice_ticks(low: float, high: float, ticks: list[float]) -> None:
     assert nice_ticks(low, high, TICKS) == ticks
 
 
-def test_every_axis_has_two_to_four_ticks() -> None:
+def test_nice_ticks_of_every_axis() -> None:
     drawn = np.random.default_rng(1)
     for low, size in zip(-drawn.random(500), 10 ** drawn.uniform(-4, 1, 500), strict=True):
         ticks = nice_ticks(low * size, (low + 1) * size, TICKS)
@@ -235,7 +235,7 @@ def test_every_axis_has_two_to_four_ticks() -> None:
         assert all(low * size <= tick <= (low + 1) * size for tick in ticks)
 
 
-def test_the_front_has_the_methods_that_no_other_beats_in_both_scores() -> None:
+def test_front() -> None:
     drawn = np.random.default_rng(0)
     distinct = dict.fromkeys((round(x, 1), round(y, 1)) for x, y in drawn.random((40, 2)))  # with many equal scores
     points = {f"m{i}": point for i, point in enumerate(distinct)}

@@ -88,9 +88,7 @@ def write_done_or_failed(cell: Cell, config: Config) -> None:
         write_done(cell.folder, cell.spec, config.methods.index(cell.method))
 
 
-def test_a_configuration_and_an_experiment_alone_give_the_same_page(
-    tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_content_of_config_and_of_experiment(tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     settings = [*TWO_BY_TWO, "axes={train.lr: [1e-3, 1e-1]}"]
     config = configs.load_config("smoke", [*settings, f"tracking.uri={mlflow_uri}", "results=results"])
@@ -122,7 +120,7 @@ def test_a_configuration_and_an_experiment_alone_give_the_same_page(
     assert "Avg@K over train.lr" in page.render_page(here)
 
 
-def test_rows_link_to_the_files_of_their_cells(tmp_path: Path, mlflow_uri: str) -> None:
+def test_write_page_links_files(tmp_path: Path, mlflow_uri: str) -> None:
     places = [f"tracking.uri={mlflow_uri}", f"results={tmp_path / 'results'}"]
     config = configs.load_config("smoke", [*TWO_BY_TWO, *places])
     matrix = cells(config)
@@ -145,7 +143,7 @@ def test_rows_link_to_the_files_of_their_cells(tmp_path: Path, mlflow_uri: str) 
     assert linked_files(None, page.render_page(of_config)) == []
 
 
-def test_runs_on_a_server_have_a_link_unless_its_address_may_hold_a_secret() -> None:
+def test_run_address() -> None:
     address = "http://server:5000/#/experiments/3/runs/abc/artifacts"
     assert gather.run_address("http://server:5000/", "3", "abc") == address
     assert page.cell_links(None, address, "countdown", Path()) == [("run in MLflow", address)]
@@ -163,7 +161,7 @@ def linked_files(path: Path | None, text: str = "") -> list[Path]:
     return [file.resolve() for file in files]
 
 
-def test_answers_that_were_changed_are_left_out_and_named(tmp_path: Path, mlflow_uri: str) -> None:
+def test_content_without_changed_answers(tmp_path: Path, mlflow_uri: str) -> None:
     settings = ["name=matrix", "methods=[grpo,clip_b]", "seeds=[0]", "eval.k=2", "eval.samples=4"]
     config = configs.load_config("smoke", [*settings, f"tracking.uri={mlflow_uri}", f"results={tmp_path / 'results'}"])
     matrix = cells(config)
@@ -188,7 +186,7 @@ def test_answers_that_were_changed_are_left_out_and_named(tmp_path: Path, mlflow
         assert "does not fit its sum" in page.render_page(each)
 
 
-def test_a_cell_knows_its_work_and_its_ends(page_content: PageContent) -> None:
+def test_content_cells(page_content: PageContent) -> None:
     [cell] = page_content.cells[
         (page_content.cells["method"] == "clip_b") & (page_content.cells["seed"] == 1)
     ].itertuples()
@@ -202,7 +200,7 @@ def test_a_cell_knows_its_work_and_its_ends(page_content: PageContent) -> None:
     assert cell.times == pytest.approx((BEGAN, BEGAN + 60 * STEPS))
 
 
-def test_the_newest_run_that_is_done_counts(tmp_path: Path, mlflow_uri: str) -> None:
+def test_content_of_experiment_takes_the_newest_done_run(tmp_path: Path, mlflow_uri: str) -> None:
     first, *_ = specs("matrix", ["grpo"], ["countdown"], ["tiny"], [0])
     for number, level in enumerate((0, 1)):
         spec = dataclasses.replace(first, id=f"cell{number}")
@@ -218,7 +216,7 @@ def test_the_newest_run_that_is_done_counts(tmp_path: Path, mlflow_uri: str) -> 
     assert page_content.notes == ["2 runs of an earlier version are left out."]
 
 
-def test_cells_without_a_run_are_planned(tmp_path: Path, mlflow_uri: str) -> None:
+def test_content_of_experiment_with_planned_cells(tmp_path: Path, mlflow_uri: str) -> None:
     first, *_ = specs("matrix", ["grpo", "clip_b"], ["countdown"], ["tiny"], [0])
     write_done(tmp_path / "a", first, 0)
     sync.sync(tmp_path / "a", mlflow_uri)
@@ -231,9 +229,7 @@ def test_cells_without_a_run_are_planned(tmp_path: Path, mlflow_uri: str) -> Non
     ]
 
 
-def test_a_watched_page_follows_the_store_until_all_cells_have_ended(
-    tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_watch_report(tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In its pauses nothing happens first; then a cell runs and fails, and the last one is stopped before it began."""
     overrides = ["name=matrix", "methods=[grpo,clip_b,ppo]", "seeds=[0]", "eval.k=2", "eval.samples=4"]
     config = configs.load_config("smoke", [*overrides, f"tracking.uri={mlflow_uri}", f"results={tmp_path}"])
@@ -270,7 +266,7 @@ def test_a_watched_page_follows_the_store_until_all_cells_have_ended(
         ("young", "no run of 'young'"),
     ],
 )
-def test_what_has_nothing_to_tell_is_one_sentence(name: str, words: str, tmp_path: Path, mlflow_uri: str) -> None:
+def test_content_of_an_empty_experiment(name: str, words: str, tmp_path: Path, mlflow_uri: str) -> None:
     from mlflow import MlflowClient
 
     MlflowClient(mlflow_uri).create_experiment("empty")
@@ -280,7 +276,7 @@ def test_what_has_nothing_to_tell_is_one_sentence(name: str, words: str, tmp_pat
     assert "\n" not in str(error.value)
 
 
-def test_the_problems_with_the_largest_difference_in_distinct_answers_are_shown(page_content: PageContent) -> None:
+def test_questions(page_content: PageContent) -> None:
     [table] = page_content.tables
     first, *_ = table.questions
     assert (first["problem"], first["seed"]) == ("won", 0)  # one answer of grpo, two of clip_b, as many of all else
@@ -296,7 +292,7 @@ def test_the_problems_with_the_largest_difference_in_distinct_answers_are_shown(
 
 
 @pytest.mark.parametrize("length", [299, 300, 301, 1000])
-def test_of_a_long_answer_the_ends_are_kept(length: int) -> None:
+def test_shortened(length: int) -> None:
     text = "".join(chr(97 + i % 26) for i in range(length))
     start, left_out, end = content.shortened(text)
     assert len(start) + left_out + len(end) == length
@@ -312,9 +308,7 @@ def test_of_a_long_answer_the_ends_are_kept(length: int) -> None:
     ("title", "metric", "is_geometric"),
     [("Entropy over steps", "entropy/mean", True), ("Mean reward", "reward/mean", False)],
 )
-def test_curves_are_means_over_seeds_with_their_intervals(
-    page_content: PageContent, title: str, metric: str, is_geometric: bool
-) -> None:
+def test_curve_figures(page_content: PageContent, title: str, metric: str, is_geometric: bool) -> None:
     figure = titled(page_content, title)
     for level, method in enumerate(("grpo", "clip_b")):
         steps = range(1, STEPS + 1)
@@ -332,7 +326,7 @@ def test_curves_are_means_over_seeds_with_their_intervals(
             assert values(figure, "low")[method] == values(figure, "high")[method] == [None] * STEPS
 
 
-def test_the_bands_of_pass_at_k_are_those_of_the_table(page_content: PageContent) -> None:
+def test_pass_at_k_figure(page_content: PageContent) -> None:
     figure = titled(page_content, "Pass@k over k")
     for row in page_content.rows:
         assert values(figure, "x")[row.method] == list(row.pass_at_k)
@@ -343,7 +337,7 @@ def test_the_bands_of_pass_at_k_are_those_of_the_table(page_content: PageContent
             ]
 
 
-def test_scores_over_steps_have_the_intervals_of_the_table(page_content: PageContent) -> None:
+def test_figures_of_scores_over_steps(page_content: PageContent) -> None:
     for name, score_of in (
         ("Avg@K", lambda row: row.avg_at_k),
         ("Pass@2", lambda row: row.pass_at_k[2]),
@@ -357,7 +351,7 @@ def test_scores_over_steps_have_the_intervals_of_the_table(page_content: PageCon
                 assert values(figure, key)[row.method][-1] == pytest.approx(getattr(estimate, of), rel=1e-4)
 
 
-def test_entropy_kept_is_of_each_seed(page_content: PageContent) -> None:
+def test_figure_of_entropy_kept(page_content: PageContent) -> None:
     figure = titled(page_content, "Avg@K against entropy kept")
     ends = [[metrics_of(1, seed, step)["entropy/mean"] for seed in SEEDS] for step in (1, STEPS)]
     kept = mean_interval(np.log(np.array(ends[1]) / np.array(ends[0])))
@@ -370,13 +364,13 @@ def test_entropy_kept_is_of_each_seed(page_content: PageContent) -> None:
     }
 
 
-def test_a_method_without_any_entropy_left_has_no_share() -> None:
+def test_entropy_kept_without_entropy() -> None:
     gone, broken, absent = (2.0, 0.0), (2.0, math.nan), (math.nan, math.nan)
     assert entropy_kept([gone, broken, absent]) is None
     assert entropy_kept([gone, (2.0, 0.5)]) == Estimate(0.25)
 
 
-def test_problems_are_counted_as_lost_and_won(page_content: PageContent) -> None:
+def test_figure_of_lost_and_won_problems(page_content: PageContent) -> None:
     figure = titled(page_content, "clip_b: 1 lost, 1 won")
     points = values(figure, "text")
     assert points == {"other problems": ["easy", "never"], "lost": ["lost"], "won": ["won"]}
@@ -392,7 +386,7 @@ def test_problems_are_counted_as_lost_and_won(page_content: PageContent) -> None
     }
 
 
-def test_time_is_by_phase_and_counts_nothing_twice(page_content: PageContent) -> None:
+def test_figure_of_time_by_phase(page_content: PageContent) -> None:
     figure = titled(page_content, "Time per phase")
     found = {series["name"]: dict(zip(series["methods"], series["x"], strict=True)) for series in figure.series}
     assert found == {
@@ -402,14 +396,14 @@ def test_time_is_by_phase_and_counts_nothing_twice(page_content: PageContent) ->
     }
 
 
-def test_seeds_are_shown_one_by_one(page_content: PageContent) -> None:
+def test_figure_of_seeds(page_content: PageContent) -> None:
     figure = titled(page_content, "Avg@K of each seed")
     expected = [float(np.mean(right_of(1, seed, STEPS))) for seed in SEEDS]
     assert values(figure, "x")["clip_b"] == pytest.approx(expected)
     assert values(figure, "text")["clip_b"] == ["seed 0", "seed 1"]
 
 
-def test_tasks_and_models_never_share_a_line(tmp_path: Path, mlflow_uri: str) -> None:
+def test_figures_by_task_and_model(tmp_path: Path, mlflow_uri: str) -> None:
     send_matrix(tmp_path, mlflow_uri, tasks=["one", "two"], models=["tiny", "small"], seeds=[0])
     page_content = content_of_experiment(mlflow_uri, "matrix")
     titles = {f"{task}, {model}" for task in ("one", "two") for model in ("tiny", "small")}
@@ -434,7 +428,7 @@ def row_at(method: str, level: int, **setting: str) -> LeaderboardRow:
     return dataclasses.replace(row, entropy_kept=kept, setting=own)
 
 
-def test_scores_are_drawn_over_an_axis_and_no_unlike_settings_share_a_line(page_content: PageContent) -> None:
+def test_figures_over_axes(page_content: PageContent) -> None:
     grid = itertools.product(("1e-05", "1e-06"), ("2", "16"), ("grpo", "clip_b"))
     rows = [row_at(method, i, train_lr=lr, train_updates=updates) for i, (lr, updates, method) in enumerate(grid)]
     rows[-1] = dataclasses.replace(rows[-1], avg_at_k=None, pass_at_k={}, entropy_kept=None)  # no cell is done
@@ -476,7 +470,7 @@ def test_scores_are_drawn_over_an_axis_and_no_unlike_settings_share_a_line(page_
     assert f'aria-label="{name}. train.updates and Entropy kept.' in said
 
 
-def test_an_axis_of_names_keeps_the_order_of_the_configuration(page_content: PageContent) -> None:
+def test_figure_over_an_axis_of_names(page_content: PageContent) -> None:
     rows = [row_at("grpo", i, train_dtype=dtype) for i, dtype in enumerate(("float32", "bfloat16"))]
     figure = titled(dataclasses.replace(page_content, rows=rows), "Avg@K over train.dtype")
     assert figure.options == {"names": True, "cut": True}
@@ -497,7 +491,7 @@ def titled_in(of: PageContent, group: str, title: str) -> figures.Figure:
     return found
 
 
-def test_a_missing_number_leaves_a_step_out(tmp_path: Path, mlflow_uri: str) -> None:
+def test_figure_without_a_missing_number(tmp_path: Path, mlflow_uri: str) -> None:
     send_matrix(tmp_path, mlflow_uri)
     page_content = content_of_experiment(mlflow_uri, "matrix")
     cells = page_content.cells.loc[page_content.cells["method"] == "grpo", "cell"]
@@ -534,7 +528,7 @@ def row(method: str, avg: Estimate | None, passed: Estimate | None, **changes: o
     return dataclasses.replace(made, **changes)  # type: ignore[arg-type]
 
 
-def test_the_summary_of_one_seed_settles_nothing(tmp_path: Path, mlflow_uri: str) -> None:
+def test_summary_of_one_seed(tmp_path: Path, mlflow_uri: str) -> None:
     send_matrix(tmp_path, mlflow_uri, seeds=[0])
     page_content = content_of_experiment(mlflow_uri, "matrix")
     said = [sentence for _, each in finding.summary(page_content) for sentence in each]
@@ -542,14 +536,14 @@ def test_the_summary_of_one_seed_settles_nothing(tmp_path: Path, mlflow_uri: str
     assert not any("excludes 0" in sentence for sentence in said)
 
 
-def test_the_summary_tells_what_is_missing(tmp_path: Path, mlflow_uri: str) -> None:
+def test_summary_with_a_failed_cell(tmp_path: Path, mlflow_uri: str) -> None:
     send_matrix(tmp_path, mlflow_uri, failed=[("clip_b", 1)])
     [(_, said), _] = finding.summary(content_of_experiment(mlflow_uri, "matrix"))
     assert said[0] == "3 of 4 cells are done, 1 failed."
     assert said[1].startswith("Not every expected seed is done for clip_b;")
 
 
-def test_costs_are_ratios_within_a_seed(page_content: PageContent) -> None:
+def test_cost_sentences(page_content: PageContent) -> None:
     [time, entropy] = finding.cost_sentences(page_content.tables[0], page_content.cells, "grpo")
     assert f"clip_b {(0.5 + 4 * 4) / (0.5 + 4 * 3):.2f}" in time
     assert entropy.startswith("Entropy at the last training step")
@@ -584,7 +578,7 @@ def hostile(migrated: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     return page.render_page(told_of(migrated, root, methods=HOSTILE, failed=[(HOSTILE[1], 1)], text=HOSTILE_TEXT))
 
 
-def test_names_and_answers_of_any_content_are_text(hostile: str) -> None:
+def test_render_page_of_hostile_names(hostile: str) -> None:
     seen = Elements(hostile)
     assert len(seen.named("script")) == 3  # figures, library, ours
     assert not seen.named("img")
@@ -598,7 +592,7 @@ def test_names_and_answers_of_any_content_are_text(hostile: str) -> None:
     assert {*HOSTILE} <= names
 
 
-def test_no_sign_on_the_page_steers_what_follows(migrated: Path, tmp_path: Path) -> None:
+def test_render_page_without_control_characters(migrated: Path, tmp_path: Path) -> None:
     steering = "a\x1b[31m\u202eb\u2066\u200b\u2028\U000e0041"
     text = page.render_page(told_of(migrated, tmp_path, methods=["grpo", steering], text=steering))
     seen, written = Elements(text), visible(steering)
@@ -612,7 +606,7 @@ def test_no_sign_on_the_page_steers_what_follows(migrated: Path, tmp_path: Path)
     assert visible(own) == own
 
 
-def test_the_page_has_landmarks_a_language_and_no_id_twice(hostile: str) -> None:
+def test_render_page_landmarks_and_ids(hostile: str) -> None:
     seen = Elements(hostile)
     assert seen.named("html") == [{"lang": "en"}]
     for landmark in ("header", "nav", "main", "footer"):
@@ -630,14 +624,14 @@ def test_the_page_has_landmarks_a_language_and_no_id_twice(hostile: str) -> None
     assert all(attributes["aria-label"] for attributes in plots)
 
 
-def test_it_fetches_nothing(hostile: str) -> None:
+def test_render_page_fetches_nothing(hostile: str) -> None:
     seen = Elements(hostile)
     assert "default-src 'none'" in str(seen.named("meta")[2]["content"])
     assert not [attributes for _, attributes in seen.tags if {"src", "srcset"} & attributes.keys()]
     assert not seen.named("link")
 
 
-def test_the_configuration_that_is_shown_is_the_one_that_ran(page_content: PageContent, tmp_path: Path) -> None:
+def test_render_page_shows_the_configuration(page_content: PageContent, tmp_path: Path) -> None:
     (tmp_path / "again.yaml").write_text(settings_on(page.render_page(page_content)))
     assert dataclasses.asdict(configs.load_config(str(tmp_path / "again.yaml"))) == page_content.settings
 
@@ -648,7 +642,7 @@ def settings_on(text: str) -> str:
     return html.unescape(shown.group(1))
 
 
-def test_a_matrix_that_only_failed_has_a_page() -> None:
+def test_render_page_of_a_failed_matrix() -> None:
     config = Config(name="matrix", seeds=[0])
     empty = row("grpo", None, None, avg_at_k=None, pass_at_k={}, entropy_initial=None, entropy_final=None, seeds_done=0)
     cell = {"method": "grpo", "task": "countdown", "model": "tiny", "state": "failed", "reason": "no memory"}
@@ -672,7 +666,7 @@ def test_a_matrix_that_only_failed_has_a_page() -> None:
     assert "no memory" in text
 
 
-def test_differences_name_values_and_who_has_them() -> None:
+def test_setting_differences() -> None:
     def cell(method: str, lr: float) -> dict[str, Any]:
         identity = {"train": {"lr": lr, "steps": 3}, "seed": 0, "method": [{"component": method}]}
         return {"method": method, "task": "t", "model": "m", "state": "done", "identity": identity}
@@ -683,7 +677,7 @@ def test_differences_name_values_and_who_has_them() -> None:
     ]
 
 
-def test_the_origin_counts_cells_where_they_differ() -> None:
+def test_origin_lines() -> None:
     def cell(version: str) -> dict[str, Any]:
         made = {"version": version, "commit": None, "versions": {"torch": "2.11"}}
         return {"method": "a", "state": "done", "device": "cpu", "made": made, "times": (0.0, 3600.0)}
@@ -700,7 +694,7 @@ def test_the_origin_counts_cells_where_they_differ() -> None:
 # The command
 
 
-def test_an_experiment_becomes_a_file_here(tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_experiment_report(tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     send_matrix(tmp_path / "cells", mlflow_uri, name="two words/here")
     path = page.write_experiment_report("two words/here", mlflow_uri)

@@ -111,9 +111,7 @@ class Opened:
         *(pytest.param(name, width, marks=pytest.mark.long) for name in MATRICES for width in WIDTHS),
     ],
 )
-def test_all_is_drawn_without_a_complaint_and_nothing_overflows(
-    name: str, width: int, written: dict[str, Path], browser: Any
-) -> None:
+def test_page_is_drawn(name: str, width: int, written: dict[str, Path], browser: Any) -> None:
     with Opened(browser, written[name], width) as opened:
         assert opened.draw_all() > 15
         assert opened.said == []
@@ -129,7 +127,7 @@ def test_all_is_drawn_without_a_complaint_and_nothing_overflows(
         assert opened.page.evaluate(cut) == 0
 
 
-def test_names_and_answers_do_nothing_and_are_shown_as_they_are(written: dict[str, Path], browser: Any) -> None:
+def test_page_of_hostile_names(written: dict[str, Path], browser: Any) -> None:
     with Opened(browser, written["hostile"]) as opened:
         opened.page.on("dialog", lambda dialog: opened.said.append(f"dialog {dialog.message}"))
         opened.draw_all()
@@ -144,7 +142,7 @@ def test_names_and_answers_do_nothing_and_are_shown_as_they_are(written: dict[st
         assert {"<script>alert(1)</script>", "$x^{$ %{y}", "größe-方法-🙂", '"quoted" & <b>bold</b>'} <= set(axis)
 
 
-def test_the_theme_follows_the_system_and_then_the_reader(written: dict[str, Path], browser: Any) -> None:
+def test_theme(written: dict[str, Path], browser: Any) -> None:
     def colors(page: Page) -> tuple[str, str]:
         back = page.evaluate("getComputedStyle(document.body).backgroundColor")
         return back, page.evaluate("getComputedStyle(document.querySelector('.plot .x-tick')).fill")
@@ -169,7 +167,7 @@ def test_the_theme_follows_the_system_and_then_the_reader(written: dict[str, Pat
     assert seen["light"][1] != seen["dark"][1]
 
 
-def test_methods_are_hidden_and_shown_everywhere(written: dict[str, Path], browser: Any) -> None:
+def test_hide_methods(written: dict[str, Path], browser: Any) -> None:
     with Opened(browser, written["plain"]) as opened:
         opened.draw_all()
         box = opened.page.get_by_role("checkbox", name="clip_b", exact=True)
@@ -190,7 +188,7 @@ def test_methods_are_hidden_and_shown_everywhere(written: dict[str, Path], brows
         assert shown() == before
 
 
-def test_the_search_narrows_the_tables_and_what_is_hidden_at_once(written: dict[str, Path], browser: Any) -> None:
+def test_search_methods(written: dict[str, Path], browser: Any) -> None:
     with Opened(browser, written["fifty"]) as opened:
         opened.draw_all()
         rows = opened.page.locator("#leaderboard-1 tbody tr:visible")
@@ -211,7 +209,7 @@ def test_the_search_narrows_the_tables_and_what_is_hidden_at_once(written: dict[
         assert (rows.count(), points.count()) == (every, every)
 
 
-def test_of_many_methods_the_front_and_the_chosen_are_in_color(written: dict[str, Path], browser: Any) -> None:
+def test_colors_of_many_methods(written: dict[str, Path], browser: Any) -> None:
     with Opened(browser, written["fifty"]) as opened:
         opened.draw_all()
         forest = opened.page.locator(".forest tbody tr")
@@ -241,7 +239,7 @@ def test_of_many_methods_the_front_and_the_chosen_are_in_color(written: dict[str
         assert plot.locator(".series.gray").count() == len(FIFTY) - len(expected)
 
 
-def test_a_click_at_a_point_colors_its_method(written: dict[str, Path], browser: Any) -> None:
+def test_click_at_a_point(written: dict[str, Path], browser: Any) -> None:
     with Opened(browser, written["plain"]) as opened:
         opened.draw_all()
         button = opened.page.get_by_role("button", name="Color clip_v", exact=True)
@@ -251,7 +249,7 @@ def test_a_click_at_a_point_colors_its_method(written: dict[str, Path], browser:
         assert button.get_attribute("aria-pressed") == "false"
 
 
-def test_a_phone_shows_the_finding_first(written: dict[str, Path], browser: Any) -> None:
+def test_finding_on_a_phone(written: dict[str, Path], browser: Any) -> None:
     with Opened(browser, written["fifty"], 420) as opened:
         sentences = opened.page.locator(".finding")
         assert sentences.count() == 2
@@ -260,9 +258,7 @@ def test_a_phone_shows_the_finding_first(written: dict[str, Path], browser: Any)
         assert all(box["y"] + box["height"] < 900 for box in boxes)
 
 
-def test_a_table_is_copied_and_the_numbers_of_a_figure_are_saved(
-    written: dict[str, Path], browser: Any, tmp_path: Path
-) -> None:
+def test_copy_table_and_save_figure(written: dict[str, Path], browser: Any, tmp_path: Path) -> None:
     with Opened(browser, written["plain"], permissions=["clipboard-read", "clipboard-write"]) as opened:
         opened.draw_all()
         opened.page.locator(".tabled:has(#leaderboard-1)").get_by_role("button", name="Copy table").click()
@@ -288,7 +284,7 @@ def test_a_table_is_copied_and_the_numbers_of_a_figure_are_saved(
         ] == expected
 
 
-def test_the_link_of_a_figure_leads_to_it(written: dict[str, Path], browser: Any) -> None:
+def test_link_of_a_figure(written: dict[str, Path], browser: Any) -> None:
     with Opened(browser, written["plain"]) as opened:
         opened.draw_all()
         link = opened.page.get_by_role("link", name="Link to the figure Entropy over steps")
@@ -297,7 +293,7 @@ def test_the_link_of_a_figure_leads_to_it(written: dict[str, Path], browser: Any
         assert opened.page.locator("#entropy-entropy-over-steps figcaption").is_visible()
 
 
-def test_tables_are_sorted_by_keyboard(written: dict[str, Path], browser: Any) -> None:
+def test_sort_tables_by_keyboard(written: dict[str, Path], browser: Any) -> None:
     with Opened(browser, written["plain"]) as opened:
         table = opened.page.locator("#leaderboard-1")
 
@@ -320,7 +316,7 @@ def test_tables_are_sorted_by_keyboard(written: dict[str, Path], browser: Any) -
         assert column(1) == ["base model", "clip_b", "clip_v", "grpo"]
 
 
-def test_focus_is_seen(written: dict[str, Path], browser: Any) -> None:
+def test_focus_is_visible(written: dict[str, Path], browser: Any) -> None:
     with Opened(browser, written["plain"]) as opened:
         for _ in range(6):
             opened.page.keyboard.press("Tab")
@@ -328,7 +324,7 @@ def test_focus_is_seen(written: dict[str, Path], browser: Any) -> None:
             assert opened.page.evaluate(f"{style}(getComputedStyle(document.activeElement))") == ["solid", "3px"]
 
 
-def test_printing_draws_everything_in_light_colors(written: dict[str, Path], browser: Any, tmp_path: Path) -> None:
+def test_print_page(written: dict[str, Path], browser: Any, tmp_path: Path) -> None:
     with Opened(browser, written["plain"], color_scheme="dark") as opened:
         opened.page.evaluate("dispatchEvent(new Event('beforeprint'))")
         assert opened.page.evaluate(
@@ -344,7 +340,7 @@ def test_printing_draws_everything_in_light_colors(written: dict[str, Path], bro
         assert opened.said == []
 
 
-def test_without_scripts_the_numbers_are_there(written: dict[str, Path], browser: Any) -> None:
+def test_page_without_scripts(written: dict[str, Path], browser: Any) -> None:
     with Opened(browser, written["plain"], java_script_enabled=False) as opened:
         assert "need JavaScript" in opened.page.locator("noscript").inner_text()
         assert (
@@ -386,9 +382,7 @@ def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
         ),
     ],
 )
-def test_axe_finds_nothing(
-    name: str, scheme: str, width: int, written: dict[str, Path], browser: Any, axe: str
-) -> None:
+def test_accessibility(name: str, scheme: str, width: int, written: dict[str, Path], browser: Any, axe: str) -> None:
     with Opened(browser, written[name], width, color_scheme=scheme) as opened:
         opened.draw_all()
         opened.page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")

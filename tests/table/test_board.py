@@ -35,7 +35,7 @@ def at(mlflow_uri: str) -> list[str]:
     return ["--uri", mlflow_uri]
 
 
-def test_a_selected_method_is_adjusted_and_ranked_among_all(tmp_path: Path, mlflow_uri: str, at: list[str]) -> None:
+def test_compare_of_a_selected_method_counts_all_methods(tmp_path: Path, mlflow_uri: str, at: list[str]) -> None:
     """Otherwise a reader could lower any p-value by selecting the one row."""
     smoke_matrix(tmp_path, mlflow_uri).send_all()
     asked = ("--experiment", "made", *at, "--compare")
@@ -47,7 +47,7 @@ def test_a_selected_method_is_adjusted_and_ranked_among_all(tmp_path: Path, mlfl
     assert "not selected" not in show_table(*asked)
 
 
-def test_without_a_configuration_it_is_the_same_table(tmp_path: Path, mlflow_uri: str, at: list[str]) -> None:
+def test_leaderboard_without_a_configuration(tmp_path: Path, mlflow_uri: str, at: list[str]) -> None:
     made = smoke_matrix(tmp_path, mlflow_uri)
     given = ["smoke", f"results={tmp_path}", f"tracking.uri={mlflow_uri}", "name=made", "methods=[grpo,clip_b,ppo]"]
     made.send_all()
@@ -60,7 +60,7 @@ def test_without_a_configuration_it_is_the_same_table(tmp_path: Path, mlflow_uri
     assert show_table("--experiment", "made", *at) == alone
 
 
-def test_the_uri_comes_from_the_environment_where_none_is_given(
+def test_tracking_uri_of_the_environment(
     tmp_path: Path, sent_matrix: MadeUpMatrix, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mlflow_uri = sent_matrix.config.tracking_uri
@@ -71,7 +71,7 @@ def test_the_uri_comes_from_the_environment_where_none_is_given(
     assert Config(name="x").tracking_uri == mlflow_uri
 
 
-def test_rows_and_columns_are_chosen_and_sorted(sent_matrix: MadeUpMatrix) -> None:
+def test_leaderboard_with_chosen_rows_and_columns(sent_matrix: MadeUpMatrix) -> None:
     asked = ["--experiment", "made", "--uri", sent_matrix.config.tracking_uri]
     table = show_table(*asked, "--columns", "hours,tokens,length,dropped,entropy_kept", "--format", "md").splitlines()
     assert table[2] == "| method | CPU-hours a cell | tokens a cell | length | dropped | entropy kept |"
@@ -90,7 +90,7 @@ def test_rows_and_columns_are_chosen_and_sorted(sent_matrix: MadeUpMatrix) -> No
     assert turned["grpo"]["baseline"] == "ppo"
 
 
-def test_diversity_is_distinct_right_answers_over_problems_and_seeds(sent_matrix: MadeUpMatrix) -> None:
+def test_right_distinct_by_seed_and_problem(sent_matrix: MadeUpMatrix) -> None:
     asked = ["--experiment", "made", "--uri", sent_matrix.config.tracking_uri]
 
     def distinct(seed: int, *method: int) -> np.ndarray:
@@ -112,12 +112,12 @@ def test_diversity_is_distinct_right_answers_over_problems_and_seeds(sent_matrix
     assert line.endswith("| 0.250 | 12.5% |")
 
 
-def test_an_evaluation_without_answers_is_one_sentence(at: list[str]) -> None:
+def test_right_distinct_of_an_earlier_version(at: list[str]) -> None:
     with pytest.raises(UserError, match=r"countdown-000001\.json has no right_distinct: an earlier version"):
         right_distinct({"task": "countdown"}, "countdown-000001.json")
 
 
-def test_the_base_model_is_the_first_row(sent_matrix: MadeUpMatrix) -> None:
+def test_leaderboard_row_of_the_base_model(sent_matrix: MadeUpMatrix) -> None:
     at = ["--uri", sent_matrix.config.tracking_uri]
     rows = json_rows("--experiment", "made", *at)
     assert [row["method"] for row in rows] == ["base model", "grpo", "clip_b", "ppo"]
@@ -142,7 +142,7 @@ def test_the_base_model_is_the_first_row(sent_matrix: MadeUpMatrix) -> None:
     assert clip["mean"]["mean"] == best["avg_at_k"]["mean"]
 
 
-def test_experiments_and_configurations_stay_apart(tmp_path: Path, mlflow_uri: str, at: list[str]) -> None:
+def test_leaderboard_of_several_experiments(tmp_path: Path, mlflow_uri: str, at: list[str]) -> None:
     smoke_matrix(tmp_path, mlflow_uri, name="größer").send_all()
     smoke_matrix(tmp_path, mlflow_uri, "tasks=[countdown]", "train.lr=2e-3", name="other").send_all()
     both = ["--experiment", "größer,other", *at]
@@ -157,7 +157,7 @@ def test_experiments_and_configurations_stay_apart(tmp_path: Path, mlflow_uri: s
     assert headings == ["other: train.lr=0.003", "other: train.lr=0.002"]
 
 
-def test_a_note_says_what_a_composition_is_made_of(tmp_path: Path, mlflow_uri: str, at: list[str]) -> None:
+def test_made_of_compositions(tmp_path: Path, mlflow_uri: str, at: list[str]) -> None:
     methods = "methods=[grpo,dapo,psr+clip_b]"
     made = smoke_matrix(tmp_path, mlflow_uri, methods, "seeds=[0]")
     for cell in made.cells:
@@ -176,7 +176,7 @@ def test_a_note_says_what_a_composition_is_made_of(tmp_path: Path, mlflow_uri: s
             assert found == {"base model": None, "grpo": None, **dict(note.split(" = ") for note in notes)}
 
 
-def test_runs_without_a_summary_give_a_table_with_a_note(tmp_path: Path, mlflow_uri: str, at: list[str]) -> None:
+def test_leaderboard_without_a_summary(tmp_path: Path, mlflow_uri: str, at: list[str]) -> None:
     made = smoke_matrix(tmp_path, mlflow_uri)
     for cell in made.cells[:-1]:
         made.send(cell)
@@ -203,7 +203,7 @@ def test_runs_without_a_summary_give_a_table_with_a_note(tmp_path: Path, mlflow_
     [("train.updates", []), ("train.resample.max_batches", ["train.resample={}"])],
     ids=["a section", "an inner section"],
 )
-def test_further_axes_are_columns_and_methods_are_compared_within_a_setting(
+def test_leaderboard_with_further_axes(
     second: str,
     further: list[str],
     tmp_path: Path,
@@ -242,7 +242,7 @@ def test_further_axes_are_columns_and_methods_are_compared_within_a_setting(
     assert [(row["seeds_done"], row["seeds_expected"]) for row in rows] == [(2, 2)] * 3 + [(1, 2)]
 
 
-def test_collapsed_cells_count_and_are_reported(tmp_path: Path, mlflow_uri: str, at: list[str]) -> None:
+def test_leaderboard_with_collapsed_cells(tmp_path: Path, mlflow_uri: str, at: list[str]) -> None:
     made = smoke_matrix(tmp_path, mlflow_uri, "methods=[grpo,clip_b]", "stop.entropy_below=0.5")
     for cell in made.cells:
         made.send(cell)
@@ -260,7 +260,7 @@ def test_collapsed_cells_count_and_are_reported(tmp_path: Path, mlflow_uri: str,
     assert text in said
 
 
-def test_bad_input_is_one_sentence(tmp_path: Path, mlflow_uri: str, at: list[str]) -> None:
+def test_leaderboard_refuses_bad_input(tmp_path: Path, mlflow_uri: str, at: list[str]) -> None:
     made = smoke_matrix(tmp_path, mlflow_uri).send_all()
     asked = ["--experiment", "made", *at]
     assert "needs one of three" in show_table()
@@ -293,7 +293,7 @@ def test_bad_input_is_one_sentence(tmp_path: Path, mlflow_uri: str, at: list[str
     assert "was written by an unknown version of MLflow: no such column: artifact_uri" in show_table(*asked)
 
 
-def test_only_failed_runs_and_a_missing_baseline(tmp_path: Path, mlflow_uri: str, at: list[str]) -> None:
+def test_leaderboard_without_done_cells_or_a_baseline(tmp_path: Path, mlflow_uri: str, at: list[str]) -> None:
     made = smoke_matrix(tmp_path, mlflow_uri)
     made.send(made.cells[1], "failed")
     publish(made.config, made.cells)
@@ -309,7 +309,7 @@ def test_only_failed_runs_and_a_missing_baseline(tmp_path: Path, mlflow_uri: str
     assert "No cell is of the baseline grpo" in show_table("--experiment", "made", *at)
 
 
-def test_done_cell_without_a_record_of_its_attempt_is_named(tmp_path: Path) -> None:
+def test_progress_of_a_done_cell_without_its_attempt(tmp_path: Path) -> None:
     made = smoke_matrix(tmp_path, "sqlite:///unused.db")
     cell = made.write_all().cells[0]
     for damage, why in ((Path.unlink, "it is missing"), (lambda path: path.write_text("{}"), "it must hold attempt, ")):
@@ -333,7 +333,7 @@ def test_check_one_version_of_cells_of_two_versions() -> None:
 
 
 @pytest.mark.parametrize("with_config", [True, False])
-def test_runs_of_an_earlier_version_are_left_out_and_counted(
+def test_leaderboard_counts_runs_of_an_earlier_version(
     with_config: bool, tmp_path: Path, mlflow_uri: str, at: list[str]
 ) -> None:
     """Two seeds of clip_b by its earlier version, of which only one was run again."""
@@ -369,9 +369,7 @@ def test_runs_of_an_earlier_version_are_left_out_and_counted(
     }
 
 
-def test_the_newest_complete_attempt_counts_and_a_later_failure_does_not(
-    tmp_path: Path, mlflow_uri: str, at: list[str]
-) -> None:
+def test_experiment_takes_the_newest_complete_attempt(tmp_path: Path, mlflow_uri: str, at: list[str]) -> None:
     made = smoke_matrix(tmp_path, mlflow_uri).send_all()
     with store.store(mlflow_uri, write=True) as client, reader(mlflow_uri) as source:
         before = Experiment(source, "made", mlflow_uri)
@@ -385,7 +383,7 @@ def test_the_newest_complete_attempt_counts_and_a_later_failure_does_not(
     assert json_rows("--experiment", "made", *at)[0]["seeds_done"] == 2
 
 
-def test_an_entropy_that_is_no_number_is_shown_with_a_sentence(tmp_path: Path, mlflow_uri: str, at: list[str]) -> None:
+def test_leaderboard_with_an_entropy_of_nan(tmp_path: Path, mlflow_uri: str, at: list[str]) -> None:
     made = smoke_matrix(tmp_path, mlflow_uri, "seeds=[0]")
     for cell in made.cells:
         made.send(cell, last=float("nan") if cell.method == "ppo" else 1.0)
@@ -401,7 +399,7 @@ def test_an_entropy_that_is_no_number_is_shown_with_a_sentence(tmp_path: Path, m
     assert "nan:" not in show_table("--experiment", "made", *at, "--where", "method=clip_b")
 
 
-def test_experiments_with_unlike_tasks_are_tables_of_their_own(tmp_path: Path, mlflow_uri: str, at: list[str]) -> None:
+def test_leaderboard_of_experiments_with_unlike_tasks(tmp_path: Path, mlflow_uri: str, at: list[str]) -> None:
     smoke_matrix(tmp_path, mlflow_uri, name="one").send_all()
     smoke_matrix(tmp_path, mlflow_uri, "eval.tasks=[countdown,aime24]", name="two").send_all()
     rows = trained_rows(json_rows("--experiment", "one,two", *at))
@@ -413,9 +411,7 @@ def test_experiments_with_unlike_tasks_are_tables_of_their_own(tmp_path: Path, m
     assert "no cell has" in show_table("--experiment", "one,two", *at, "--where", "method.clip_v.share=1")
 
 
-def test_runs_of_another_version_or_deleted_parts_give_one_sentence(
-    tmp_path: Path, mlflow_uri: str, at: list[str]
-) -> None:
+def test_leaderboard_without_parts_of_a_store(tmp_path: Path, mlflow_uri: str, at: list[str]) -> None:
     smoke_matrix(tmp_path, mlflow_uri).send_all()
     (plan,) = (tmp_path / "mlartifacts").rglob("matrix.json")
     whole = plan.read_text()
@@ -432,13 +428,13 @@ def test_runs_of_another_version_or_deleted_parts_give_one_sentence(
     assert "holds no run that entrobench made, or all were deleted" in show_table("--experiment", "made", *at)
 
 
-def test_a_summary_holds_no_password(tmp_path: Path) -> None:
+def test_board_as_json_without_password(tmp_path: Path) -> None:
     made = smoke_matrix(tmp_path, "https://example.org")
     made.config.tracking.uri = "https://me:secret@example.org"
     assert "secret" not in board.Board.of_config(made.config, made.cells).as_json()
 
 
-def test_the_help_of_columns_names_what_csv_has() -> None:
+def test_columns_help() -> None:
     lines = show_table("--columns", "help").splitlines()
     names = {field.name for field in dataclasses.fields(LeaderboardRow)}
     assert {line.split()[0] for line in lines} <= names
@@ -446,7 +442,7 @@ def test_the_help_of_columns_names_what_csv_has() -> None:
     assert not any(sign in line for line in lines for sign in "{}")
 
 
-def test_the_leaderboard_in_python_prints_itself_as_the_table(sent_matrix: MadeUpMatrix) -> None:
+def test_leaderboard_frame_prints_the_table(sent_matrix: MadeUpMatrix) -> None:
     at = ["--uri", sent_matrix.config.tracking_uri]
     frame = leaderboard_frame(runs.matrix_rows(sent_matrix.config, sent_matrix.cells))
     assert repr(frame) == show_table("--experiment", "made", *at)

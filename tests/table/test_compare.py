@@ -43,7 +43,7 @@ def scores(right: Mapping[int, np.ndarray]) -> np.ndarray:
 RIGHT = {"grpo": draw(0.3, 3), "clip_b": draw(0.6, 3), "clip_v": draw(0.58, 3), "ppo": draw(0.31, 3)}
 
 
-def test_numbers_are_those_of_the_paired_differences() -> None:
+def test_comparisons_by_paired_differences() -> None:
     found = comparisons(made_up_frames(RIGHT), "grpo", {"countdown": 4})
     assert [(each.method, each.score) for each in found] == [
         (method, score) for score in ("Avg@K", "Pass@4") for method in RIGHT
@@ -67,21 +67,21 @@ def test_numbers_are_those_of_the_paired_differences() -> None:
     assert (grpo.difference, grpo.p, grpo.p_holm, grpo.improvement, grpo.detectable) == (None,) * 5
 
 
-def test_methods_that_intervals_do_not_tell_apart_share_ranks() -> None:
+def test_ranks_of_methods_that_intervals_do_not_tell_apart() -> None:
     found = comparisons(made_up_frames(RIGHT), "grpo", {"countdown": 4})
     ranks = {method: (of(found, method).rank_best, of(found, method).rank_worst) for method in RIGHT}
     assert ranks == {"grpo": (3, 4), "clip_b": (1, 2), "clip_v": (1, 2), "ppo": (3, 4)}
     assert {method for method in RIGHT if of(found, method).best} == {"clip_b", "clip_v"}
 
 
-def test_order_of_methods_and_seeds_does_not_matter() -> None:
+def test_comparisons_in_another_order() -> None:
     found = comparisons(made_up_frames(RIGHT), "grpo", {"countdown": 4})
     turned = {method: dict(reversed(RIGHT[method].items())) for method in reversed(RIGHT)}
     again = comparisons(made_up_frames(turned), "grpo", {"countdown": 4})
     assert sorted(again, key=repr) == sorted(found, key=repr)
 
 
-def test_differences_use_the_seeds_that_both_have() -> None:
+def test_comparisons_over_shared_seeds() -> None:
     right = {"grpo": RIGHT["grpo"], "clip_b": {s: RIGHT["clip_b"][s] for s in (1, 2)}, "ppo": {5: RIGHT["ppo"][0]}}
     found = comparisons(made_up_frames(right), "grpo", {"countdown": 4})
     clip, ppo = of(found, "clip_b"), of(found, "ppo")
@@ -91,7 +91,7 @@ def test_differences_use_the_seeds_that_both_have() -> None:
     assert (ppo.rank_best, ppo.rank_worst) == (1, 3)
 
 
-def test_one_seed_tells_no_two_methods_apart() -> None:
+def test_comparisons_of_one_seed() -> None:
     right = {"grpo": draw(0.1, 1), "clip_b": draw(0.9, 1)}
     found = comparisons(made_up_frames(right), "grpo", {"countdown": 4})
     assert {(each.rank_best, each.rank_worst, each.p, each.best) for each in found} == {(1, 2, None, True)}
@@ -99,7 +99,7 @@ def test_one_seed_tells_no_two_methods_apart() -> None:
 
 
 @pytest.mark.parametrize("missing", ["grpo", "clip_b", "both"])
-def test_what_is_not_done_is_empty(missing: str) -> None:
+def test_comparisons_without_done_cells(missing: str) -> None:
     right = {method: {} if missing in (method, "both") else RIGHT[method] for method in ("grpo", "clip_b")}
     found = comparisons(made_up_frames(right), "grpo", {"countdown": 4})
     for each in found:
@@ -111,13 +111,13 @@ def test_what_is_not_done_is_empty(missing: str) -> None:
     assert "--" in formats.render_latex(found)
 
 
-def test_a_baseline_that_the_matrix_lacks_leaves_ranks() -> None:
+def test_comparisons_without_the_baseline() -> None:
     found = comparisons(made_up_frames({"clip_b": RIGHT["clip_b"], "ppo": RIGHT["ppo"]}), "grpo", {"countdown": 4})
     assert (of(found, "clip_b").rank_worst, of(found, "ppo").rank_best) == (1, 2)
     assert {each.difference for each in found} == {None}
 
 
-def test_methods_on_other_problems_are_refused_even_where_the_baseline_is_missing() -> None:
+def test_comparisons_refuse_other_problems() -> None:
     right = {"grpo": {}, "clip_b": RIGHT["clip_b"], "ppo": draw(0.3, 3, problems=13)}
     with pytest.raises(UserError, match="ppo seed 0 was not evaluated on the same problems"):
         comparisons(made_up_frames(right), "grpo", {"countdown": 4})
@@ -126,7 +126,7 @@ def test_methods_on_other_problems_are_refused_even_where_the_baseline_is_missin
 # Several tasks
 
 
-def test_all_tasks_count_the_same_for_any_size() -> None:
+def test_comparisons_weigh_tasks_of_any_size_alike() -> None:
     small = {"grpo": draw(0.2, 3, 5), "clip_b": draw(0.5, 3, 5)}
     large = {"grpo": draw(0.7, 3, 40), "clip_b": draw(0.6, 3, 40)}
     both = joined_frames(made_up_frames(small, "aime"), made_up_frames(large, "amc"))
@@ -148,7 +148,7 @@ def test_all_tasks_count_the_same_for_any_size() -> None:
     assert [each.score for each in unlike if each.task == "all tasks"] == ["Avg@K", "Avg@K", "Pass@k", "Pass@k"]
 
 
-def test_a_task_split_in_two_halves_is_the_task() -> None:
+def test_comparisons_of_a_task_in_two_halves() -> None:
     whole = {m: draw(share, 3, 20) for m, share in (("grpo", 0.3), ("clip_b", 0.5))}
     halves = [{m: {s: x[part] for s, x in whole[m].items()} for m in whole} for part in (slice(10), slice(10, 20))]
     in_two = joined_frames(made_up_frames(halves[0], "one"), made_up_frames(halves[1], "two"))
@@ -162,7 +162,7 @@ def test_a_task_split_in_two_halves_is_the_task() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed_sd", [0.0, 0.02, 0.1])
-def test_coverage_of_the_mean_over_tasks(seed_sd: float) -> None:
+def test_pooled_interval_coverage(seed_sd: float) -> None:
     """Three tasks of unlike size and level; seeds are better or worse on all of them."""
     random, sizes, levels = np.random.default_rng(0), (30, 30, 200), (0.2, 0.3, 0.6)
     held = 0
@@ -180,7 +180,7 @@ def test_coverage_of_the_mean_over_tasks(seed_sd: float) -> None:
     assert 0.93 <= held / 1000 <= 0.98
 
 
-def test_trainings_are_compared_each_for_itself() -> None:
+def test_comparisons_of_several_trainings() -> None:
     right = {"grpo": RIGHT["grpo"], "clip_b": RIGHT["clip_b"]}
     places = itertools.product(("easy", "hard"), ("aime", "amc"))
     both = joined_frames(*(made_up_frames(right, task, trained_on) for trained_on, task in places))
@@ -205,7 +205,7 @@ BASE = dataclasses.replace(
 )
 
 
-def test_the_table() -> None:
+def test_render_comparisons_as_tables() -> None:
     lines = compare.render_comparisons([BASE, dataclasses.replace(ROW, rank_worst=1)], "md").splitlines()
     assert lines[:6] == [
         "**countdown, tiny: Avg@K**",
@@ -220,7 +220,7 @@ def test_the_table() -> None:
     assert [*cells, "1-2", "of", "2", "3"] in [line.split() for line in text.splitlines()]
 
 
-def test_data() -> None:
+def test_render_comparisons_as_data() -> None:
     listed = json.loads(compare.render_comparisons([BASE, ROW], "json"))
     assert (listed[0]["p"], listed[1]["p"], listed[1]["rank_worst"]) == (None, 0.05, 2)
     assert listed[1]["improvement"] == {"mean": 0.25, "low": 0.125, "high": 0.375}

@@ -43,7 +43,7 @@ def rows(frames: Frames) -> list[LeaderboardRow]:
     return leaderboard.leaderboard_rows(frames, "grpo", {"countdown": 4})
 
 
-def test_with_two_seeds_the_table_says_how_many_would_tell() -> None:
+def test_seeds_needed_with_two_seeds() -> None:
     shares = {"grpo": [0.3, 0.35], "clip_b": [0.6, 0.5], "ppo": [0.33, 0.33]}
     right = {method: draw(method, each) for method, each in shares.items()}
     grpo, clip, ppo = right.values()
@@ -64,7 +64,7 @@ def test_with_two_seeds_the_table_says_how_many_would_tell() -> None:
     assert note in compare.comparison_notes(compared)
 
 
-def test_with_three_seeds_it_does_not() -> None:
+def test_seeds_needed_with_three_seeds() -> None:
     frames = made_up_frames({"grpo": draw("grpo", [0.3] * 3), "clip_b": draw("clip_b", [0.6] * 3)})
     assert [row.seeds_needed for row in rows(frames)] == [{}, {}]
     compared = comparisons(frames, "grpo", {"countdown": 4})
@@ -74,14 +74,14 @@ def test_with_three_seeds_it_does_not() -> None:
 
 
 @pytest.mark.parametrize(("seeds", "sentence"), [(1, "There is one seed."), (2, "There are two seeds,"), (3, None)])
-def test_the_summary_says_that_few_seeds_tell_little(seeds: int, sentence: str | None) -> None:
+def test_general_sentences_on_few_seeds(seeds: int, sentence: str | None) -> None:
     cells = page_cells({"seed": seed, "state": "done"} for seed in range(seeds))
     sentences = general_sentences(cast(PageContent, SimpleNamespace(cells=cells, rows=[], notes=[])))
     assert [text.startswith(sentence) for text in sentences[1:] if sentence] == [True] * (seeds < 3)
     assert len(sentences) == 1 + (seeds < 3)
 
 
-def test_a_difference_of_two_methods_near_a_bound_has_a_mark() -> None:
+def test_near_bound_mark() -> None:
     shares = {"grpo": 0.97, "clip_b": 0.9, "ppo": 0.5}
     right = {method: draw(method, [share] * 3) for method, share in shares.items()}
     _, near, far = right.values()
@@ -100,7 +100,7 @@ def test_a_difference_of_two_methods_near_a_bound_has_a_mark() -> None:
     assert any(text.startswith("‡") for text in compare.comparison_notes(compared))
 
 
-def test_the_mark_precedes_that_of_the_sign() -> None:
+def test_near_bound_mark_precedes_the_sign() -> None:
     apart = Estimate(0.125, 0.0625, 0.1875)
     row = rows(made_up_frames({"grpo": draw("grpo", [0.5] * 3), "clip_b": draw("clip_b", [0.6] * 3)}))[1]
     row = dataclasses.replace(row, delta_to_baseline=apart, delta_pass_at_k={4: apart}, near_bound=["Pass@4"])
@@ -111,7 +111,7 @@ def test_the_mark_precedes_that_of_the_sign() -> None:
 
 
 @pytest.mark.parametrize("share", [0.02, 0.4, 1.0])
-def test_no_interval_of_a_share_leaves_0_to_1(share: float) -> None:
+def test_intervals_of_shares_stay_in_0_to_1(share: float) -> None:
     right = {"grpo": draw("grpo", [share, min(1, 3 * share)]), "clip_b": draw("clip_b", [share] * 2)}
     distinct = {("grpo", 0): 0.25, ("grpo", 1): 0.724, ("clip_b", 0): 0.5, ("clip_b", 1): 0.5}
     unlike = made_up_frames(right, distinct=distinct)
@@ -127,7 +127,7 @@ def test_no_interval_of_a_share_leaves_0_to_1(share: float) -> None:
         assert each.low is None or each.high is None or -1 <= each.low <= each.mean <= each.high <= 1
 
 
-def test_a_mean_near_a_bound_has_wilsons_interval() -> None:
+def test_avg_at_k_near_a_bound_has_wilsons_interval() -> None:
     one = draw("grpo", [0.98, 0.97, 0.99], problems=30)
     found = rows(made_up_frames({"grpo": one}))[0].avg_at_k
     assert found is not None
@@ -136,13 +136,13 @@ def test_a_mean_near_a_bound_has_wilsons_interval() -> None:
     assert format_estimate(all_right) == "1.000 [0.886, 1.000]"
 
 
-def test_latex_shows_limits_that_are_not_symmetric() -> None:
+def test_latex_estimate() -> None:
     assert formats.latex_estimate(Estimate(0.5, 0.4, 0.6)) == r"0.500 \pm 0.100"
     assert formats.latex_estimate(Estimate(0.98, 0.9, 1.0)) == r"0.980\;[0.900, 1.000]"
     assert formats.latex_estimate(Estimate(0.5)) == "0.500"
 
 
-def test_the_note_on_two_seeds_names_a_few_rows() -> None:
+def test_two_seeds_names_a_few_rows() -> None:
     needed = {f"method {number}": {"Avg@K": number} for number in range(9)}
     note = render.two_seeds(needed)
     assert "method 3: 3 by Avg@K; of 5 more, `seeds_needed` in --format csv." in note

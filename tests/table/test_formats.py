@@ -23,7 +23,7 @@ def place(method: str, mean: Estimate | None, best: bool, **changes: Any) -> Com
     return Comparison(method=method, baseline="grpo", mean=mean, best=best, **kept)
 
 
-def test_the_table_of_a_paper() -> None:
+def test_render_latex() -> None:
     found = [
         place("grpo", Estimate(0.25, 0.2, 0.3), best=False),
         place("clip_b & 50%", Estimate(0.5, 0.4, 0.6), best=True),
@@ -43,13 +43,13 @@ def test_the_table_of_a_paper() -> None:
     ]
 
 
-def test_methods_of_another_trainer_are_marked() -> None:
+def test_render_latex_marks_another_trainer() -> None:
     found = [place("grpo", Estimate(0.25), best=False), place("clip_b", Estimate(0.5), best=True, trainer="trl")]
     names = [line.partition(" & ")[0] for line in formats.render_latex(found).splitlines() if "$" in line]
     assert names == ["grpo", r"clip\_b (trained by trl)"]
 
 
-def test_each_model_has_a_table() -> None:
+def test_render_latex_of_two_models() -> None:
     found = [place("grpo", Estimate(0.5), best=True, model=model) for model in ("one", "two\nlines")]
     text = formats.render_latex(found)
     assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 2
@@ -71,12 +71,12 @@ def test_each_model_has_a_table() -> None:
         ("^^5cinput{x}", r"\textasciicircum{}\textasciicircum{}5cinput\{x\}"),
     ],
 )
-def test_special_signs_are_letters(text: str, escaped: str) -> None:
+def test_as_latex(text: str, escaped: str) -> None:
     assert formats.as_latex(text) == escaped
 
 
 @pytest.mark.parametrize("end", ["\n", "\r", "\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\u2029"])
-def test_a_name_ends_no_comment(end: str) -> None:
+def test_render_latex_of_names_with_line_ends(end: str) -> None:
     text = formats.render_latex([place("grpo", Estimate(0.5), best=True, model=f"one{end}\\input{{x}}")])
     assert [line for line in text.splitlines() if "input" in line and not line.startswith("% one")] == []
     assert all(sign not in text for sign in end if sign != "\n")
@@ -85,7 +85,7 @@ def test_a_name_ends_no_comment(end: str) -> None:
 # Parquet
 
 
-def test_every_answer_count_is_a_row(tmp_path: Path) -> None:
+def test_write_parquet(tmp_path: Path) -> None:
     first, second = np.array([[1, 0, 1], [0, 0, 0]]), np.array([[1, 1, 1], [0, 1, 0]])
     frames = made_up_frames(
         {"clip_b": {4: second, 0: first}, "grpo": {}},
@@ -115,7 +115,7 @@ def test_every_answer_count_is_a_row(tmp_path: Path) -> None:
     assert list((tmp_path / "new").iterdir()) == [tmp_path / "new" / "answers.parquet"]
 
 
-def test_nothing_done_is_a_table_without_rows_and_with_the_same_columns(tmp_path: Path) -> None:
+def test_write_parquet_without_rows(tmp_path: Path) -> None:
     formats.write_parquet({"demo": made_up_frames({"grpo": {}}, "aime", "dapo")}, tmp_path / "answers.parquet")
     table = parquet.read_table(tmp_path / "answers.parquet")
     text = ("experiment", "method", "trained_on", "task", "model", "setting", "problem")

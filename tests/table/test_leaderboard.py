@@ -102,7 +102,7 @@ def as_tuple(estimate: Estimate | None) -> tuple[float | None, ...]:
     return dataclasses.astuple(estimate)
 
 
-def test_estimates_and_paired_differences_equal_those_computed_by_hand(matrix: Matrix) -> None:
+def test_leaderboard_rows_by_hand(matrix: Matrix) -> None:
     right = {
         m: [draw(10 * i + s, share) for s in range(3)] for i, (m, share) in enumerate([("grpo", 0.3), ("clip_b", 0.6)])
     }
@@ -135,12 +135,12 @@ def test_estimates_and_paired_differences_equal_those_computed_by_hand(matrix: M
     assert (clip.seeds_done, clip.seeds_expected) == (3, 3)
 
 
-def test_the_headline_k_need_not_be_a_power_of_two(matrix: Matrix) -> None:
+def test_pass_at_k_of_a_k_that_is_no_power_of_two(matrix: Matrix) -> None:
     matrix.add("grpo", 0, {"countdown": draw(0, 0.5)})
     assert [list(row.pass_at_k) for row in matrix.rows(k=5)] == [[1, 2, 4, 5]] * 2
 
 
-def test_only_expected_cells_that_are_done_count(matrix: Matrix) -> None:
+def test_leaderboard_rows_count_expected_done_cells(matrix: Matrix) -> None:
     right = {"countdown": draw(0, 0.5)}
     matrix.add("grpo", 0, right)
     matrix.add("grpo", 1, {"countdown": 1 - right["countdown"]}, state="failed")
@@ -156,7 +156,7 @@ def test_only_expected_cells_that_are_done_count(matrix: Matrix) -> None:
     assert (clip.avg_at_k, clip.pass_at_k, clip.delta_to_baseline, clip.entropy_final) == (None, {}, None, None)
 
 
-def test_differences_use_the_seeds_that_both_have(matrix: Matrix) -> None:
+def test_delta_to_baseline_over_shared_seeds(matrix: Matrix) -> None:
     right = {(m, s): draw(100 * i + s, 0.5) for i, m in enumerate(("grpo", "clip_b")) for s in range(4)}
     for (method, seed), right_JN in right.items():
         if (method, seed) not in (("grpo", 3), ("clip_b", 0)):
@@ -167,7 +167,7 @@ def test_differences_use_the_seeds_that_both_have(matrix: Matrix) -> None:
     assert as_tuple(clip.delta_to_baseline) == pytest.approx(slow_difference_interval(paired), abs=1e-9)
 
 
-def test_every_evaluation_task_is_a_row_and_trainings_do_not_mix(matrix: Matrix) -> None:
+def test_leaderboard_rows_by_task_and_training(matrix: Matrix) -> None:
     for trained_on, share in (("easy", 0.2), ("hard", 0.8)):
         right = {"aime": draw(1, share), trained_on: draw(2, share)}
         matrix.add("grpo", 0, right, trained_on=trained_on)
@@ -180,7 +180,7 @@ def test_every_evaluation_task_is_a_row_and_trainings_do_not_mix(matrix: Matrix)
     }
 
 
-def test_a_flag_of_a_task_is_a_footnote_of_its_table_alone(matrix: Matrix) -> None:
+def test_flags_are_footnotes_of_their_task(matrix: Matrix) -> None:
     right = {"aime": draw(1, 0.5), "amc": draw(2, 0.5)}
     matrix.add("grpo", 0, right, flags={"amc": ["contaminated: 3 of 6"]})
     matrix.add("clip_b", 0, right)  # as runs of earlier versions are
@@ -199,7 +199,7 @@ def test_a_flag_of_a_task_is_a_footnote_of_its_table_alone(matrix: Matrix) -> No
     assert sorted(line["flags"] for line in lines_of_csv) == ["", "", "", "", *["contaminated: 3 of 6"] * 2]
 
 
-def test_runs_come_in_pages(matrix: Matrix, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reader_reads_in_pages(matrix: Matrix, monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in range(5):
         matrix.add("grpo", seed, {"countdown": draw(seed, 0.5)})
     with reader.reader(matrix.uri) as direct, store.store(matrix.uri, write=False) as client:
@@ -213,7 +213,7 @@ def test_runs_come_in_pages(matrix: Matrix, monkeypatch: pytest.MonkeyPatch) -> 
         assert paged.texts(whole, "none.json") == direct.texts(whole, "none.json") == [None] * 5
 
 
-def test_other_problems_are_refused(matrix: Matrix) -> None:
+def test_leaderboard_rows_refuse_other_problems(matrix: Matrix) -> None:
     matrix.add("grpo", 0, {"countdown": draw(0, 0.5)})
     matrix.add("clip_b", 0, {"countdown": draw(0, 0.5)}, problems=PROBLEMS[::-1])
     sentence = r"clip_b seed 0 was not evaluated on the same problems .* as grpo seed 0: .*'p5'.*'p0'"
@@ -221,7 +221,7 @@ def test_other_problems_are_refused(matrix: Matrix) -> None:
         matrix.rows()
 
 
-def test_each_task_has_its_own_k(matrix: Matrix) -> None:
+def test_leaderboard_rows_with_a_k_by_task(matrix: Matrix) -> None:
     for method in ("grpo", "clip_b"):
         matrix.add(method, 0, {"countdown": draw(0, 0.5), "other": draw(1, 0.5, (6, 8))})
     found = rows(matrix.uri, "demo", matrix.expected, "grpo", {"countdown": 4, "other": 8})
@@ -232,14 +232,14 @@ def test_each_task_has_its_own_k(matrix: Matrix) -> None:
     assert "Pass@8" in columns.table_lines([row for row in found if row.task == "other"])[0]
 
 
-def test_another_number_of_samples_is_refused(matrix: Matrix) -> None:
+def test_leaderboard_rows_refuse_another_number_of_samples(matrix: Matrix) -> None:
     matrix.add("grpo", 0, {"countdown": draw(0, 0.5)})
     matrix.add("grpo", 1, {"countdown": draw(0, 0.5, (6, 8))})
     with pytest.raises(UserError, match=r"6 problems x 8 samples .* and 6 problems x 6 samples"):
         matrix.rows()
 
 
-def test_a_store_or_an_experiment_that_is_missing_is_one_sentence(tmp_path: Path, mlflow_uri: str) -> None:
+def test_leaderboard_rows_without_store_or_experiment(tmp_path: Path, mlflow_uri: str) -> None:
     expected = [Expected("grpo", "countdown", ["countdown"], "tiny", 0, "0123456789ab")]
     missing = f"sqlite:///{tmp_path / 'nowhere' / 'mlflow.db'}"
     with pytest.raises(UserError, match=r"found no MLflow store at .*nowhere/mlflow.db; `entrobench run`"):
@@ -249,7 +249,7 @@ def test_a_store_or_an_experiment_that_is_missing_is_one_sentence(tmp_path: Path
         rows(mlflow_uri, "demo", expected, "grpo", {"countdown": 4})
 
 
-def test_a_run_without_its_evaluation_is_one_sentence(matrix: Matrix) -> None:
+def test_leaderboard_rows_without_an_evaluation(matrix: Matrix) -> None:
     matrix.add("grpo", 0, {"countdown": draw(0, 0.5)})
     matrix.expected = [dataclasses.replace(matrix.expected[0], eval_tasks=["countdown", "aime"])]
     with pytest.raises(UserError, match="has no evaluation of 'aime' among its artifacts"):
@@ -293,7 +293,7 @@ BOARD = [
 ]  # fmt: skip
 
 
-def test_markdown_marks_what_the_interval_separates_and_nothing_else() -> None:
+def test_render_rows_as_markdown() -> None:
     lines = render.render_rows(BOARD, "md").splitlines()
     assert lines[:2] == ["**countdown, tiny**", ""]
     assert lines[2:10] == [
@@ -319,12 +319,12 @@ def test_markdown_marks_what_the_interval_separates_and_nothing_else() -> None:
     ]
 
 
-def test_notes_speak_only_of_what_is_there() -> None:
+def test_row_notes() -> None:
     assert len(render.row_notes(BOARD[:4])) == 4
     assert len(render.row_notes([*BOARD[:4], BOARD[5]])) == 5
 
 
-def test_the_text_table_holds_the_same_cells() -> None:
+def test_render_rows_as_text() -> None:
     text = render.render_rows(BOARD, "table")
     shown = [line.split() for line in text.splitlines()]
     header, *lines = columns.table_lines(BOARD)
@@ -335,14 +335,14 @@ def test_the_text_table_holds_the_same_cells() -> None:
     assert not any(line.endswith(" ") for line in text.splitlines())
 
 
-def test_each_task_is_a_table_of_its_own_and_one_table_names_the_tasks() -> None:
+def test_render_rows_of_two_tasks() -> None:
     board = [*BOARD[:2], *(dataclasses.replace(row, task="aime") for row in BOARD[:2])]
     text = render.render_rows(board, "md")
     assert [line for line in text.splitlines() if line.startswith("**")] == ["**countdown, tiny**", "**aime, tiny**"]
     assert [line[1] for line in columns.table_lines(board)] == ["task", "countdown", "countdown", "aime", "aime"]
 
 
-def test_json_is_a_list_of_rows_with_estimates_as_objects() -> None:
+def test_render_rows_as_json() -> None:
     listed = json.loads(render.render_rows(BOARD, "json"))
     assert len(listed) == len(BOARD)
     assert listed[1]["pass_at_k"] == {
@@ -358,14 +358,14 @@ def test_json_is_a_list_of_rows_with_estimates_as_objects() -> None:
     assert set(names.split()) <= listed[0].keys()
 
 
-def test_json_has_null_for_what_is_no_number() -> None:
+def test_render_rows_as_json_without_nan() -> None:
     row = dataclasses.replace(BOARD[0], entropy_final=Estimate(math.nan))
     (listed,) = json.loads(render.render_rows([row], "json"), parse_constant=pytest.fail)
     assert listed["entropy_final"] == {"mean": None, "low": None, "high": None}
     assert " nan " in render.render_rows([row], "md")
 
 
-def test_csv_has_a_column_for_every_number() -> None:
+def test_render_rows_as_csv() -> None:
     read = list(csv.DictReader(io.StringIO(render.render_rows(BOARD, "csv"))))
     assert [line["method"] for line in read] == [row.method for row in BOARD]
     assert float(read[1]["delta_pass_at_k.16.high"]) == 0.1875
@@ -378,7 +378,7 @@ def test_csv_has_a_column_for_every_number() -> None:
     ]
 
 
-def test_an_interval_that_is_not_symmetric_shows_its_limits() -> None:
+def test_format_estimate() -> None:
     assert columns.format_estimate(Estimate(0.114, 0.0944, 0.1386)) == "0.114 [0.094, 0.139]"
     assert columns.format_estimate(Estimate(0.114, 0.094, 0.134)) == "0.114 ±0.020"
     assert columns.format_estimate(Estimate(0.25, -0.125, 0.5), "+") == "+0.250 [-0.125, +0.500]"
@@ -386,7 +386,7 @@ def test_an_interval_that_is_not_symmetric_shows_its_limits() -> None:
     assert columns.format_estimate(None) == ""
 
 
-def test_one_exploding_seed_leaves_the_entropy_positive(matrix: Matrix) -> None:
+def test_entropy_final_with_one_exploding_seed(matrix: Matrix) -> None:
     for seed, last in enumerate((0.15, 0.17, 2.1)):
         matrix.add("grpo", seed, {"countdown": draw(seed, 0.5)}, entropy=(2.0, last))
     final = matrix.rows()[1].entropy_final
@@ -396,6 +396,6 @@ def test_one_exploding_seed_leaves_the_entropy_positive(matrix: Matrix) -> None:
     assert final.low > 0
 
 
-def test_an_unknown_format_is_refused() -> None:
+def test_render_rows_refuses_an_unknown_format() -> None:
     with pytest.raises(UserError, match=r"--format is 'jsn'; allowed: csv, json, md, table; did you mean 'json'\?"):
         render.render_rows(BOARD, "jsn")

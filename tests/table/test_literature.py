@@ -50,14 +50,14 @@ def test_numbers_of_the_shipped_file() -> None:
         (INVENTED.replace("avg", "mean"), "score is 'mean'; allowed: avg, pass"),
     ],
 )
-def test_a_damaged_file_is_refused(tmp_path: Path, content: str, message: str) -> None:
+def test_read_literature_refuses_a_damaged_file(tmp_path: Path, content: str, message: str) -> None:
     path = tmp_path / "reported.csv"
     path.write_text(content)
     with pytest.raises(Damaged, match=message):
         read_literature(path)
 
 
-def test_an_installed_package_does_not_have_it(tmp_path: Path) -> None:
+def test_read_literature_in_an_installed_package(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="part of the repository and not of an installed package"):
         read_literature(tmp_path / "reported.csv")
 
@@ -65,7 +65,7 @@ def test_an_installed_package_does_not_have_it(tmp_path: Path) -> None:
 # The table
 
 
-def test_the_table_marks_every_row_as_reported() -> None:
+def test_render_literature() -> None:
     text = render_literature({"aime25"}, "md", None)
     title, _, heading, _, *rows = text.strip().splitlines()
     assert title == "**Reported in papers, not measured here, and not part of any mean above**"
@@ -77,14 +77,14 @@ def test_the_table_marks_every_row_as_reported() -> None:
     assert "| Qwen2.5-14B-Instruct | aime25 | Avg@32 | 21.4 | GRPO | 17.6 | arXiv 2606.19236, Table 2, copied" in row
 
 
-def test_a_task_without_numbers_is_a_sentence() -> None:
+def test_render_literature_without_numbers() -> None:
     assert render_literature({"countdown", "rg"}, "table", 80) == (
         "No number in results/literature is about countdown or rg.\n"
     )
 
 
 @pytest.mark.parametrize("options", [["--compare"], ["--format", "csv"], ["--format", "json"]])
-def test_only_tables_of_scores_have_it(options: list[str]) -> None:
+def test_literature_only_below_tables_of_scores(options: list[str]) -> None:
     words = "--literature goes below the table of scores, in --format table or md"
     assert words in show_table("demo", "--literature", *options)
 
@@ -93,7 +93,7 @@ def test_only_tables_of_scores_have_it(options: list[str]) -> None:
 
 
 @pytest.mark.slow
-def test_no_number_of_a_leaderboard_changes(
+def test_literature_changes_no_number(
     tmp_path: Path, sent_matrix: MadeUpMatrix, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     selected = ["--experiment", "made", "--uri", sent_matrix.config.tracking_uri]

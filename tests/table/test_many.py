@@ -79,19 +79,19 @@ def call(settings: list[str], capsys: pytest.CaptureFixture[str]) -> Callable[[s
     return called
 
 
-def test_status(call: Callable[[str], tuple[str, float]]) -> None:
+def test_status_of_a_thousand_cells(call: Callable[[str], tuple[str, float]]) -> None:
     said, seconds = call("status")
     assert said.count(" done ") == 7 * SEEDS
     assert seconds < WITHIN
 
 
-def test_plan(call: Callable[[str], tuple[str, float]]) -> None:
+def test_plan_of_a_thousand_cells(call: Callable[[str], tuple[str, float]]) -> None:
     said, seconds = call("plan")
     assert f"done   {7 * SEEDS}\n" in said
     assert seconds < WITHIN
 
 
-def test_leaderboard(call: Callable[[str], tuple[str, float]]) -> None:
+def test_leaderboard_of_a_thousand_cells(call: Callable[[str], tuple[str, float]]) -> None:
     said, seconds = call("leaderboard")
     assert said.count(f" {SEEDS}") >= 7
     assert seconds < WITHIN

@@ -44,7 +44,7 @@ def asked(made: MadeUpMatrix) -> list[str]:
 
 
 @pytest.mark.slow
-def test_cells_of_one_code_and_one_base_model_have_no_mark(tmp_path: Path, mlflow_uri: str) -> None:
+def test_mixed_of_one_origin(tmp_path: Path, mlflow_uri: str) -> None:
     made = filled(smoke_matrix(tmp_path, mlflow_uri), {}, {})
     rows = json_rows(*asked(made))
     assert [(row["mixed"], row["base_model"]) for row in rows] == [([], BASE[:12])] * 4
@@ -52,7 +52,7 @@ def test_cells_of_one_code_and_one_base_model_have_no_mark(tmp_path: Path, mlflo
 
 
 @pytest.mark.slow
-def test_a_row_that_pools_or_compares_other_code_says_so(tmp_path: Path, mlflow_uri: str) -> None:
+def test_mixed_code_in_every_format(tmp_path: Path, mlflow_uri: str) -> None:
     """ppo's own cells are alike, but the baseline that they are compared with was made by both."""
     made = filled(smoke_matrix(tmp_path, mlflow_uri), EDITS, {})
     sentence, rows = CODE, json_rows(*asked(made))
@@ -86,7 +86,7 @@ def test_a_row_that_pools_or_compares_other_code_says_so(tmp_path: Path, mlflow_
 
 
 @pytest.mark.slow
-def test_only_rows_that_differ_from_the_baseline_have_a_mark(tmp_path: Path, mlflow_uri: str) -> None:
+def test_mixed_marks_rows_that_differ_from_the_baseline(tmp_path: Path, mlflow_uri: str) -> None:
     made = filled(
         smoke_matrix(tmp_path, mlflow_uri), {("ppo", 1): EDITED}, {("clip_b", 0): OTHER, ("clip_b", 1): OTHER}
     )
@@ -111,7 +111,7 @@ def test_only_rows_that_differ_from_the_baseline_have_a_mark(tmp_path: Path, mlf
 
 
 @pytest.mark.slow
-def test_a_seed_of_all_methods_from_another_base_model_is_named_once(tmp_path: Path, mlflow_uri: str) -> None:
+def test_mixed_base_models_of_a_seed(tmp_path: Path, mlflow_uri: str) -> None:
     made = filled(smoke_matrix(tmp_path, mlflow_uri), {}, {(method, 1): OTHER for method in ("grpo", "clip_b", "ppo")})
     sentence = (
         f"cells began from different base models: {BASE[:12]} (all methods: seed 0), {OTHER[:12]} (all methods: seed 1)"
@@ -120,7 +120,7 @@ def test_a_seed_of_all_methods_from_another_base_model_is_named_once(tmp_path: P
     assert show_table(*asked(made), "--format", "md").count(sentence) == 1
 
 
-def test_mixtures_of_libraries_and_of_what_decides_rounding() -> None:
+def test_mixtures_of_libraries_and_rounding() -> None:
     """Only parts that differ are named; a record without them differs from none."""
     libraries = {0: "python 3.13.1, torch 2.9.0", 1: "python 3.13.1, torch 2.8.0", 2: ""}
     rounding = {
@@ -151,7 +151,7 @@ def test_mixtures_of_libraries_and_of_what_decides_rounding() -> None:
 
 
 @pytest.mark.slow
-def test_records_of_earlier_versions_are_distinguished_by_their_commit(tmp_path: Path, mlflow_uri: str) -> None:
+def test_mixed_code_by_commit(tmp_path: Path, mlflow_uri: str) -> None:
     made = smoke_matrix(tmp_path, mlflow_uri, "methods=[grpo,clip_b]")
     for cell in made.cells:
         made.send(cell, commit=("d" if (cell.method, cell.seed) == ("clip_b", 1) else "c") * 40)
@@ -164,7 +164,7 @@ def test_records_of_earlier_versions_are_distinguished_by_their_commit(tmp_path:
     ]
 
 
-def test_a_base_model_that_is_not_the_reference_is_named(tmp_path: Path) -> None:
+def test_reference_notes(tmp_path: Path) -> None:
     kept = tmp_path / "base_model.json"
     ours = [("countdown-tiny", "aaaa, cccc"), ("countdown-tiny", None), ("mine", "dddd")]
     assert origins.reference_notes(ours, kept) == [], "an installed package has no results"

@@ -26,9 +26,7 @@ def held(uri: str, name: str = "made") -> tuple[Any, list[Any], dict[str, Any]]:
     return experiment, summaries, {run.data.tags["cell"]: run for run in runs if run not in summaries}
 
 
-def test_the_summary_is_the_table_and_is_replaced(
-    tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_publish_replaces_the_summary(tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_uri)  # where `load_table` looks for runs
     made = smoke_matrix(tmp_path, mlflow_uri)
     made.send(made.cells[0])
@@ -69,7 +67,7 @@ def test_the_summary_is_the_table_and_is_replaced(
     assert one.data.tags["mlflow.source.name"] == "entrobench"
 
 
-def test_a_description_that_a_person_wrote_stays(tmp_path: Path, mlflow_uri: str) -> None:
+def test_publish_keeps_the_description_of_a_person(tmp_path: Path, mlflow_uri: str) -> None:
     made = smoke_matrix(tmp_path, mlflow_uri).send_all()
     with store.store(mlflow_uri, write=True) as client:
         number = client.get_experiment_by_name("made").experiment_id
@@ -82,7 +80,7 @@ def test_a_description_that_a_person_wrote_stays(tmp_path: Path, mlflow_uri: str
         assert len(client.get_metric_history(one.info.run_id, "avg_at_k/grpo")) == 1
 
 
-def test_a_table_that_the_store_holds_is_only_read(
+def test_publish_only_reads_an_unchanged_table(
     tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = smoke_matrix(tmp_path, mlflow_uri).send_all()
@@ -120,9 +118,7 @@ def test_a_table_that_the_store_holds_is_only_read(
     assert b"Avg@K - ppo" in (folder / "leaderboard.json").read_bytes()
 
 
-def test_a_table_whose_writing_was_interrupted_is_written_again(
-    tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_publish_after_an_interruption(tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = smoke_matrix(tmp_path, mlflow_uri).send_all()
     made.config.baseline = "ppo"
 
@@ -139,7 +135,7 @@ def test_a_table_whose_writing_was_interrupted_is_written_again(
 
 
 @pytest.mark.parametrize("methods", [1, 20, 50, 400])
-def test_a_description_fits_into_a_tag(methods: int) -> None:
+def test_describe_fits_into_a_tag(methods: int) -> None:
     def some(mean: float) -> Estimate:
         return Estimate(mean, mean - 0.1, mean + 0.1)
 
@@ -156,7 +152,7 @@ def test_a_description_fits_into_a_tag(methods: int) -> None:
     assert all(line.count("|") in (0, 8) for line in text.splitlines())  # no row is cut in two
 
 
-def test_final_numbers_stand_at_each_run_once(tmp_path: Path, mlflow_uri: str) -> None:
+def test_publish_writes_final_numbers_once(tmp_path: Path, mlflow_uri: str) -> None:
     made = smoke_matrix(tmp_path, mlflow_uri).send_all()
     publish.publish(made.config, made.cells)
     _, _, runs = held(mlflow_uri)
@@ -180,7 +176,7 @@ def test_final_numbers_stand_at_each_run_once(tmp_path: Path, mlflow_uri: str) -
     assert held(mlflow_uri)[2][made.cells[2].id].data.metrics["final/delta_avg_at_k"] == 0
 
 
-def test_copies_of_outcomes_are_read_only_where_they_are_the_same(tmp_path: Path, mlflow_uri: str) -> None:
+def test_outcomes_of_a_summary_are_checked(tmp_path: Path, mlflow_uri: str) -> None:
     made = smoke_matrix(tmp_path, mlflow_uri).send_all()
     asked = ["--experiment", "made", "--uri", mlflow_uri]
     whole = show_table(*asked)
@@ -202,7 +198,7 @@ def test_copies_of_outcomes_are_read_only_where_they_are_the_same(tmp_path: Path
     assert show_table(*asked) == whole
 
 
-def test_a_page_shows_names_as_they_are() -> None:
+def test_as_html_escapes_names() -> None:
     some = Estimate(0.5, 0.25, 0.75)
     first = LeaderboardRow("grpo", "easy", "tiny", 2, "grpo", some, {2: some}, some, some, some, {2: some}, 2, 2)
     new = LeaderboardRow("new<", "easy", "tiny", 2, "grpo", None, {}, None, None, None, {}, 0, 2)
@@ -215,7 +211,7 @@ def test_a_page_shows_names_as_they_are() -> None:
     assert (by_name["method"], by_name["Avg@K"], by_name["seeds"]) == ("new<", None, 0)
 
 
-def test_a_page_shows_control_characters_as_text() -> None:
+def test_as_html_of_control_characters() -> None:
     steering, written = "a\u202eb\x1b[31m", r"a\u202eb\x1b[31m"
     row = LeaderboardRow(steering, "easy", "tiny", 2, "grpo", None, {}, None, None, None, {}, 0, 2, flags=[steering])
     page = formats.as_html(steering, [row])
@@ -225,7 +221,7 @@ def test_a_page_shows_control_characters_as_text() -> None:
 
 
 @pytest.mark.processes
-def test_a_server_is_fed_and_read_as_a_file_is(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_publish_to_a_server(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = smoke_matrix(tmp_path, server, "seeds=[0]", "methods=[grpo,clip_b]").send_all()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
     rows = json_rows("--experiment", "made")

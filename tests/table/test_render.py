@@ -41,7 +41,7 @@ VERDICT = "verdict"
 FIRST, LAST = "entropy, start", "entropy, end"
 
 
-def test_no_line_is_wider_than_the_terminal() -> None:
+def test_render_fits_the_terminal() -> None:
     for width in range(40, 200):
         text = render(ROWS, "table", width)
         assert max(map(len, text.splitlines())) <= width
@@ -57,7 +57,7 @@ def test_no_line_is_wider_than_the_terminal() -> None:
         (88, [*ALWAYS, BOTH[1], VERDICT, LAST], [BOTH[0], "distinct right", FIRST, "seeds"]),
     ],
 )
-def test_the_least_important_columns_go_first(width: int, columns: list[str], gone: list[str]) -> None:
+def test_render_drops_the_least_important_columns(width: int, columns: list[str], gone: list[str]) -> None:
     text = render(ROWS, "table", width)
     assert text.splitlines()[2].split() == " ".join(columns).split()
     said = " ".join(text.split())  # which may be folded
@@ -65,12 +65,12 @@ def test_the_least_important_columns_go_first(width: int, columns: list[str], go
     assert not gone or f"further columns (--format csv): {'; '.join(gone)}" in said
 
 
-def test_without_a_terminal_everything_is_there() -> None:
+def test_render_without_a_terminal() -> None:
     assert render(ROWS, "table") == render(ROWS, "table", 500)
     assert "further columns" not in render(ROWS, "table")
 
 
-def test_intervals_go_before_columns() -> None:
+def test_render_drops_intervals_before_columns() -> None:
     wide = Estimate(0.125, -0.125, 0.5)
     rows = [dataclasses.replace(each, avg_at_k=wide, pass_at_k={16: wide}, entropy_final=wide) for each in ROWS[:2]]
     text = render(rows, "table", 88)
@@ -81,7 +81,7 @@ def test_intervals_go_before_columns() -> None:
     assert "[-0.125, 0.500]" in render(rows, "table")
 
 
-def test_where_no_table_fits_each_method_is_a_card() -> None:
+def test_render_cards_where_no_table_fits() -> None:
     lines = render(ROWS[:2], "table", 40).splitlines()
     assert lines[:5] == [
         "countdown, tiny",
@@ -93,24 +93,24 @@ def test_where_no_table_fits_each_method_is_a_card() -> None:
     assert "  entropy, start  0.500 ±0.125" in lines[lines.index("adaptive_entropy") :]
 
 
-def test_a_dollar_sign_in_a_name_is_no_formula() -> None:
+def test_plot_of_names_with_dollar_signs() -> None:
     """Which matplotlib would refuse where it is none, and draw where it is one."""
     drawn = plot({"$x^{$": {0.0: [1.0], 1.0: [2.0]}}, "$\\nonsense{$", "of $y$")
     assert "<!-- $x^{$ -->" in drawn
 
 
-def test_the_table_names_a_base_model_that_is_not_the_references() -> None:
+def test_render_names_another_base_model() -> None:
     other = dataclasses.replace(row("grpo", 0.25), model="countdown-tiny", base_model="0123456789ab")
     note = "The base model countdown-tiny is 0123456789ab. The results in results/reference are of another one"
     assert note in render([other], "md")
     assert "results/reference" not in render([row("grpo", 0.25)], "md")
 
 
-def test_what_would_be_html_in_markdown_is_shown() -> None:
+def test_render_escapes_html_in_markdown() -> None:
     assert r"| a\<b>\\\| | 0.250" in render([row("a<b>\\|", 0.25)], "md")
 
 
-def test_a_name_makes_no_link_no_image_and_no_second_row_in_markdown() -> None:
+def test_render_escapes_links_in_markdown() -> None:
     named = row("[x](http://evil) ![](http://evil/i.png) `code` *b*\n| a | b |", 0.25)
     named = dataclasses.replace(named, flags=["see [here](http://evil) <b>"], model="[m](http://evil)")
     text = render([named], "md")
@@ -125,7 +125,7 @@ STEERING = "\x1b[31m\u202eright-to-left\u2066\u200b\u061c\r\ud800\U000e0041"
 
 
 @pytest.mark.parametrize("how", ["md", "csv", "json", "table"])
-def test_no_export_holds_a_sign_that_steers(how: str) -> None:
+def test_render_without_control_characters(how: str) -> None:
     text = render([dataclasses.replace(row("grpo", 0.25), flags=[STEERING])], how)
     assert visible(text) == text
     assert r"\u202eright-to-left" in text
@@ -135,7 +135,7 @@ def test_no_export_holds_a_sign_that_steers(how: str) -> None:
 @pytest.mark.parametrize(
     "begins", ["=1+1", "+1", "-1", "@x", "\t=1", "\r=1", "\n=1", "\uff1d1", "\uff0b1", "\uff0d1", "\uff20x"]
 )
-def test_no_cell_of_csv_is_a_formula(begins: str) -> None:
+def test_render_without_formulas_in_csv(begins: str) -> None:
     [line] = csv.DictReader(io.StringIO(render([row(begins, -0.25)], "csv")))
     assert line["method"] == visible(f"'{begins}")
     assert line["delta_to_baseline.mean"] == "-0.25", "a number is none"

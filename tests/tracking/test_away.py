@@ -101,7 +101,7 @@ def deaf(server: tuple[str, Between]) -> Iterator[str]:
     found.silent.clear()
 
 
-def test_a_store_that_never_answers_is_not_waited_for(deaf: str, server: tuple[str, Between], tmp_path: Path) -> None:
+def test_feeder_with_a_store_that_never_answers(deaf: str, server: tuple[str, Between], tmp_path: Path) -> None:
     folder = running_cell(tmp_path / "cell", "deaf")
     assert fed(deaf, folder) == []
     assert server[1].heard.is_set()
@@ -110,9 +110,7 @@ def test_a_store_that_never_answers_is_not_waited_for(deaf: str, server: tuple[s
     assert time.perf_counter() - began < 0.5 + patient(AT_ONCE)
 
 
-def test_an_interrupted_run_does_not_wait_for_a_store_that_never_answers(
-    deaf: str, server: tuple[str, Between], tmp_path: Path
-) -> None:
+def test_interrupt_with_a_store_that_never_answers(deaf: str, server: tuple[str, Between], tmp_path: Path) -> None:
     folder = running_cell(tmp_path / "cell", "deaf")
     program = (
         "import sys, pathlib; from harness.base.deadline import finished_within; "
@@ -130,7 +128,7 @@ def test_an_interrupted_run_does_not_wait_for_a_store_that_never_answers(
     assert process.returncode == -signal.SIGINT
 
 
-def test_a_slow_store_has_all_in_the_end_once(server: tuple[str, Between], tmp_path: Path) -> None:
+def test_feeder_with_a_slow_store(server: tuple[str, Between], tmp_path: Path) -> None:
     uri, found = server
     folder = running_cell(tmp_path / "cell", "slow")
     found.late = 3.0
@@ -142,7 +140,7 @@ def test_a_slow_store_has_all_in_the_end_once(server: tuple[str, Between], tmp_p
     check_whole(uri, "slow")
 
 
-def test_a_store_that_refuses_calls_has_all_in_the_end_once(
+def test_feeder_with_a_store_that_refuses_calls(
     server: tuple[str, Between], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     uri, found = server
@@ -161,9 +159,7 @@ def test_a_store_that_refuses_calls_has_all_in_the_end_once(
     check_whole(uri, "refuses")
 
 
-def test_a_database_that_is_locked_is_fed_as_soon_as_it_is_not(
-    tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_feeder_with_a_locked_database(tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     connect = sqlite3.connect
     monkeypatch.setattr(sqlite3, "connect", lambda path, **given: connect(path, **{"timeout": 0.05, **given}))
     monkeypatch.setattr(feeder, "PAUSE", 0.1)
@@ -187,7 +183,7 @@ def test_a_database_that_is_locked_is_fed_as_soon_as_it_is_not(
     check_whole(mlflow_uri, "locked")
 
 
-def test_a_store_that_is_down_for_the_whole_run_is_fed_later_and_its_password_written_nowhere(
+def test_run_with_a_store_that_is_down(
     real: Server, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A real matrix, whose cells train meanwhile as ever; the address with its password is in the environment."""
@@ -232,7 +228,7 @@ def test_a_store_that_is_down_for_the_whole_run_is_fed_later_and_its_password_wr
         assert b"open-sesame" not in path.read_bytes(), path
 
 
-def test_a_server_that_is_killed_amid_a_cell_has_all_in_the_end_once(
+def test_sync_with_a_server_that_is_killed(
     real: Server, server: tuple[str, Between], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     uri, found = server

@@ -94,7 +94,7 @@ def end_and_output(*arguments: str) -> tuple[object, str]:
 
 
 @pytest.mark.parametrize("body", BODIES)
-def test_foreign_json_is_named_where_a_table_is_read(body: str, foreign: Foreign) -> None:
+def test_leaderboard_of_foreign_json(body: str, foreign: Foreign) -> None:
     foreign.body = body.encode()
     code, text = end_and_output("leaderboard", "--experiment", "made", "--uri", foreign.uri)
     assert code == 2
@@ -109,7 +109,7 @@ def test_foreign_json_is_named_where_a_table_is_read(body: str, foreign: Foreign
     assert text.count("\n") == 1
 
 
-def test_texts_of_a_run_whose_id_is_a_path_writes_nothing_there(foreign: Foreign, tmp_path: Path) -> None:
+def test_texts_of_a_run_whose_id_is_a_path(foreign: Foreign, tmp_path: Path) -> None:
     info = PLACE | {"run_id": str(tmp_path / "victim")}
     foreign.body = json.dumps(KNOWN | {"runs": [{"info": info, "data": {}}]}).encode()
     with reader(foreign.uri) as source:
@@ -119,7 +119,7 @@ def test_texts_of_a_run_whose_id_is_a_path_writes_nothing_there(foreign: Foreign
 
 
 @pytest.mark.parametrize("body", BODIES)
-def test_foreign_json_is_named_where_records_are_sent(body: str, foreign: Foreign, tmp_path: Path) -> None:
+def test_sync_to_foreign_json(body: str, foreign: Foreign, tmp_path: Path) -> None:
     foreign.body = body.encode()
     settings = [f"results={tmp_path}", f"tracking.uri={foreign.uri}", "name=wanted", "methods=grpo", "eval.samples=4"]
     [cell] = cells(configs.load_config("smoke", [*settings, "eval.k=2"]))
@@ -134,7 +134,7 @@ def test_foreign_json_is_named_where_records_are_sent(body: str, foreign: Foreig
     assert "deleted" not in text
 
 
-def test_sync_to_a_server_whose_runs_have_no_tags_is_no_traceback(foreign: Foreign, tmp_path: Path) -> None:
+def test_sync_to_a_server_whose_runs_have_no_tags(foreign: Foreign, tmp_path: Path) -> None:
     wanted, run = EXPERIMENT | {"name": "wanted"}, {"info": PLACE, "data": {}}
     foreign.body = json.dumps({"experiment": wanted, "experiments": [wanted], "run": run, "runs": [run]}).encode()
     settings = [f"results={tmp_path}", f"tracking.uri={foreign.uri}", "name=wanted", "methods=grpo", "eval.samples=4"]
@@ -160,7 +160,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, put_store: Callable[[Path], 
 
 
 @pytest.mark.parametrize("trials", [40, pytest.param(120, marks=pytest.mark.long)])
-def test_damaged_pages_are_one_sentence(trials: int, whole: Path) -> None:
+def test_leaderboard_of_damaged_pages(trials: int, whole: Path) -> None:
     """Seeds of damage at which other errors than those of SQLite came up."""
     content, damaged = (whole / "mlflow.db").read_bytes(), whole / "damaged.db"
     drawn = random.Random(1)
@@ -178,7 +178,7 @@ def test_damaged_pages_are_one_sentence(trials: int, whole: Path) -> None:
     assert {*ends} == {0, 2}
 
 
-def test_text_that_is_no_text_is_damage(whole: Path, tmp_path: Path) -> None:
+def test_store_with_a_schema_that_is_no_text(whole: Path, tmp_path: Path) -> None:
     """SQLite quotes its own schema in an error, and Python cannot decode that."""
     path = tmp_path / "mlflow.db"
     content = (whole / "mlflow.db").read_bytes()
@@ -190,9 +190,7 @@ def test_text_that_is_no_text_is_damage(whole: Path, tmp_path: Path) -> None:
             pass
 
 
-def test_a_full_disk_is_one_sentence_without_tracebacks_of_mlflow(
-    whole: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_store_on_a_full_disk(whole: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = Path(shutil.copy(whole / "mlflow.db", tmp_path))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 
@@ -209,7 +207,7 @@ def test_a_full_disk_is_one_sentence_without_tracebacks_of_mlflow(
     assert capfd.readouterr() == ("", "")
 
 
-def test_rows_of_a_run_that_is_not_there_are_damage(whole: Path, tmp_path: Path) -> None:
+def test_runs_with_tags_of_a_missing_run(whole: Path, tmp_path: Path) -> None:
     class Contradicting(sqlite3.Connection):
         def execute(self, query: str, *given: object) -> sqlite3.Cursor:
             found = super().execute(query, *given)  # type: ignore[arg-type]
@@ -230,7 +228,7 @@ def test_rows_of_a_run_that_is_not_there_are_damage(whole: Path, tmp_path: Path)
 
 
 @pytest.mark.processes
-def test_a_stdout_of_ascii_shows_other_characters_by_their_numbers(whole: Path) -> None:
+def test_leaderboard_on_an_ascii_stdout(whole: Path) -> None:
     command = [sys.executable, "-m", "entrobench", "leaderboard", "--experiment", "made"]
     shown = subprocess.run(
         [*command, "--uri", f"sqlite:///{whole / 'mlflow.db'}"],
@@ -275,7 +273,7 @@ def test_sync_restores_points_that_a_store_has_lost(tmp_path: Path) -> None:
         assert points() == before, lost
 
 
-def test_a_port_that_is_closed_is_no_foreign_server(tmp_path: Path) -> None:
+def test_leaderboard_from_a_closed_port(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and listens to nothing
         uri = f"http://127.0.0.1:{taken.getsockname()[1]}"
@@ -295,7 +293,7 @@ def test_a_port_that_is_closed_is_no_foreign_server(tmp_path: Path) -> None:
         ("me:s3cRet@host", "the MLflow store at *** is of no kind that MLflow knows; allowed: "),
     ],
 )
-def test_an_address_that_no_library_takes_is_one_sentence(uri: str, sentence: str) -> None:
+def test_leaderboard_from_an_impossible_address(uri: str, sentence: str) -> None:
     code, text = end_and_output("leaderboard", "--experiment", "made", "--uri", uri)
     assert (code, text.count("\n")) == (2, 1)
     assert text.startswith(f"entrobench: {sentence}")

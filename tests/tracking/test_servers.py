@@ -7,12 +7,11 @@ import math
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import boards
 import pytest
 import requests
-from cells import BEGAN, set_state
+from cells import set_state
 from matrices import STEPS, right_of, send_matrix, specs, write_done
 from rich.console import Console
 from servers import PASSWORD, between
@@ -20,52 +19,19 @@ from servers import PASSWORD, between
 from harness import cli
 from harness import config as configs
 from harness import runs as library
-from harness.base import files
 from harness.base.errors import UserError
 from harness.cells.log import MetricsLog
 from harness.cells.outcome import FILE as OUTCOME
-from harness.cells.provenance import Made
 from harness.cells.spec import FILE as SPEC
 from harness.launch import progress
 from harness.matrix import cells
-from harness.tracking import evaluation, store, sync
 from harness.tracking import reader as reading
-from harness.tracking.evaluation import Evaluated
+from harness.tracking import store, sync
 from harness.tracking.reader import FINAL, reader
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 SMALL = ["eval.samples=4", "eval.k=2"]  # as made-up cells are evaluated
-
-
-def test_a_server_holds_an_evaluation_once(tmp_path: Path, server: str) -> None:
-    folder = tmp_path / "out" / "sums-1"
-    made = Made("a" * 32, BEGAN, "0.1.0", None, None, {"sums": "1"}, {}, "A processor", "cpu")
-    made.write(folder)
-    for name in ("result", "settings"):
-        files.write_json(folder / f"{name}.json", {"name": name})
-    for part in (0, 1):
-        files.write_lines(folder / "samples" / f"{part:04d}.jsonl", [{"part": part}])
-    one = Evaluated("key-1", "tiny sums", folder, made, {"model": "tiny"}, {"task": "sums"}, {"eval/sums/avg": 0.25})
-
-    def held() -> tuple[list[dict[str, Any]], list[list[str]]]:
-        with store.store(server, write=False) as client:
-            runs = client.search_runs([client.get_experiment_by_name("eval").experiment_id])
-            listed = [client.list_artifacts(run.info.run_id, name) for run in runs for name in evaluation.FILES]
-        return [run.to_dictionary() for run in runs], [[item.path for item in each] for each in listed]
-
-    evaluation.sync_evaluation(one, server)
-    before = held()
-    evaluation.sync_evaluation(one, server)
-    assert held() == before
-    [run], [jsons, samples] = before
-    assert run["data"]["metrics"] == {"eval/sums/avg": 0.25}
-    assert run["info"]["status"] == "FINISHED"
-    assert jsons == [f"evaluation/{name}.json" for name in ("made", "result", "settings")]
-    assert samples == ["samples/0000.jsonl", "samples/0001.jsonl"]
-    with store.store(server, write=False) as client:
-        there = client.download_artifacts(run["info"]["run_id"], "samples/0001.jsonl", str(tmp_path))
-    assert Path(there).read_bytes() == (folder / "samples" / "0001.jsonl").read_bytes()
 
 
 class Caller:
@@ -104,9 +70,7 @@ def nobody_reads(password: str, folder: Path) -> None:
         assert not path.is_file() or password.encode() not in path.read_bytes(), path
 
 
-def test_who_has_the_password_feeds_and_reads_and_a_guest_may_not(
-    call: Caller, guarded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sync_to_a_guarded_server(call: Caller, guarded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     say_who(monkeypatch, "admin", PASSWORD)
     code, out, err = call("sync")
     assert (code, err) == (0, "")
@@ -141,7 +105,7 @@ def test_who_has_the_password_feeds_and_reads_and_a_guest_may_not(
         ),
     ],
 )
-def test_a_missing_login_gives_one_sentence(
+def test_sync_without_a_login(
     user: str | None,
     password: str | None,
     words: str,
@@ -156,9 +120,7 @@ def test_a_missing_login_gives_one_sentence(
     nobody_reads(password or PASSWORD, tmp_path)
 
 
-def test_a_server_is_read_in_pages_and_without_deleted_runs(
-    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reader_of_a_server(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     send_matrix(tmp_path, server, name="same", failed=[("clip_b", 1)])
     monkeypatch.setattr(reading, "PAGE", 3)
     with store.store(server, write=False) as client, reader(server) as source:
@@ -182,7 +144,7 @@ def test_a_server_is_read_in_pages_and_without_deleted_runs(
             assert [point.step for point in curves["entropy/mean"]] == sorted(p.step for p in curves["entropy/mean"])
 
 
-def test_cells_are_sent_side_by_side_and_counted(
+def test_sync_matrix_to_a_server(
     server: str,
     tmp_path: Path,
     mlflow_uri: str,
@@ -209,7 +171,7 @@ def test_cells_are_sent_side_by_side_and_counted(
         assert len(client.search_runs([experiment])) == 6
 
 
-def test_a_new_cell_takes_few_requests(server: str, tmp_path: Path) -> None:
+def test_sync_takes_few_requests(server: str, tmp_path: Path) -> None:
     """MLflow's client alone would request the run and its models again for each listing of files."""
     folders = []
     for spec in specs("few", ["grpo"], ["countdown"], ["tiny"], [0, 1]):
@@ -226,9 +188,7 @@ def test_a_new_cell_takes_few_requests(server: str, tmp_path: Path) -> None:
     assert proxy.calls - connected == 10 + len(sent_files)
 
 
-def test_points_that_are_not_finite_reach_a_server_as_they_reach_a_file(
-    server: str, tmp_path: Path, mlflow_uri: str
-) -> None:
+def test_sync_of_points_that_are_not_finite(server: str, tmp_path: Path, mlflow_uri: str) -> None:
     [spec] = specs("infinite", ["grpo"], ["countdown"], ["tiny"], [0])
     write_done(tmp_path / "cell", spec)
     MetricsLog(tmp_path / "cell").append(STEPS + 1, 1.0, {"a": math.nan, "b": math.inf, "c": -math.inf, "d": 0.1})
@@ -248,9 +208,7 @@ def seconds_if(part: str, seconds: float, path: str) -> float:
     return seconds if part in path else 0.0
 
 
-def test_a_file_that_cannot_be_read_is_reported_with_its_reason(
-    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_texts_of_a_file_that_cannot_be_read(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "4")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     send_matrix(tmp_path, server, name="unread", methods=["grpo"], seeds=[0])

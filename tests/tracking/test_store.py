@@ -43,9 +43,7 @@ def experiments(path: Path) -> list[str]:
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("ending", "times"), [(signal.SIGKILL, 2), (signal.SIGINT, 1), (signal.SIGTERM, 1)])
-def test_a_store_whose_maker_is_ended_is_made_by_the_next_one(
-    ending: signal.Signals, times: int, tmp_path: Path
-) -> None:
+def test_store_whose_maker_was_ended(ending: signal.Signals, times: int, tmp_path: Path) -> None:
     """At moments of the first second in which the file is there, and on the way to it."""
     dice = random.Random(int(ending))
     for number in range(times):
@@ -64,7 +62,7 @@ def test_a_store_whose_maker_is_ended_is_made_by_the_next_one(
 
 
 @pytest.mark.processes
-def test_two_that_make_a_store_at_once_both_send(tmp_path: Path) -> None:
+def test_store_made_by_two_at_once(tmp_path: Path) -> None:
     path = tmp_path / "mlflow.db"
     processes = [sender(path, name) for name in ("one", "other")]
     for process in processes:
@@ -73,7 +71,7 @@ def test_two_that_make_a_store_at_once_both_send(tmp_path: Path) -> None:
     assert experiments(path) == ["Default", "one", "other"]
 
 
-def test_a_disk_that_is_full_leaves_no_store(tmp_path: Path) -> None:
+def test_store_is_not_left_on_a_full_disk(tmp_path: Path) -> None:
     path, (soft, hard) = tmp_path / "mlflow.db", resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))
     try:
@@ -86,7 +84,7 @@ def test_a_disk_that_is_full_leaves_no_store(tmp_path: Path) -> None:
     assert experiments(path) == ["Default", "second"]
 
 
-def test_store_of_another_mlflow_is_left_as_it_is_with_the_command_that_upgrades_it(tmp_path: Path) -> None:
+def test_store_of_another_mlflow(tmp_path: Path) -> None:
     path = tmp_path / "mlflow.db"
     send(path, "kept")
     with closing(sqlite3.connect(path)) as connection, connection:

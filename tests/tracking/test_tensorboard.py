@@ -9,7 +9,7 @@ from harness.cells.log import MetricsLog
 from harness.tracking import export
 
 
-def test_event_files_hold_the_metrics(tmp_path: Path) -> None:
+def test_write_tensorboard_run(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="the extra `tensorboard` is not installed")
     from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
@@ -31,7 +31,7 @@ def test_event_files_hold_the_metrics(tmp_path: Path) -> None:
     assert found == [(line["step"], line["time"], line["metrics"]) for line in lines]
 
 
-def test_without_tensorboard_it_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_tensorboard_run_without_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "tensorboard"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "tensorboard", None)

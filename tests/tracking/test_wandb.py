@@ -22,7 +22,7 @@ def records_of(written: bytes) -> Iterator[bytes]:
         yield written[place + 7 : (place := place + 7 + length)]
 
 
-def test_offline_runs_hold_the_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_wandb_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb", reason="the extra `wandb` is not installed")
     from wandb.proto.wandb_internal_pb2 import Record
 
@@ -55,7 +55,7 @@ def test_offline_runs_hold_the_metrics(tmp_path: Path, monkeypatch: pytest.Monke
     assert [{key: row[key] for key in expected[0]} for row in rows] == expected
 
 
-def test_without_wandb_it_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_wandb_run_without_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "wandb"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "wandb", None)
