@@ -12,6 +12,7 @@ import loops
 import pytest
 import torch
 from loops import Oracle
+from portions import in_turn
 from ragged import Case, case, stats_of
 
 import baselines
@@ -90,25 +91,16 @@ ORACLES = {
 }
 
 
-@pytest.mark.parametrize("normalise", ["token", "sequence", "constant"])
-@pytest.mark.parametrize("template", ORACLES)
+NORMS = ["token", "sequence", "constant"]
+DENOMINATORS = ["grpo({})", "ppo({})", *(template for template in ORACLES if "reference_denominator" in template)]
+
+
+@pytest.mark.parametrize(("template", "normalise"), in_turn(ORACLES, NORMS, each=DENOMINATORS))
 def test_loss_and_gradient_of_micro_batches_add_up_to_the_loops(template: str, normalise: str) -> None:
     c = case(2, groups=6, size=4)
-    m = method(template.format(f"normalise={normalise}"))
     oracle = ORACLES[template](c)
     oracle.normalise = normalise
-    minibatches = list(c.batch.split(2))
-    signal = m.signal(c.old, c.batch, minibatches)
-    for half, minibatch in enumerate(minibatches):
-        expected, gradient = oracle.loss(c, range(12 * half, 12 * half + 12))
-        parts = list(minibatch.micro_batches(30))
-        assert len(parts) > 2
-        c.logits_TV.grad = None
-        losses = [m.loss(c.current(part), signal.at(part.index_T), part) for part in parts]
-        torch.stack(losses).sum().backward()
-        assert torch.stack(losses).sum().item() == pytest.approx(expected, rel=RTOL, abs=ATOL)
-        rows = [gradient.get(t, [0.0] * c.logits_TV.shape[1]) for t in range(len(c.batch.index_T))]
-        torch.testing.assert_close(c.logits_TV.grad, torch.tensor(rows, dtype=torch.float64), rtol=RTOL, atol=ATOL)
+    loops.check_micro_batches(method(template.format(f"normalise={normalise}")), c, lambda rows: oracle)
 
 
 def test_the_random_batch_has_every_kind_of_token() -> None:
@@ -141,7 +133,7 @@ def test_at_one_update_grpo_and_ce_gppo_have_bitwise_the_same_gradient(other: st
     assert torch.equal(gradients[0], gradients[1])
 
 
-def test_with_more_updates_their_gradients_differ() -> None:
+def test_grpo_and_ce_gppo_differ_after_an_update() -> None:
     gradients = []
     for spec in ("grpo", "ce_gppo"):
         c = case(3)
@@ -298,23 +290,14 @@ def test_a_control_alone_uses_grpo_and_takes_shared_options() -> None:
         ("clip_b+clip_b(mu=3)", "names control clip_b twice"),
         ("clip_bb", "did you mean 'clip_b'"),
         ("grpo(cliphigh=0.3)", "unknown key grpo.cliphigh; allowed: .*did you mean 'clip_high'"),
-        ("grpo(clip_low=-1)", "clip_low is -1.0; allowed: 0 and more"),
-        ("grpo(dual_clip=0.5)", "dual_clip is 0.5; allowed: 1 and more"),
         ("grpo(normalise=tokens)", "normalise is 'tokens'; allowed: constant, sequence, token; did you mean 'token'"),
         ("grpo(kl_estimator=k1)", "kl_estimator is 'k1'; allowed: k2, k3"),
-        ("ppo(lam=1.5)", "lam is 1.5; allowed: 0 to 1"),
-        ("ppo(value_clip=-0.5)", "value_clip is -0.5; allowed: 0 and more"),
-        ("ce_gppo(beta1=-1)", "beta1 is -1.0; allowed: 0 and more"),
-        ("clip_b(mode=paperr)", "mode is 'paperr'; allowed: paper, reference; did you mean 'paper'"),
-        ("clip_b(share=2)", "share is 2.0; allowed: 0 to 1"),
         ("clip_b(share=0.1, mu=2)", r"both share \(0.1\) and mu \(2.0\) are given"),
         ("clip_v(mu_high=2)", "mu_high is 2.0; allowed: only with mode=paper"),
-        ("clip_v(max_frac=-0.1)", "max_frac is -0.1; allowed: 0 to 1"),
-        ("entropy_bonus(coefficient=-1)", "coefficient is -1.0; allowed: 0 and more"),
         ("adaptive_entropy(start=1)", r"start is 1.0; allowed: from lowest \(0.0\) to highest \(0.005\)"),
     ],
 )
-def test_a_mistake_gets_one_sentence(spec: str, words: str) -> None:
+def test_method_of_refuses_wrong_specs(spec: str, words: str) -> None:
     with pytest.raises(UserError, match=words) as error:
         method(spec)
     assert "\n" not in str(error.value)
@@ -363,13 +346,13 @@ def test_listing_methods_needs_no_torch() -> None:
 
 @pytest.mark.parametrize("name", baselines.METHODS)
 def test_every_method_says_in_a_line_what_it_is_and_where_it_comes_from(name: str) -> None:
-    found = baselines.METHODS[name]
-    about = found.about if isinstance(found, Composition) else found.__doc__
+    entry = baselines.METHODS[name]
+    about = entry.about if isinstance(entry, Composition) else entry.__doc__
     assert about
     first = about.splitlines()[0]
     assert first.endswith(".")
     assert "(" not in first, "the text that a dataclass without docstring gets"
-    assert "arXiv:" in found.source
+    assert "arXiv:" in entry.source
 
 
 # Their comparisons are tests of their own, or part of a composition's.

@@ -7,8 +7,13 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from typing import Protocol
 
+import pytest
+import torch
 from ragged import Case
+
+from harness.methods.composition import Method
 
 
 def softmax(logits: Sequence[float]) -> list[float]:
@@ -228,3 +233,28 @@ class Oracle:
         if self.normalise == "sequence":
             return len(spans) * max(sum(counted[t] for t in span), 1)
         return len(spans) * case.batch.budget
+
+
+class LossByLoops(Protocol):
+    def loss(self, case: Case, rows: Sequence[int]) -> tuple[float, dict[int, list[float]]]:
+        """Return the loss of these responses as one mini-batch, and its gradient by each token's logits."""
+
+
+def check_micro_batches(method: Method, case: Case, loops_of: Callable[[range], LossByLoops]) -> None:
+    """Compare the losses and gradients of two mini-batches, each in several parts, with those of loops."""
+    minibatches = list(case.batch.split(2))
+    whole = method.signal(case.old, case.batch, minibatches)
+    size = len(case.batch) // 2
+    for half, minibatch in enumerate(minibatches):
+        rows = range(size * half, size * (half + 1))
+        expected, gradient = loops_of(rows).loss(case, rows)
+        signal = method.for_step(case.current(minibatch).detach(), whole, minibatch)
+        parts = list(minibatch.micro_batches(30))
+        assert len(parts) > 2
+        case.logits_TV.grad = None
+        losses = [method.loss(case.current(part), signal.at(part.index_T), part) for part in parts]
+        torch.stack(losses).sum().backward()
+        assert torch.stack(losses).sum().item() == pytest.approx(expected, rel=1e-9, abs=1e-12)
+        by_token = [gradient.get(t, [0.0] * case.logits_TV.shape[1]) for t in range(len(case.batch.index_T))]
+        expected_TV = torch.tensor(by_token, dtype=torch.float64)
+        torch.testing.assert_close(case.logits_TV.grad, expected_TV, rtol=1e-9, atol=1e-12)
