@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import shutil
-import sys
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from datasets import Dataset
 from logged_runs import geometric
 from places import REPOSITORY
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from harness.base.errors import Damaged, UserError
 from harness.cells import lease, state
@@ -136,40 +129,10 @@ def test_a_folder_of_several_cells_is_refused(pack: Pack) -> None:
 @pytest.fixture(scope="module")
 def trl_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The output folder of TRL's own trainer after two steps with a tiny model."""
+    from trl_trainers import door, trainer_of  # here, since other tests of this file do without trl
+
     folder = tmp_path_factory.mktemp("trl")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "vllm", None)  # trl would take the folder tests/vllm for it
-        trl: Any = pytest.importorskip("trl", reason="trl is not installed; the extra trl has it")
-        trainer_class = importlib.import_module("trl.trainer.grpo_trainer").GRPOTrainer
-        patch.setattr(trainer_class, "_send_telemetry", lambda self: None)
-        torch.manual_seed(0)
-        shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
-        words = {str(i): i for i in range(16)}
-        tokenizer = PreTrainedTokenizerFast(
-            tokenizer_object=Tokenizer(WordLevel(words, unk_token="0")), eos_token="0", pad_token="1"
-        )
-        arguments = trl.GRPOConfig(
-            output_dir=str(folder),
-            use_cpu=True,
-            bf16=False,
-            report_to=[],
-            save_strategy="steps",
-            save_steps=1,
-            logging_steps=1,
-            max_steps=2,
-            max_completion_length=8,
-            num_generations=4,
-            per_device_train_batch_size=8,
-            disable_tqdm=True,
-        )
-        trainer = trainer_class(
-            model=Qwen2ForCausalLM(Qwen2Config(vocab_size=16, num_key_value_heads=1, **shape)),
-            reward_funcs=lambda completion_ids, **_: [float(sum(row) % 2) for row in completion_ids],
-            args=arguments,
-            train_dataset=Dataset.from_list([{"prompt": str(i)} for i in range(2, 16)]),
-            processing_class=tokenizer,
-        )
-        trainer.train()
+    trainer_of("", folder, kind=door.GRPOTrainer, max_steps=2, save_strategy="steps", save_steps=1).train()
     return folder
 
 
@@ -274,10 +237,7 @@ def test_our_method_in_verl_and_trl_logs_masses(tmp_path: Path) -> None:
         ('{"step": 1, "loss": 1}\n' + "[" * 100_000 + "\n", "line 2 of .* is not JSON"),
         ('{"step": 1, "loss": 0.1}\n[]\n', r"line 2 of .* is not a JSON object"),
         ('{"step": 1, "loss": 0.1}\n{"step"\n', r"line 2 of .* is not JSON"),
-        (
-            '{"step": 1, "loss": 0.1}\n',
-            r"has no curve of the entropy; expected entropy/mean \(entrobench\), entropy",
-        ),
+        ('{"step": 1, "loss": 0.1}\n', r"has no curve of the entropy; expected entropy/mean \(entrobench\), entropy"),
     ],
 )
 def test_refused_files(tmp_path: Path, content: str, message: str) -> None:
@@ -337,4 +297,4 @@ def test_a_run_of_verl_from_its_log_to_the_diagnosis(tmp_path: Path) -> None:
     path.write_text("".join(lines))
     diagnosis = diagnose_run(read_run(path))
     assert diagnosis.verdict == "collapsed"
-    assert [(found.rule.name, found.since) for found in diagnosis.causes] == [("clip_often_active", 6)]
+    assert [(finding.rule.name, finding.since) for finding in diagnosis.causes] == [("clip_often_active", 6)]

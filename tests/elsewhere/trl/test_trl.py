@@ -1,4 +1,4 @@
-"""Compares EntrobenchTrainer with our own trainer, with TRL's losses, and with itself on other processes."""
+"""Compare EntrobenchTrainer with our own trainer, with TRL's losses, and with itself on other processes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +18,11 @@ import torch
 import trainers
 from datasets import Dataset
 from places import RARELY_SEARCHING, REPOSITORY
-from ragged import VOCABULARY, Case, case
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
+from portions import in_turn
+from ragged import Case, case
 from torch import Tensor
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-)
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl_trainers import BUDGET, arguments, door, losses, tiny, tokenizer, trainer_of
 
 import baselines
 import entrobench
@@ -43,98 +36,9 @@ from harness.methods.refusals import trl_refusal
 from harness.rollout import models
 from harness.tokens.metrics import Stopwatch
 
-with pytest.MonkeyPatch.context() as patch:
-    patch.setitem(sys.modules, "vllm", None)  # trl would take the folder tests/vllm for it
-    pytest.importorskip("trl", reason="trl is not installed; the extra trl has it")
-    door: Any = importlib.import_module("harness.elsewhere.trl.trainer")
-
 pytestmark = pytest.mark.filterwarnings("ignore:You are using 'rollout_func'")
-BUDGET = 9
 RUNNING = [name for name in baselines.METHODS if trl_refusal(Method.of(name, baselines.table())) is None]
-SPECS = [*RUNNING, "grpo(kl_coef=0.3, normalise=constant)+clip_v+entropy_bonus", "dr_grpo+clip_b+sequence_mask"]
-
-
-def tokenizer(vocabulary: int = VOCABULARY) -> PreTrainedTokenizerFast:
-    words = {str(i): i for i in range(vocabulary)}
-    core = Tokenizer(WordLevel(words, unk_token="0"))
-    return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="0", pad_token="1")
-
-
-def tiny(vocabulary: int = VOCABULARY, seed: int = 0) -> PreTrainedModel:
-    torch.manual_seed(seed)
-    return Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=vocabulary,
-            hidden_size=8,
-            intermediate_size=8,
-            num_hidden_layers=1,
-            num_attention_heads=1,
-            num_key_value_heads=1,
-        )
-    )
-
-
-def arguments(folder: Path, **options: Any) -> Any:
-    given = {
-        "use_cpu": True,
-        "bf16": False,
-        "report_to": [],
-        "save_strategy": "no",
-        "logging_steps": 1,
-        "max_steps": 1,
-        "max_completion_length": BUDGET,
-        "num_generations": 4,
-        "per_device_train_batch_size": 8,
-        "disable_tqdm": True,
-    }
-    return door.GRPOConfig(output_dir=str(folder), **{**given, **options})
-
-
-def scripted(prompts: Sequence[str], trainer: Any) -> dict[str, Any]:
-    """Samples what the prompt and the place of the response in its group decide, on any number of processes."""
-    first, size = trainer.accelerator.process_index * len(prompts), trainer.num_generations
-    completions = []
-    for row, prompt in enumerate(prompts):
-        generator = torch.Generator().manual_seed(100 * int(prompt) + (first + row) % size)
-        length = int(torch.randint(1, BUDGET + 1, (1,), generator=generator))
-        completions.append(torch.randint(2, VOCABULARY, (length,), generator=generator).tolist())
-    return {
-        "prompt_ids": [[int(prompt) % VOCABULARY, 3, 2] for prompt in prompts],
-        "completion_ids": completions,
-        "logprobs": [[0.0] * len(row) for row in completions],
-    }
-
-
-def odd(completion_ids: Sequence[Sequence[int]], **_: Any) -> list[float]:
-    return [float(sum(row) % 2) for row in completion_ids]
-
-
-def trainer_of(
-    spec: str, folder: Path, model: Any = None, reward: Callable[..., Any] = odd, kind: Any = None, **options: Any
-) -> Any:
-    more: dict[str, Any] = {name: options.pop(name) for name in ("peft_config", "eval_dataset") if name in options}
-    if kind is None:
-        kind, more["method"] = door.EntrobenchTrainer, spec
-    return kind(
-        model=model or tiny(),
-        reward_funcs=reward,
-        args=arguments(folder, **options),
-        train_dataset=Dataset.from_list([{"prompt": str(i)} for i in range(2, 34)]),
-        processing_class=tokenizer(),
-        rollout_func=scripted,
-        **more,
-    )
-
-
-def losses(trainer: Any) -> list[float]:
-    """Returns the losses of the optimizer steps that a trainer has logged, in full precision."""
-    return [line["loss"] for line in trainer.state.log_history if "loss" in line]
-
-
-@pytest.fixture(autouse=True)
-def silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keeps TRL from reporting its use to anybody."""
-    monkeypatch.setattr(door.GRPOTrainer, "_send_telemetry", lambda self: None)
+COMPOSED = ["grpo(kl_coef=0.3, normalise=constant)+clip_v+entropy_bonus", "dr_grpo+clip_b+sequence_mask"]
 
 
 # The gradient of each method
@@ -144,9 +48,12 @@ def padded(x_T: Tensor, mask_BT: Tensor) -> Tensor:
     return x_T.new_zeros(mask_BT.shape).masked_scatter(mask_BT, x_T)
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["one update", "two updates"])
+@pytest.fixture(scope="module")
 def on_case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Case]:
-    """A trainer that samples the responses of a case, and whose policies say of them what the case says."""
+    """A trainer that samples the responses of a case, and whose policies say of them what the case says.
+
+    The parameter is the number of updates for each rollout batch.
+    """
     c, updates = case(4, groups=4, size=8, longest=BUDGET), request.param
     folder = tmp_path_factory.mktemp("case")
     responses = [rollout for group in c.groups for rollout in group]
@@ -188,7 +95,9 @@ def on_case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return trainer, c
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize(
+    ("spec", "on_case"), in_turn([*RUNNING, *COMPOSED], [1, 2], each=COMPOSED), indirect=["on_case"]
+)
 def test_the_gradient_is_that_of_our_trainer(spec: str, on_case: tuple[Any, Case]) -> None:
     trainer, c = on_case
     method, trainer.method = Method.of(spec, baselines.table()), PortableMethod(spec)
@@ -287,7 +196,7 @@ def test_micro_batches_change_nothing(spec: str, tmp_path: Path) -> None:
 
 
 def passes_of(trainer: Any) -> list[int]:
-    """Returns a list to which a trainer appends the responses of each time that it scores."""
+    """Return a list to which a trainer appends the responses of each time that it scores."""
     passes: list[int] = []
     score = trainer._score
 
@@ -398,7 +307,7 @@ EMBEDDED = [f"train.steps={STEPS}", f"train.updates={UPDATES}", "train.betas=[0.
 
 
 def recorded_losses(spec: str, folder: Path, patch: pytest.MonkeyPatch) -> list[list[float]]:
-    """Trains by our own trainer, writes the responses of its steps, and returns the loss and norm of each update."""
+    """Train by our own trainer, writes the responses of its steps, and returns the loss and norm of each update."""
     ours = trainers.build(folder, spec, *EMBEDDED)
     steps: list[dict[str, Any]] = []
     updates: list[list[float]] = []
@@ -435,7 +344,7 @@ def recorded_losses(spec: str, folder: Path, patch: pytest.MonkeyPatch) -> list[
 
 
 def rows_of_process(number: int, process: int, world: int) -> list[int]:
-    """Returns the responses of a process, such that the updates of all processes together are those of one."""
+    """Return the responses of a process, such that the updates of all processes together are those of one."""
     of_update = number // UPDATES
     share = of_update // world
     rows: list[int] = []
@@ -446,7 +355,7 @@ def rows_of_process(number: int, process: int, world: int) -> list[int]:
 
 
 def losses_on_recorded(spec: str, folder: Path) -> list[list[float]]:
-    """Trains by EntrobenchTrainer on the same weights and responses; returns the loss and norm of each update."""
+    """Train by EntrobenchTrainer on the same weights and responses; returns the loss and norm of each update."""
     steps = json.loads((folder / RECORDED).read_text())
     number = len(steps[0]["responses"])
     base, settings = models.resolve("countdown-tiny").folder(), config.load_config("demo", [*trainers.SHORT, *EMBEDDED])
@@ -505,8 +414,6 @@ from pathlib import Path
 sys.modules["vllm"] = None
 import test_trl
 from accelerate import PartialState
-from trl import GRPOTrainer
-GRPOTrainer._send_telemetry = lambda self: None
 folder = Path(sys.argv[1])
 recorded = [test_trl.losses_on_recorded(spec, folder / spec) for spec in test_trl.ON_RECORDED]
 scripted = [test_trl.logged_on_scripted(spec, folder, responses=4) for spec in test_trl.ON_SCRIPTED]
@@ -595,7 +502,7 @@ def test_ten_steps_on_the_embedded_model_are_those_of_our_trainer(spec: str, lau
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("spec", ON_SCRIPTED)
-def test_two_processes_are_one(spec: str, launched: Launched, tmp_path: Path) -> None:
+def test_two_processes_log_what_one_does(spec: str, launched: Launched, tmp_path: Path) -> None:
     """Groups of 4 lie across micro-batches of 4 and 8 responses."""
     one, two = logged_on_scripted(spec, tmp_path, responses=8), launched.on_scripted[spec]
     assert len(one) == len(two) == 5
@@ -714,7 +621,7 @@ def test_what_is_logged(tmp_path: Path) -> None:
 
 
 def saved(folder: Path) -> str:
-    """Returns the path of a model, as a reference model needs one."""
+    """Return the path of a model, as a reference model needs one."""
     tiny().save_pretrained(folder / "base")
     return str(folder / "base")
 
@@ -771,13 +678,6 @@ def test_the_benchmark_prints_a_table(capsys: pytest.CaptureFixture[str]) -> Non
     ("spec", "options", "sentence"),
     [
         (
-            "ppo",
-            {},
-            "method ppo needs a critic, which GRPOTrainer lacks; allowed: .entrobench list methods --for trl.",
-        ),
-        ("clip_a", {}, "unknown method 'clip_a'"),
-        ("passk", {}, "num_generations is 4; method passk learns from groups of 5 and more"),
-        (
             "clip_b",
             {"loss_type": "cispo"},
             "loss_type is 'cispo', but method clip_b decides that; leave it at 'dapo' and",
@@ -799,14 +699,6 @@ def test_a_contradiction_gets_one_sentence(spec: str, options: dict[str, Any], s
         trainer_of(spec, tmp_path, **options)
 
 
-def test_a_reward_that_is_no_number_is_refused(tmp_path: Path) -> None:
-    def nothing(completion_ids: Sequence[Any], **_: Any) -> list[float | None]:
-        return [1.0, None, *([0.0] * (len(completion_ids) - 2))]
-
-    with pytest.raises(entrobench.UserError, match="the reward of response 1 of the rollout batch is NaN"):
-        trainer_of("clip_b", tmp_path, reward=nothing).train()
-
-
 def test_the_reference_is_taken_over_and_that_is_said(tmp_path: Path) -> None:
     method = PortableMethod("grpo(kl_coef=0.2)")
     given = arguments(tmp_path)
@@ -817,11 +709,3 @@ def test_the_reference_is_taken_over_and_that_is_said(tmp_path: Path) -> None:
         warnings.simplefilter("error")
         door.settled_arguments(arguments(tmp_path, beta=0.2), method)
         door.settled_arguments(arguments(tmp_path), PortableMethod("clip_b"))
-
-
-def test_another_version_of_trl_is_named(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match=r"trl 1.17.0 is installed; EntrobenchTrainer was tested with trl 1.16.0"):
-        door.warn_of_version("1.17.0")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        door.warn_of_version(door.TESTED)

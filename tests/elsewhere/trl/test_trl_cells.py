@@ -146,8 +146,8 @@ def test_a_missing_trl_is_named(
         output = capsys.readouterr()
         assert end.value.code == code
         assert sentence in " ".join((output.out + output.err).split())
-    found = doctor.find_trl()
-    assert (found.state, found.remedy) == (
+    finding = doctor.find_trl()
+    assert (finding.state, finding.remedy) == (
         doctor.MISSING,
         "pip install -e '.[trl]'; only train.backend=trl needs it",
     )
