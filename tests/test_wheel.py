@@ -105,7 +105,10 @@ def test_it_lists_and_plans_in_an_empty_folder(environment: Path, empty: Path) -
 
 @pytest.mark.slow
 def test_the_example_of_a_task_runs_as_documented(environment: Path, empty: Path) -> None:
-    """docs/add-a-task.md outside the repository: its class, table and YAML file, and its three commands, cut short."""
+    """Its class, table and YAML file of docs/add-a-task.md, outside the repository, and its training, cut short.
+
+    tests/tasks/test_tasks.py evaluates a model on the same task.
+    """
     page = (REPOSITORY / "docs" / "add-a-task.md").read_text()
     section = page.split("## Outside the repository")[1]
     task = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0]
@@ -113,10 +116,8 @@ def test_the_example_of_a_task_runs_as_documented(environment: Path, empty: Path
     (empty / "my_tasks.py").write_text(f"{task}\n\n{table}")
     (empty / "sums.yaml").write_text(re.findall(r"```yaml\n(.*?)```", section, re.DOTALL)[0])
     commands = re.findall(r"^    entrobench (.*--plugin my_tasks)$", section, re.MULTILINE)
-    listing, evaluation, training = map(shlex.split, commands)
+    listing, _, training = map(shlex.split, commands)
     assert "Sums of two numbers" in call(environment / "entrobench", *listing, cwd=empty)
-    evaluated = call(environment / "entrobench", *evaluation, cwd=empty)
-    assert re.search(r"^sums\(largest=4\) +4 +4 ", evaluated, re.MULTILINE)
     # 1: the model of another task answers nothing that can be read, so nothing is learned.
     printed = call(environment / "entrobench", *training, *SMALL, cwd=empty, code=1)
     assert re.search(r"^ *clip_b .* 1 of 1 *$", printed, re.MULTILINE)

@@ -48,21 +48,21 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         patch.setenv("PYTHONPATH", RARELY_SEARCHING, prepend=os.pathsep)  # for Ray's own processes
         checks = {"health_check_period_ms": 1000}
         head = {"num_cpus": 0, "include_dashboard": False, "_system_config": checks}
-        found = Cluster(initialize_head=True, head_node_args=head)
+        opened = Cluster(initialize_head=True, head_node_args=head)
         try:
             for _ in range(2):
-                found.add_node(num_cpus=1)
-            yield found
+                opened.add_node(num_cpus=1)
+            yield opened
         finally:
-            found.shutdown()
+            opened.shutdown()
 
 
 @pytest.fixture
 def address(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> str:
     cluster.wait_for_nodes(HANG)  # of which a test may have just removed one
     monkeypatch.setenv("RAY_ADDRESS", cluster.address)
-    found: str = cluster.address
-    return found
+    place: str = cluster.address
+    return place
 
 
 def planned(folder: Path, *overrides: str) -> Cell:
@@ -105,9 +105,9 @@ def test_a_cell_that_loses_one_of_its_machines_resumes_elsewhere(
     watcher = Losing(there, ray, cluster)
     launcher.run_cells([there], ray, watcher, poll=0.05)
     assert watcher.lost
-    assert [each.label for each in watcher.heard] == [there.label]
-    found = State.read(there.folder)
-    assert (found.state, found.where) == ("done", [socket.gethostname()] * machines), found
+    assert [cell.label for cell in watcher.heard] == [there.label]
+    state = State.read(there.folder)
+    assert (state.state, state.where) == ("done", [socket.gethostname()] * machines), state
     assert "restart 1 of 3" in (there.folder / "log.txt").read_text()
     assert [*lines(there.folder)] == [*range(steps + 1)]
     if machines == 1:
@@ -122,35 +122,37 @@ def test_a_cell_that_takes_too_long_is_not_started_again(cluster: Any, address: 
     slow.folder.mkdir(parents=True)
     ray = Ray(slow.config, "cpu")
     launcher.run_cells([slow], ray, Watcher(), poll=0.05)
-    found = State.read(slow.folder)
-    assert (found.state, found.reason) == ("failed", "it took longer than hardware.timeout_minutes (0.005)")
+    state = State.read(slow.folder)
+    assert (state.state, state.reason) == ("failed", "it took longer than hardware.timeout_minutes (0.005)")
 
 
 def refusal(settings: Config) -> str:
     settings.folder.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    with pytest.raises(UserError) as told, Ray(settings, "cpu"):
+    with pytest.raises(UserError) as error, Ray(settings, "cpu"):
         pass
     assert time.monotonic() - began < patient(30)
-    return str(told.value)
+    return str(error.value)
 
 
 def test_cells_too_large_for_the_cluster_are_refused(address: str, tmp_path: Path) -> None:
-    said = refusal(planned(tmp_path, "hardware.threads=3").config)
-    assert "a cell needs 1 machine of the cluster with 3 CPUs each" in said
-    assert "but only 0 of its 3 machines have that" in said
+    message = refusal(planned(tmp_path, "hardware.threads=3").config)
+    assert "a cell needs 1 machine of the cluster with 3 CPUs each" in message
+    assert "but only 0 of its 3 machines have that" in message
 
 
 def test_a_machine_that_does_not_see_the_results_folder_is_refused(
     address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clusters, "sees", os.path.islink)  # which the probe file is not
-    said = refusal(planned(tmp_path).config)
-    assert f"does not see the results folder {tmp_path}" in said
-    assert "choose results= on a file system that all its machines share" in said
+    message = refusal(planned(tmp_path).config)
+    assert f"does not see the results folder {tmp_path}" in message
+    assert "choose results= on a file system that all its machines share" in message
 
 
-@pytest.mark.parametrize("listens", [False, True], ids=["no server", "not Ray"])
+@pytest.mark.parametrize(
+    "listens", [pytest.param(False, id="no server"), pytest.param(True, id="not Ray", marks=pytest.mark.long)]
+)
 def test_an_address_without_a_cluster_is_refused(listens: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a process of its own, because Ray goes on trying to connect."""
     pytest.importorskip("ray", reason="the extra ray is not installed")
@@ -174,21 +176,21 @@ def test_a_cluster_of_our_own_listens_on_loopback_alone_and_asks_for_a_secret() 
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=clean) as driver:
         assert driver.stdout is not None
         secret = driver.stdout.readline().strip()
-        found = [place for process in knowing(secret) | {driver.pid} for place in listening(process)]
+        places = [place for process in knowing(secret) | {driver.pid} for place in listening(process)]
         driver.communicate("\n")
     assert len(secret) > 30
-    assert len(found) > 4
-    assert set(found) <= {"0100007F", "0000000000000000FFFF00000100007F"}
+    assert len(places) > 4
+    assert set(places) <= {"0100007F", "0000000000000000FFFF00000100007F"}
 
 
 def knowing(secret: str) -> set[int]:
     """Return the processes that have a text in their environment."""
-    found = set()
+    processes = set()
     for path in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
             if secret.encode() in path.read_bytes():
-                found.add(int(path.parent.name))
-    return found
+                processes.add(int(path.parent.name))
+    return processes
 
 
 def listening(process: int) -> list[str]:
@@ -200,6 +202,6 @@ def listening(process: int) -> list[str]:
     return [line[1].partition(":")[0] for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in sockets]
 
 
-def test_without_the_extra_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_without_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     assert refusal(planned(tmp_path).config) == "--launcher ray needs the extra ray: pip install -e '.[ray]'"

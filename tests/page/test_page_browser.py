@@ -34,6 +34,7 @@ MATRICES: dict[str, dict[str, Any]] = {
     "one-seed": {"seeds": [0]},
     "hostile": {"methods": HOSTILE, "failed": [(HOSTILE[1], 1), (HOSTILE[2], 0)], "text": HOSTILE_TEXT},
     "several": {"tasks": ["one", "two"], "models": ["tiny", "a/rather-long-name-of-a-model-with-many-parts-14b"]},
+    "twenty": {"methods": FIFTY[:20], "problems": MANY_PROBLEMS, "right_at": ranked_right},
     "fifty": {"methods": FIFTY, "problems": MANY_PROBLEMS, "right_at": ranked_right},
 }
 WIDTHS = (420, 1400)
@@ -374,7 +375,7 @@ def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
         ("hostile", "light", 420),
         ("one-seed", "light", 1400),
         ("several", "dark", 1400),
-        ("fifty", "light", 420),
+        ("twenty", "light", 420),
         *(
             pytest.param("fifty", scheme, width, marks=pytest.mark.long)
             for scheme in ("light", "dark")

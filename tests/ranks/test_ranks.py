@@ -44,7 +44,7 @@ from tasks.countdown import Countdown
 def test_a_relay_of_one_two_and_one_processes_is_one_process(tmp_path: Path) -> None:
     """Also where activations are computed again and moments are offloaded, and with a checkpoint of each handed to the
     other. Two processes end where the entropy is too low, and not at the step that was asked for."""
-    shared = ["train.steps=4", "eval.every=1"]
+    shared = ["train.steps=3", "eval.every=1"]
     write_launched(tmp_path / "whole", *shared)
     cell.work(tmp_path / "whole")
     whole = lines(tmp_path / "whole")
@@ -66,7 +66,7 @@ def test_a_relay_of_one_two_and_one_processes_is_one_process(tmp_path: Path) -> 
     assert "step 0" not in (tmp_path / "relay" / "log.txt").read_text(), "each goes on from an earlier checkpoint"
 
     relay = lines(tmp_path / "relay")
-    assert list(relay) == list(whole) == list(range(5))
+    assert list(relay) == list(whole) == list(range(4))
     for step, record in whole.items():
         assert relay[step].keys() == record.keys()
         for name, value in record.items():
@@ -126,7 +126,7 @@ def collecting_rank(rank: int, folder: Path) -> None:
     problems of an evaluation it has judged."""
     trainer = build(folder / str(rank), "grpo", "hardware.ranks=2", *AHEAD)
     collector = trainer.collector
-    found, state = collector.collect(1, Stopwatch()), collector.state()
+    collected, state = collector.collect(1, Stopwatch()), collector.state()
     collector.load_state(torch.load(folder / "alone.pt"))
     judged: set[str] = set()
 
@@ -136,7 +136,7 @@ def collecting_rank(rank: int, folder: Path) -> None:
 
     with mock.patch.object(Countdown, "verdicts", verdicts):
         scores = trainer.evaluate(0)
-    torch.save((found, state, collector.in_flight, judged, scores), folder / f"{rank}.pt")
+    torch.save((collected, state, collector.in_flight, judged, scores), folder / f"{rank}.pt")
 
 
 @pytest.mark.processes
@@ -151,11 +151,13 @@ def test_two_ranks_collect_what_one_process_does(tmp_path: Path) -> None:
     evaluated = [problem.id for problem in trainer.parts.task.problems("test")[:8]]
     assert [judged for *_, judged, _ in shares] == [set(evaluated[::2]), set(evaluated[1::2])]
     assert [scores for *_, scores in shares] == [trainer.evaluate(0), {}]
-    for rank, (found, theirs, taken_over, *_) in enumerate(shares):
-        assert [plain(each) for each in found.answered] == [plain(each) for each in of_rank(rank, whole)]
-        assert (found.generated, found.record) == (whole.generated, whole.record)
-        assert {step: each.answered for step, each in taken_over.items()} == {
-            step: of_rank(rank, each) for step, each in alone.in_flight.items()
+    for rank, (collected, theirs, taken_over, *_) in enumerate(shares):
+        assert [plain(answered) for answered in collected.answered] == [
+            plain(answered) for answered in of_rank(rank, whole)
+        ]
+        assert (collected.generated, collected.record) == (whole.generated, whole.record)
+        assert {step: answered.answered for step, answered in taken_over.items()} == {
+            step: of_rank(rank, answered) for step, answered in alone.in_flight.items()
         }
         assert theirs["generated"] == state["generated"]
         assert theirs["in_flight"].keys() == state["in_flight"].keys() == {2, 3}
@@ -182,9 +184,9 @@ def test_two_ranks_log_the_mean_of_all_tokens_of_an_update(tmp_path: Path) -> No
 
 def of_rank(rank: int, whole: Collected) -> list[Answered]:
     """Return half of each of two mini-batches, with about half of its tokens."""
-    owners = shared_out([each.tokens for each in whole.answered], 2, 2)
+    owners = shared_out([answered.tokens for answered in whole.answered], 2, 2)
     assert owners != [0, 0, 1, 1, 0, 0, 1, 1], "otherwise no group moves to another rank than the one that sampled it"
-    return [each for each, owner in zip(whole.answered, owners, strict=True) if owner == rank]
+    return [answered for answered, owner in zip(whole.answered, owners, strict=True) if owner == rank]
 
 
 def plain(found: Answered) -> tuple[object, ...]:
@@ -295,16 +297,16 @@ def trained(folder: Path, groups: Sequence[int], recompute: bool) -> dict[str, t
     """Gradient norms, statistics and weights of three updates on these groups, in micro-batches of one or two."""
     policy = Policy(folder, Train(lr=1e-2), 0.9, "cpu", torch.float32, Hardware(micro_tokens=90, recompute=recompute))
     batch = TokenBatch.of([responses(group) for group in groups], [0.0] * 3 * len(groups), 100, "cpu")
-    found = {"idle": torch.tensor([len(part.index_T) == 0 for part in policy.micro_batches(batch)])}
+    result = {"idle": torch.tensor([len(part.index_T) == 0 for part in policy.micro_batches(batch)])}
     for update in range(3):
         stats = policy.stats(batch, frozenset({"sum_p2"}))
-        found[f"deviation {update}"] = batch.global_mean(stats.discriminator - stats.expected_discriminator)
+        result[f"deviation {update}"] = batch.global_mean(stats.discriminator - stats.expected_discriminator)
         for part in policy.micro_batches(batch):
             current = policy.current(part, frozenset({"entropy_grad"}))
             assert current.entropy is not None
             policy.backward((0.1 * current.entropy - 0.5 * current.logp).sum() / 500)
-        found[f"norm {update}"] = torch.tensor(policy.step(1))
-    return found | {name: ranks.whole_weight(weight.detach()) for name, weight in policy.module.named_parameters()}
+        result[f"norm {update}"] = torch.tensor(policy.step(1))
+    return result | {name: ranks.whole_weight(weight.detach()) for name, weight in policy.module.named_parameters()}
 
 
 UNEQUAL = ([0, 1, 2], [3, 4, 5, 6, 7])
@@ -313,8 +315,8 @@ UNEQUAL = ([0, 1, 2], [3, 4, 5, 6, 7])
 def rank_main(rank: int, folder: Path) -> None:
     for batch.LONG in (10**6, 0):  # with padding, and without
         for recompute in (False, True):
-            found = trained(folder / "model", UNEQUAL[rank], recompute)
-            torch.save(found, folder / f"{rank}-{recompute}-{batch.LONG}.pt")
+            result = trained(folder / "model", UNEQUAL[rank], recompute)
+            torch.save(result, folder / f"{rank}-{recompute}-{batch.LONG}.pt")
 
 
 @pytest.mark.processes
@@ -345,27 +347,27 @@ def test_an_idle_pass_gives_nothing_to_anyone(
     batch = TokenBatch.of(groups, [0.0, 1.0] * 32, 20, "cpu")
     idle = batch.idle()
     assert len(idle) == 1
-    found = trainer.policy.current(idle, frozenset({"entropy_grad"}))
-    assert found.logp.shape == (0,)
-    assert found.entropy is not None
-    (found.logp.sum() + found.entropy.sum()).backward()
+    current = trainer.policy.current(idle, frozenset({"entropy_grad"}))
+    assert current.logp.shape == (0,)
+    assert current.entropy is not None
+    (current.logp.sum() + current.entropy.sum()).backward()
     gradients = [weight.grad for weight in trainer.policy.module.parameters()]
     assert all(grad is not None and not grad.any() for grad in gradients)
-    stats = [trainer.policy.stats(each, frozenset({"sum_p2"})) for each in (batch, idle)]
+    stats = [trainer.policy.stats(part, frozenset({"sum_p2"})) for part in (batch, idle)]
     joined = TokenStats.cat(stats)
     assert torch.equal(joined.logp, stats[0].logp)
 
 
 @pytest.mark.slow
 def test_activations_computed_again_are_the_same(tmp_path: Path) -> None:
-    found = []
+    result = []
     for recompute in (False, True):
         trainer = build(tmp_path / str(recompute), "grpo+entropy_bonus", f"hardware.recompute={recompute}")
         body = trainer.policy.module.base_model
         assert body.is_gradient_checkpointing == recompute
         record = trainer.train_step(1, Stopwatch())
-        found.append((record["loss/policy"], record["gradient/norm"], weights(trainer)))
-    (loss, norm, one), (loss_again, norm_again, other) = found
+        result.append((record["loss/policy"], record["gradient/norm"], weights(trainer)))
+    (loss, norm, one), (loss_again, norm_again, other) = result
     assert loss_again == pytest.approx(loss, rel=1e-4, abs=1e-7)
     assert norm_again == pytest.approx(norm, rel=1e-4)
     for a, b in zip(one, other, strict=True):
@@ -382,8 +384,8 @@ def tenfold(items: list[int], *, plus: int) -> list[int]:
 
 def share_main(rank: int, folder: Path) -> None:
     with ranks.on_all_ranks(tenfold) as work:
-        found = None if work is None else [work([1, 2, 3], plus=4), work([7], plus=0)]
-    files.write_json(folder / f"{rank}.json", {"found": found})
+        result = None if work is None else [work([1, 2, 3], plus=4), work([7], plus=0)]
+    files.write_json(folder / f"{rank}.json", {"found": result})
 
 
 @pytest.mark.processes
@@ -393,7 +395,7 @@ def test_two_ranks_share_what_the_first_one_asks_for(tmp_path: Path) -> None:
     assert files.read_json(tmp_path / "1.json")["found"] is None
 
 
-def test_alone_the_work_is_done_here() -> None:
+def test_on_all_ranks_of_one_process() -> None:
     with ranks.on_all_ranks(lambda items: [-item for item in items]) as work:
         assert work is not None
         assert work([1, 2]) == [-1, -2]

@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from portions import one_in
 
 import tasks
 from harness.base.errors import UserError
@@ -94,12 +95,12 @@ def test_many_right_answers_and_only_a_full_score_is_right() -> None:
     same = dict.fromkeys(range(10), 1)
     value = eval(total.prompt.split(": ")[1].split(" =")[0])
     with VerifierPool(workers=1) as verifier:
-        responses = [f"<answer>{json.dumps(each)}</answer>" for each in (colors, other, same)]
-        verdicts = coloring.verdicts([(problem, each) for each in (*responses, json.dumps(colors))], verifier)
+        responses = [f"<answer>{json.dumps(answer)}</answer>" for answer in (colors, other, same)]
+        verdicts = coloring.verdicts([(problem, answer) for answer in (*responses, json.dumps(colors))], verifier)
         assert verdicts == [Verdict.RIGHT, Verdict.RIGHT, Verdict.WRONG, Verdict.UNPARSED]
         # The function gives a part of the score to a text that contains the answer.
-        said = [f"<answer>{value}</answer>", f"<answer>it is {value}</answer>", f"<answer>{value + 1}</answer>"]
-        verdicts = sums.verdicts([(total, each) for each in said], verifier)
+        boxed = [f"<answer>{value}</answer>", f"<answer>it is {value}</answer>", f"<answer>{value + 1}</answer>"]
+        verdicts = sums.verdicts([(total, answer) for answer in boxed], verifier)
         assert verdicts == [Verdict.RIGHT, Verdict.WRONG, Verdict.WRONG]
 
 
@@ -129,13 +130,12 @@ def patience() -> Iterator[None]:
 
 
 def environments() -> list[Any]:
-    """The allowed environments: every twelfth in each run, the others in `make soak`."""
+    """The allowed environments."""
     if not INSTALLED:
         return ["all"]
     from reasoning_gym.factory import DATASETS
 
-    names = sorted(DATASETS.keys() - REFUSED.keys())
-    return [pytest.param(name, marks=[pytest.mark.long] if place % 12 else []) for place, name in enumerate(names)]
+    return one_in(12, sorted(DATASETS.keys() - REFUSED.keys()))
 
 
 def full_scores(made: Any, entries: list[Any], answers: list[str | None]) -> int:
