@@ -82,46 +82,46 @@ def records(out: Path, task: str = "countdown") -> list[dict[str, Any]]:
 
 
 def test_every_response_is_kept_with_its_verdict(tmp_path: Path, calls: list[int]) -> None:
-    (found,) = run(tmp_path)
+    (assessment,) = run(tmp_path)
     assert calls == [4, 4, 2]
     problems = tasks.build_task("countdown").problems("test")[:10]
     kept = records(tmp_path)
     assert [record["problem"] for record in kept] == [problem.id for problem in problems]
     assert [record["prompt"] for record in kept] == [problem.prompt for problem in problems]
-    for problem, record, right in zip(problems, kept, found.evaluation.right, strict=True):
+    for problem, record, right in zip(problems, kept, assessment.evaluation.right, strict=True):
         verdicts = [Countdown().verdict(problem, text) for text in record["responses"]]
         assert record["verdicts"] == verdicts
         assert right == [int(verdict == "right") for verdict in verdicts]
         assert all(end or length == 8 for end, length in zip(record["finished"], record["lengths"], strict=True))
     result = json.loads((tmp_path / "results.json").read_text())["tasks"][0]
     assert result["verdicts"] == Counter(verdict for record in kept for verdict in record["verdicts"])
-    assert result["metrics"]["avg"] == sum(map(sum, found.evaluation.right)) / 40
+    assert result["metrics"]["avg"] == sum(map(sum, assessment.evaluation.right)) / 40
     assert result["metrics"]["length"] == sum(sum(record["lengths"]) for record in kept) / 40
 
 
 def test_estimates_have_intervals_over_problems(tmp_path: Path) -> None:
-    (found,) = run(tmp_path)
+    (assessment,) = run(tmp_path)
     right = [[1, 0, 0, 0], [1, 1, 0, 1], [0, 0, 0, 0], [0, 1, 1, 0]]
-    found = dataclasses.replace(found, evaluation=dataclasses.replace(found.evaluation, right=right))
+    assessment = dataclasses.replace(assessment, evaluation=dataclasses.replace(assessment.evaluation, right=right))
     cells = []
     for k in (1, 2, 4):
-        each = [fmean(max(subset) for subset in combinations(answers, k)) for answers in right]
-        half = 3.182446305284263 * stdev(each) / 2  # Student's quantile at 3 degrees of freedom
-        estimate, mean = found.pass_at_k(k), fmean(each)
+        by_problem = [fmean(max(subset) for subset in combinations(answers, k)) for answers in right]
+        half = 3.182446305284263 * stdev(by_problem) / 2  # Student's quantile at 3 degrees of freedom
+        estimate, mean = assessment.pass_at_k(k), fmean(by_problem)
         limits = slow_bounded(mean, mean - half, mean + half, len(right))
         assert (estimate.mean, estimate.low, estimate.high) == pytest.approx(limits)
         cells += [f"{mean:.3f}", f"[{limits[1]:.3f},", f"{limits[2]:.3f}]"]
-    assert found.avg().mean == pytest.approx(found.pass_at_k(1).mean)
+    assert assessment.avg().mean == pytest.approx(assessment.pass_at_k(1).mean)
     console = Console(width=400, record=True, file=io.StringIO())
     metrics = dict.fromkeys(("maj@4", "truncated", "length"), 0.0)
     metrics |= {"right_distinct": 1.25, "coverage": 0.375, "after_answer": 0.0625}
-    shown = dataclasses.replace(found, evaluation=dataclasses.replace(found.evaluation, metrics=metrics))
+    shown = dataclasses.replace(assessment, evaluation=dataclasses.replace(assessment.evaluation, metrics=metrics))
     assess.print_assessments(console, [shown])
     line = next(line for line in console.export_text().splitlines() if line.startswith("countdown  "))
     assert line.split()[3:] == [*cells, "0.000", "1.25", "37.5%", "6.2%", "0.0%", "0"]
 
 
-def test_what_was_sampled_is_not_sampled_again(tmp_path: Path, calls: list[int]) -> None:
+def test_assess_samples_nothing_twice(tmp_path: Path, calls: list[int]) -> None:
     run(tmp_path)
     before = (tmp_path / "results.json").read_text()
     calls.clear()
@@ -219,8 +219,8 @@ def test_folders_of_one_name_have_results_of_their_own(
 def held(uri: str) -> list[Any]:
     with store.store(uri, write=False) as client:
         experiment = client.get_experiment_by_name("eval")
-        found = client.search_runs([experiment.experiment_id], order_by=["attributes.start_time ASC"])
-    return list(found)
+        runs = client.search_runs([experiment.experiment_id], order_by=["attributes.start_time ASC"])
+    return list(runs)
 
 
 def called(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
@@ -240,8 +240,8 @@ def test_mlflow_holds_a_run_for_each_task(
 ) -> None:
     invented.prepare_in(tmp_path / "cache", monkeypatch, "amc23")
     arguments = ("--tasks", "amc23,countdown(target=50)", "--seed", "7", "--out", str(tmp_path / "out"))
-    told = called(monkeypatch, capsys, *arguments)
-    assert f"MLflow: 2 runs in the experiment eval at {place}" in told
+    output = called(monkeypatch, capsys, *arguments)
+    assert f"MLflow: 2 runs in the experiment eval at {place}" in output
     contest, puzzles = held(place)
     assert [run.info.run_name for run in (contest, puzzles)] == [
         "countdown-tiny amc23",
@@ -262,17 +262,19 @@ def test_mlflow_holds_a_run_for_each_task(
         "rollout.engine": "embedded",
     }
     [result] = [
-        each
-        for each in json.loads((tmp_path / "out" / "results.json").read_text())["tasks"]
-        if each["task"] == "countdown(target=50)"
+        task
+        for task in json.loads((tmp_path / "out" / "results.json").read_text())["tasks"]
+        if task["task"] == "countdown(target=50)"
     ]
     means = {key.replace("@", "_at_"): value for key, value in result["metrics"].items()}
     intervals: dict[str, float] = {}
     for k in (1, 2, 4, 8):
-        each = [fmean(max(subset) for subset in combinations(answers, k)) for answers in result["right"]]
-        half = 3.182446305284263 * stdev(each) / 2  # Student's quantile at 3 degrees of freedom
+        by_problem = [fmean(max(subset) for subset in combinations(answers, k)) for answers in result["right"]]
+        half = 3.182446305284263 * stdev(by_problem) / 2  # Student's quantile at 3 degrees of freedom
         name = "avg" if k == 1 else f"pass_at_{k}"
-        _, low, high = slow_bounded(fmean(each), fmean(each) - half, fmean(each) + half, len(each))
+        _, low, high = slow_bounded(
+            fmean(by_problem), fmean(by_problem) - half, fmean(by_problem) + half, len(by_problem)
+        )
         intervals |= {f"{name}.low": low, f"{name}.high": high}
     assert puzzles.data.metrics == pytest.approx(
         {f"eval/countdown_target_50_/{key}": value for key, value in (means | intervals).items()}
@@ -294,56 +296,40 @@ def test_mlflow_holds_a_run_for_each_task(
     assert all((kept / "samples" / path.name).read_bytes() == path.read_bytes() for path in sampled)
 
     calls.clear()
-    assert called(monkeypatch, capsys, *arguments) == told
+    assert called(monkeypatch, capsys, *arguments) == output
     assert [run.to_dictionary() for run in held(place)] == [run.to_dictionary() for run in (contest, puzzles)]
     assert calls == []
-
-
-def test_other_numbers_have_a_run_of_their_own(
-    tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = ("--tasks", "countdown", "--out", str(tmp_path / "out"))
-    called(monkeypatch, capsys, *arguments)
-    called(monkeypatch, capsys, *arguments, "--problems", "2")
-    assert [run.data.params["eval.problems"] for run in held(place)] == ["4", "2"]
-    digest = source_digest(Countdown)
-    monkeypatch.setattr(assess, "source_digest", lambda cls: f"{digest}-edited")
-    called(monkeypatch, capsys, *arguments)
-    first, _, edited = held(place)
-    assert first.data.metrics == edited.data.metrics, "what was sampled is kept"
-    assert edited.data.tags["source.countdown"] == f"{digest}-edited"
-    assert edited.data.tags["attempt"] != first.data.tags["attempt"]
 
 
 def test_a_store_that_is_away_loses_nothing(
     tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], calls: list[int]
 ) -> None:
     arguments = ("--tasks", "countdown", "--out", str(tmp_path / "out"))
-    told = called(monkeypatch, capsys, *arguments, "--uri", "http://someone:hidden@127.0.0.1:9")
-    [line] = [line for line in told if "MLflow" in line]
+    output = called(monkeypatch, capsys, *arguments, "--uri", "http://someone:hidden@127.0.0.1:9")
+    [line] = [line for line in output if "MLflow" in line]
     assert line.startswith("MLflow is not fed: the MLflow store at http://***@127.0.0.1:9 cannot be used: ")
     assert line.endswith(". Repeat the command to feed it; nothing is sampled again.")
     calls.clear()
-    told = called(monkeypatch, capsys, *arguments)
-    assert f"MLflow: 1 run in the experiment eval at {place}" in told
+    output = called(monkeypatch, capsys, *arguments)
+    assert f"MLflow: 1 run in the experiment eval at {place}" in output
     assert len(held(place)) == 1
     assert calls == []
 
 
-def test_by_default_it_is_written_next_to_the_results(
+def test_eval_default_store_is_next_to_the_results(
     tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "results").mkdir()
     shutil.copy(migrated, tmp_path / "results" / "mlflow.db")
-    told = called(monkeypatch, capsys, "--tasks", "countdown")
-    assert "MLflow: 1 run in the experiment eval at sqlite:///results/mlflow.db" in told
+    output = called(monkeypatch, capsys, "--tasks", "countdown")
+    assert "MLflow: 1 run in the experiment eval at sqlite:///results/mlflow.db" in output
     assert len(held("sqlite:///results/mlflow.db")) == 1
 
 
 @pytest.mark.processes
-def test_killed_and_run_again_it_gives_the_same(
+def test_eval_killed_and_repeated_gives_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = ["eval", "--model", "countdown-tiny", "--tasks", "countdown", "--samples", "128", "--problems", "24"]
@@ -385,8 +371,8 @@ def test_the_files_of_the_tasks_have_the_defaults(tmp_path: Path) -> None:
     }
     assert Wanted().of(tasks.build_task("dapo500"))["samples"] == 8
     assert Wanted().of(tasks.build_task("dapo_math"))["split"] == "validation"
-    said = Wanted(samples=3, temperature=0.0, max_new_tokens=5).of(tasks.build_task("aime24"))
-    assert said == {"split": "test", "samples": 3, "temperature": 0.0, "max_new_tokens": 5}
+    settings = Wanted(samples=3, temperature=0.0, max_new_tokens=5).of(tasks.build_task("aime24"))
+    assert settings == {"split": "test", "samples": 3, "temperature": 0.0, "max_new_tokens": 5}
 
 
 def test_prompts_without_room_are_refused_unless_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -401,8 +387,8 @@ def test_prompts_without_room_are_refused_unless_asked_for(tmp_path: Path, monke
     run(tmp_path, Wanted(samples=1, max_new_tokens=room, problems=4))
     with pytest.raises(UserError, match=f"up to {room}"):
         run(tmp_path, Wanted(samples=1, max_new_tokens=room + 1, problems=4))
-    (found,) = run(tmp_path, Wanted(samples=1, max_new_tokens=255, problems=4, beyond_context=True))
-    assert len(found.evaluation.right) == 4
+    (assessment,) = run(tmp_path, Wanted(samples=1, max_new_tokens=255, problems=4, beyond_context=True))
+    assert len(assessment.evaluation.right) == 4
 
 
 def test_memory_is_shared_out_by_what_a_sequence_needs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -429,9 +415,9 @@ def test_a_verifier_that_fails_too_often_ends_it_with_a_reason(
     with pytest.raises(SystemExit) as ended:
         cli.main([*arguments, "--out", str(tmp_path / "out")])
     assert ended.value.code == 1
-    told = capsys.readouterr().out
-    assert "16 of 16 answers (100.0%) could not be verified" in told
-    assert "the samples are kept in" in told
+    output = capsys.readouterr().out
+    assert "16 of 16 answers (100.0%) could not be verified" in output
+    assert "the samples are kept in" in output
     assert [record["verdicts"] for record in records(tmp_path / "out", "aime24")] == [["timeout"] * 4] * 4
     assert len(closed) == 1
 
@@ -446,14 +432,14 @@ def test_flags_of_a_task_are_shown(
     with pytest.raises(SystemExit) as ended:
         cli.main([*arguments, "--max-new-tokens", "4", "--out", str(tmp_path / "out")])
     assert ended.value.code == 0
-    told = capsys.readouterr().out.splitlines()
-    assert "amc23: amc23 is known by heart" in told
-    assert "amc23: the tokenizer leaves letters out of 3 of 3 prompts" in told
-    assert not any("countdown: the tokenizer" in line or "countdown is known" in line for line in told)
-    header = next(line for line in told if line.startswith("task"))
+    lines = capsys.readouterr().out.splitlines()
+    assert "amc23: amc23 is known by heart" in lines
+    assert "amc23: the tokenizer leaves letters out of 3 of 3 prompts" in lines
+    assert not any("countdown: the tokenizer" in line or "countdown is known" in line for line in lines)
+    header = next(line for line in lines if line.startswith("task"))
     passes, diversity = ["Avg@K", "Pass@2", "Pass@4", "maj@K"], "distinct right solutions found text after answer"
     assert header.split() == ["task", "problems", "K", *passes, *diversity.split(), "truncated", "length"]
-    assert [line.split()[:3] for line in told if line.startswith(("amc23  ", "countdown  "))] == [
+    assert [line.split()[:3] for line in lines if line.startswith(("amc23  ", "countdown  "))] == [
         ["amc23", "3", "4"],
         ["countdown", "3", "4"],
     ]
@@ -465,12 +451,11 @@ def test_flags_of_a_task_are_shown(
         (["--model", "countdown-tny", "--tasks", "aime24"], "unknown model 'countdown-tny'"),
         (["--model", "countdown-tiny", "--tasks", "aime42"], "unknown task 'aime42'"),
         (["--model", "countdown-tiny", "--tasks", "countdown", "--samples", "0"], "--samples is 0; allowed: 1"),
-        (["--model", "countdown-tiny", "--tasks", "countdown", "--temperature=-1"], "--temperature is -1.0; allowed"),
         (["--model", "countdown-tiny", "--tasks", "countdown", "--problems", "999"], "has 336 in its test split"),
         (["--model", "countdown-tiny", "--tasks", "aime24"], "run `entrobench data prepare aime24`"),
     ],
 )
-def test_mistakes_are_one_sentence(
+def test_eval_command_mistakes(
     arguments: list[str],
     words: str,
     tmp_path: Path,
@@ -481,9 +466,9 @@ def test_mistakes_are_one_sentence(
     with pytest.raises(SystemExit) as ended:
         cli.main(["eval", *arguments, "--out", str(tmp_path / "out")])
     assert ended.value.code == 2
-    told = capsys.readouterr().err
-    assert words in told
-    assert told.count("\n") == 1
+    message = capsys.readouterr().err
+    assert words in message
+    assert message.count("\n") == 1
 
 
 def test_the_real_contests_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -495,12 +480,12 @@ def test_the_real_contests_from_end_to_end(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(UserError, match=r"1 of 30 prompts of aime24 that exceeds the model's max_position_embeddings"):
         run(tmp_path, Wanted(samples=2, max_new_tokens=24), ["aime24"])
     wanted = Wanted(samples=2, max_new_tokens=24, beyond_context=True)
-    for found in run(tmp_path, wanted, ["aime24", "aime25"]):
-        assert len(found.evaluation.problems) == len(found.evaluation.right) == 30
-        assert sum(found.evaluation.verdicts.values()) == 60
-        assert found.evaluation.metrics["avg"] < 0.1
-        assert 0 < found.evaluation.metrics["length"] <= 24
-        assert found.notes == ["the tokenizer leaves letters out of 30 of 30 prompts"]
-        kept = records(tmp_path, found.evaluation.task)
+    for assessment in run(tmp_path, wanted, ["aime24", "aime25"]):
+        assert len(assessment.evaluation.problems) == len(assessment.evaluation.right) == 30
+        assert sum(assessment.evaluation.verdicts.values()) == 60
+        assert assessment.evaluation.metrics["avg"] < 0.1
+        assert 0 < assessment.evaluation.metrics["length"] <= 24
+        assert assessment.notes == ["the tokenizer leaves letters out of 30 of 30 prompts"]
+        kept = records(tmp_path, assessment.evaluation.task)
         assert len(kept) == 30
         assert all(record["prompt"].endswith(r"\boxed{}.") and len(record["verdicts"]) == 2 for record in kept)

@@ -221,7 +221,7 @@ def test_columns_of_some_rows_are_their_signal() -> None:
     assert method.loss(part, now).item() == pytest.approx(method.loss(signal, now, rows).item(), rel=1e-12)
 
 
-def test_what_a_method_needs_is_said() -> None:
+def test_needs_of_portable_methods() -> None:
     assert PortableMethod("grpo").needs == {}
     assert list(PortableMethod("clip_b").needs) == ["entropy"]
     assert list(PortableMethod("clip_v").needs) == ["entropy", "sum_p2"]
@@ -278,23 +278,11 @@ GOOD: dict[str, Any] = {"rewards": [1.0, 0, 0, 1], "groups": [0, 0, 1, 1], "mask
     [
         ("ppo", {}, "method ppo needs a critic's values; give values"),
         ("clip_v", {}, "method clip_v needs the sums over squared probabilities; give sum_p2 and sum_p2_logp"),
-        (
-            "clip_b",
-            {},
-            "ClipB reads entropy of the policy before the update, and the batch lacks it; give entropy",
-        ),
+        ("clip_b", {}, "ClipB reads entropy of the policy before the update, and the batch lacks it; give entropy"),
         ("grpo", {"rewards": [1, 0, float("nan"), 1]}, "the reward of response 2 is nan; allowed: finite numbers"),
         ("grpo", {"rewards": [1, 0]}, "rewards has the shape [2]; it must be [4]"),
-        (
-            "rloo",
-            {"groups": [0, 1, 2, 3]},
-            "group 0 has 1 response(s); method rloo learns from groups of 2 and more",
-        ),
-        (
-            "grpo",
-            {"groups": [0, 0, 0, 1]},
-            "groups have 1 to 3 responses; all groups of a batch must be of one size",
-        ),
+        ("rloo", {"groups": [0, 1, 2, 3]}, "group 0 has 1 response(s); method rloo learns from groups of 2 and more"),
+        ("grpo", {"groups": [0, 0, 0, 1]}, "groups have 1 to 3 responses; all groups of a batch must be of one size"),
         ("grpo", {"groups": [0, 0]}, "groups has 2 values; there are 4 responses"),
         ("grpo", {"mask": torch.ones(4, 2)}, "logp has the shape [4, 3] and mask [4, 2]; both must be [B, T]"),
         ("grpo", {"mask": None}, "give either mask, for padded tensors [B, T], or lengths, for flat ones [T]"),
@@ -318,7 +306,7 @@ def test_a_batch_that_does_not_fit_gets_one_sentence(spec: str, changes: dict[st
     assert str(error.value) == sentence
 
 
-def test_other_mistakes_get_one_sentence() -> None:
+def test_portable_method_mistakes() -> None:
     with pytest.raises(entrobench.UserError, match=r"unknown method 'clip_a'; .*did you mean 'clip_v'"):
         entrobench.Method("grpo+clip_a")
     method = entrobench.Method("bapo")
@@ -348,7 +336,7 @@ def test_no_rank_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.processes
-def test_the_page_runs(tmp_path: Any) -> None:
+def test_code_of_the_page_runs(tmp_path: Any) -> None:
     import re
 
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)

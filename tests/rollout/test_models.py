@@ -58,29 +58,22 @@ def test_an_unknown_model_is_named() -> None:
     ("text", "sentence"),
     [
         ("path: a\nrecipe: {}", "must have exactly one of the keys path .* and recipe"),
-        ("weights: a", "must have exactly one of the keys path .* and recipe"),
         ("- path", "must have exactly one of the keys path .* and recipe"),
         ("path: [", "cannot be read"),
         ("recipe: 5", "recipe of .*mine.yaml is 5; it must be a mapping of keys"),
-        ("recipe: countdown", "recipe of .*mine.yaml is 'countdown'; it must be a mapping of keys"),
         ("path: a\nshape: 5", "shape of .*mine.yaml is 5; it must be a mapping of keys"),
         ("recipe: {}", "recipe.task is missing; allowed: coloring, countdown"),
-        ("recipe: {steps: 3}", "recipe.task is missing; allowed: coloring, countdown"),
         ("recipe: {task: 5}", "'5' is not a valid spec"),
         ("recipe: {task: gsm8k}", "recipe.task is 'gsm8k', a task without recipes; allowed: coloring, countdown"),
         ("recipe: {task: countdown(count=9)}", "countdown.count is 9; allowed: 2 to 5"),
         ("recipe: {task: countdown, stepps: 3}", r"unknown key recipe.stepps; .*did you mean 'steps'"),
-        ("recipe: {task: countdown, steps: 0}", "recipe.steps is 0; allowed: 1 and more"),
         (
             "recipe: {task: countdown, heads: 3}",
             r"recipe.heads is 3; each head needs an even share of recipe.hidden \(64\)",
         ),
-        ("recipe: {task: countdown, solving: 1.5}", "recipe.solving is 1.5; allowed: 0 to 1"),
-        ("recipe: {task: countdown, device: gpu}", "recipe.device is 'gpu'; allowed: auto, cpu, cuda"),
-        ("recipe: {task: countdwn}", "unknown task 'countdwn'"),
     ],
 )
-def test_mistakes_in_a_model_file_are_named(text: str, sentence: str, tmp_path: Path) -> None:
+def test_read_model_file_mistakes(text: str, sentence: str, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(text)
     with pytest.raises(UserError, match=sentence):
         models.read_model_file(tmp_path / "mine.yaml").identity()
@@ -133,7 +126,7 @@ def test_several_processes_make_a_model_once(tmp_path: Path, monkeypatch: pytest
     assert (model.folder(tmp_path) / "config.json").exists()
 
 
-def test_what_is_half_made_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_after_an_interrupted_making(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def killed(recipe: Recipe, folder: Path) -> None:
         folder.mkdir()
         (folder / "junk").touch()
@@ -148,15 +141,15 @@ def test_what_is_half_made_is_made_again(tmp_path: Path, monkeypatch: pytest.Mon
     assert sorted(file.name for file in model.folder(tmp_path).iterdir()) == ["config.json", "sums.json"]
 
 
-def test_it_says_when_it_makes_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_reports_that_it_makes_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENTROBENCH_CACHE", str(tmp_path))
     monkeypatch.setattr(base_model, "build_base_model", stub)
-    said: list[str] = []
+    messages: list[str] = []
     model = Model("mine", recipe=TINY)
-    folder = model.folder(say=said.append)
-    model.folder(say=said.append)
-    assert len(said) == 1
-    assert said[0].startswith("making the model mine ")
+    folder = model.folder(say=messages.append)
+    model.folder(say=messages.append)
+    assert len(messages) == 1
+    assert messages[0].startswith("making the model mine ")
     assert folder.parent == tmp_path / "models"
 
 
@@ -297,10 +290,10 @@ def test_resolve_says_that_a_path_does_not_exist(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "a/b/c", "me/.hidden", "me/ti ny", "me/", "gpt2@main"])
-def test_what_is_neither_a_file_nor_a_name_on_the_hub_gets_one_sentence(name: str) -> None:
-    with pytest.raises(UserError, match=r"^unknown model .*; allowed: .* or owner/name on the hub$") as said:
+def test_resolve_refuses_other_names(name: str) -> None:
+    with pytest.raises(UserError, match=r"^unknown model .*; allowed: .* or owner/name on the hub$") as error:
         models.resolve(name)
-    assert "\n" not in str(said.value)
+    assert "\n" not in str(error.value)
 
 
 def test_a_revision_is_not_empty() -> None:
@@ -328,8 +321,8 @@ FILES = {
 
 @pytest.fixture
 def hub() -> Iterator[tuple[str, list[str]]]:
-    with loopback.hub("models", "me/tiny", FILES, COMMIT, ("main", "small")) as found:
-        yield found
+    with loopback.hub("models", "me/tiny", FILES, COMMIT, ("main", "small")) as opened:
+        yield opened
 
 
 def python(code: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -352,8 +345,8 @@ def test_the_hubs_own_client_fetches_a_model_by_its_revision(hub: tuple[str, lis
     fetch = "import sys; from harness.rollout import models; print(models.resolve(sys.argv[1]).folder(say=print))"
     fetched = python(fetch, "me/tiny@small", **places)
     assert fetched.returncode == 0, fetched.stderr
-    told, folder = fetched.stdout.splitlines()
-    assert told == "downloading the model me/tiny@small from the Hugging Face Hub"
+    lines, folder = fetched.stdout.splitlines()
+    assert lines == "downloading the model me/tiny@small from the Hugging Face Hub"
     assert any(path.endswith("/revision/small") for path in asked)
     held = {file.name: file.read_bytes() for file in Path(folder).iterdir()}
     assert held == {name: content for name, content in FILES.items() if "/" not in name}

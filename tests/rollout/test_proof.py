@@ -142,10 +142,11 @@ def test_a_cell_stops_in_the_step_whose_update_does_not_arrive(tmp_path: Path, m
     assert [record["step"] for record in records(tmp_path)] == [0, 1]
 
 
+@pytest.mark.parametrize("lag", [0, 1])
 def test_a_cell_stops_before_it_learns_from_an_engine_that_computes_something_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lag: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer = build(tmp_path)
+    trainer = build(tmp_path, "grpo", f"rollout.lag={lag}")
     plain: Callable[..., list[list[Rollout]]] = trainer.engine.generate
 
     def warmer(prompts: Sequence[Sequence[int]], n: int, **settings: Any) -> list[list[Rollout]]:

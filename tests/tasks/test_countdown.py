@@ -36,20 +36,20 @@ OPERATIONS = {ast.Add: int.__add__, ast.Sub: int.__sub__, ast.Mult: int.__mul__}
 
 def values_of(text: str) -> list[int]:
     """Python's own reading: the value of every operation, the whole last; SyntaxError for what is not allowed."""
-    found: list[int] = []
+    values: list[int] = []
 
     def walk(node: ast.AST) -> int:
         if isinstance(node, ast.Constant) and type(node.value) is int:
             return node.value
         if isinstance(node, ast.BinOp) and type(node.op) in OPERATIONS:
-            found.append(OPERATIONS[type(node.op)](walk(node.left), walk(node.right)))
-            return found[-1]
+            values.append(OPERATIONS[type(node.op)](walk(node.left), walk(node.right)))
+            return values[-1]
         raise SyntaxError(text)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # 1(2) parses, with a warning
         value = walk(ast.parse(text.strip(), mode="eval").body)
-    return found or [value]
+    return values or [value]
 
 
 def brute_force(numbers: tuple[int, ...], highest: int) -> Iterator[int]:
@@ -72,22 +72,10 @@ def brute_force(numbers: tuple[int, ...], highest: int) -> Iterator[int]:
         (r"\boxed{ ((7 * 6)) - 3 }", Verdict.RIGHT),
         (r"first \boxed{6+7+3} and then \boxed{(6*7)-3} at last", Verdict.UNPARSED),
         (r"\boxed{(6*7)-3} and then \boxed{6+7+3}", Verdict.UNPARSED),
-        (r"\boxed{(6*7)-3}56-3*1}", Verdict.UNPARSED),
         (r"\boxed{(6*7)-3}}", Verdict.UNPARSED),
-        (r"\boxed{(6*7)-3}1", Verdict.UNPARSED),
         (r"\boxed{(6*7)-3} ", Verdict.UNPARSED),
         ("\\boxed{(6*7)-3}\n", Verdict.UNPARSED),
-        (r" \boxed{(6*7)-3}", Verdict.UNPARSED),
-        (r"6*7-3=\boxed{(6*7)-3}", Verdict.UNPARSED),
         (r"\boxed{(6*7)-3}\boxed{(6*7)-3}", Verdict.UNPARSED),
-        (r"\boxed{6+7+3}\boxed{(6*7)-3}", Verdict.UNPARSED),
-        (r"\boxed{6+\boxed{(6*7)-3}", Verdict.UNPARSED),
-        (r"\boxed{\boxed{(6*7)-3}}", Verdict.UNPARSED),
-        (r"\fbox{(6*7)-3}", Verdict.UNPARSED),
-        (r"\boxed {(6*7)-3}", Verdict.UNPARSED),
-        (r"\boxed(6*7)-3}", Verdict.UNPARSED),
-        ("\\boxed{", Verdict.UNPARSED),
-        ("}", Verdict.UNPARSED),
         (r"\boxed{6*(7-3)}", Verdict.WRONG),
         (r"\boxed{39}", Verdict.WRONG),
         (r"\boxed{6*7-3+3-3}", Verdict.WRONG),
@@ -96,16 +84,9 @@ def brute_force(numbers: tuple[int, ...], highest: int) -> Iterator[int]:
         (r"\boxed{42-3}", Verdict.WRONG),
         ("(6*7)-3", Verdict.UNPARSED),
         ("", Verdict.UNPARSED),
-        (r"\boxed{(6*7)-3", Verdict.UNPARSED),
-        (r"\boxed{(6*7)-3} \boxed{", Verdict.UNPARSED),
         (r"\boxed{}", Verdict.UNPARSED),
-        (r"\boxed{6*7-}", Verdict.UNPARSED),
-        (r"\boxed{(6*7-3}", Verdict.UNPARSED),
-        (r"\boxed{6*7)-3}", Verdict.UNPARSED),
-        (r"\boxed{6 7 * 3 -}", Verdict.UNPARSED),
         (r"\boxed{-3+6*7}", Verdict.UNPARSED),
         (r"\boxed{6**7-3}", Verdict.UNPARSED),
-        (r"\boxed{(6)(7)-3}", Verdict.UNPARSED),
         (r"\boxed{6*7-3=39}", Verdict.UNPARSED),
         (r"\boxed{6*7-3.0}", Verdict.UNPARSED),
         (r"\boxed{6*7-3_}", Verdict.UNPARSED),
@@ -125,7 +106,7 @@ def brute_force(numbers: tuple[int, ...], highest: int) -> Iterator[int]:
     ],
     ids=lambda value: ascii(value)[:40],
 )
-def test_verdict(response: str, verdict: Verdict) -> None:
+def test_countdown_verdict(response: str, verdict: Verdict) -> None:
     assert Countdown().verdict(PROBLEM, response) is verdict
 
 
@@ -161,11 +142,11 @@ def test_the_text_of_a_response_is_judged_without_its_end() -> None:
         r"\boxed{<pad>(6*7)-3}<eos>": (r"\boxed{<pad>(6*7)-3}", Verdict.UNPARSED),
     }
     group = [Rollout([1], encoder(text)["input_ids"], [], text.endswith("<eos>")) for text in expected]
-    found = judge_rollouts(Countdown(), VerifierPool(), encoder, [PROBLEM], {0: group})
-    assert [(each.text, each.judged.verdict) for each in found] == list(expected.values())
+    judged = judge_rollouts(Countdown(), VerifierPool(), encoder, [PROBLEM], {0: group})
+    assert [(response.text, response.judged.verdict) for response in judged] == list(expected.values())
     # The box is one token, six of the expression, two brackets and the closing brace; with <pad> within it, one more.
-    assert [each.answer_tokens for each in found] == [9, 9, 9, 9, 9, 9, 10]
-    assert [each.judged.goes_on for each in found] == [False, False, True, True, True, True, False]
+    assert [response.answer_tokens for response in judged] == [9, 9, 9, 9, 9, 9, 10]
+    assert [response.judged.goes_on for response in judged] == [False, False, True, True, True, True, False]
 
 
 @pytest.mark.parametrize(
@@ -193,31 +174,15 @@ def test_a_response_without_a_box_has_no_answer() -> None:
     assert Countdown().answers(pairs) == [None] * 5
 
 
-def test_what_can_be_judged_has_an_answer_and_nothing_else_has() -> None:
+def test_answers_of_all_that_can_be_judged() -> None:
     rng = random.Random(0)
-    pieces = [
-        "\\boxed{",
-        "6",
-        "7",
-        "3",
-        "*",
-        "-",
-        "+",
-        "(",
-        ")",
-        "}",
-        "}",
-        " ",
-        "x",
-        "\\boxed{6*7-3}",
-        "\\boxed{(1+2)*3}",
-    ]
+    pieces = ["\\boxed{", *"673*-+()}} x", "\\boxed{6*7-3}", "\\boxed{(1+2)*3}"]
     judged = 0
     for _ in range(20_000):
         response = "".join(rng.choices(pieces, k=rng.randint(1, 5)))
-        [found] = Countdown().answers([(PROBLEM, response)])
+        [answer] = Countdown().answers([(PROBLEM, response)])
         parsed = Countdown().verdict(PROBLEM, response) is not Verdict.UNPARSED
-        assert parsed == (found is not None and found.text is not None), response
+        assert parsed == (answer is not None and answer.text is not None), response
         judged += parsed
     assert judged > 500
 
@@ -314,7 +279,7 @@ def test_expressions_are_read_as_python_reads_them() -> None:
 
 
 @pytest.mark.parametrize("text", ["\x00", "(" * 256, ")" * 256, "1+" * 128, "*" * 256, " " * 256, "0" * 256])
-def test_nothing_raises(text: str) -> None:
+def test_countdown_verdict_of_odd_texts(text: str) -> None:
     Countdown().verdict(PROBLEM, text)
     Countdown().verdict(PROBLEM, f"\\boxed{{{text}}}")
 
@@ -326,8 +291,8 @@ def test_the_problems_are_all_that_have_a_solution(task: Countdown) -> None:
         for numbers in itertools.combinations_with_replacement(range(1, task.largest + 1), task.count)
         for value in brute_force(numbers, task.target)
     }
-    found = [problem.id for split in SPLITS for problem in task.problems(split)]
-    assert sorted(found) == sorted(expected)
+    actual = [problem.id for split in SPLITS for problem in task.problems(split)]
+    assert sorted(actual) == sorted(expected)
 
 
 def test_splits_are_large_enough_and_apart() -> None:
@@ -433,18 +398,16 @@ def test_examples_repeat_with_their_seed() -> None:
     ("spec", "sentence"),
     [
         ("countdown(count=1)", r"countdown.count is 1; allowed: 2 to 5"),
-        ("countdown(largest=100)", r"countdown.largest is 100; allowed: 2 to 99"),
-        ("countdown(target=1)", r"countdown.target is 1; allowed: 2 to 999"),
         ("countdown(counts=4)", r"unknown key countdown.counts; .*did you mean 'count'"),
         ("countdwn", r"unknown task 'countdwn'; .*did you mean 'countdown'"),
     ],
 )
-def test_mistakes_are_named(spec: str, sentence: str) -> None:
+def test_countdown_options_out_of_range(spec: str, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         tasks.build_task(spec)
 
 
-def test_an_unknown_split_is_named() -> None:
+def test_problems_of_an_unknown_split() -> None:
     with pytest.raises(UserError, match=r"split is 'tset'; .*did you mean 'test'"):
         Countdown().problems("tset")
 

@@ -98,29 +98,29 @@ def test_a_plan_knows_the_problems_of_a_plugin(example: str) -> None:
 
 @pytest.mark.processes
 @pytest.mark.slow
-def test_it_is_listed_planned_trained_on_and_evaluated(example: str, commands: Commands, tmp_path: Path) -> None:
+def test_plugin_task_is_planned_trained_on_and_evaluated(example: str, commands: Commands, tmp_path: Path) -> None:
     """In a folder full of YAML that states the same task, as the cells of earlier runs do."""
     plugin = ["--plugin", example]
-    said = commands.entrobench("list", "tasks", *plugin)
-    assert re.search(r"^ *example_sums +Sums of two numbers", said, re.MULTILINE)
+    output = commands.entrobench("list", "tasks", *plugin)
+    assert re.search(r"^ *example_sums +Sums of two numbers", output, re.MULTILINE)
     asked = ["smoke", "tasks=[example_sums]", *SMALL, *plugin]
     assert "evaluation, a cell: 2 x (example_sums 6 problems x 4)" in commands.entrobench("plan", *asked)
     # 1: the model of another task answers nothing that can be read, so nothing is learned.
     assert "1 to run" in commands.entrobench("run", *asked, code=1)
     (cell,) = tmp_path.glob("results/smoke/grpo-example_sums-*/evals/example_sums-000001.json")
     assert '"1+1"' in cell.read_text()
-    said = commands.entrobench("leaderboard", *asked, "--format", "csv")
-    assert said.splitlines()[2].startswith("grpo,example_sums,countdown-tiny")  # after the base model
+    output = commands.entrobench("leaderboard", *asked, "--format", "csv")
+    assert output.splitlines()[2].startswith("grpo,example_sums,countdown-tiny")  # after the base model
     sampled = ["--model", "countdown-tiny", "--tasks", "example_sums(largest=3)", *plugin]
-    said = commands.entrobench("eval", *sampled)
-    assert re.search(r"^example_sums\(largest=3\) +5 +2 ", said, re.MULTILINE)
+    output = commands.entrobench("eval", *sampled)
+    assert re.search(r"^example_sums\(largest=3\) +5 +2 ", output, re.MULTILINE)
 
 
 @pytest.mark.processes
 @pytest.mark.slow
 def test_lm_evals_own_command_runs_an_installed_task(installed: Path, commands: Commands, tmp_path: Path) -> None:
-    said = commands.lm_eval("run", "--include_path", str(EXAMPLE), "--model", "dummy", "--tasks", "example_sums")
-    assert re.search(r"\|unparsed *\|[^|]*\|? *\|? *1", said), said
+    output = commands.lm_eval("run", "--include_path", str(EXAMPLE), "--model", "dummy", "--tasks", "example_sums")
+    assert re.search(r"\|unparsed *\|[^|]*\|? *\|? *1", output), output
 
 
 OTHERS = """
@@ -168,10 +168,10 @@ def test_a_name_that_lm_eval_uses_too_means_our_task(
     with VerifierPool() as verifier:
         wanted = assess.Wanted(max_new_tokens=4)
         tiny = models.resolve("countdown-tiny")
-        (found,) = assess.assess(tiny, [task], wanted, verifier, tmp_path / "out", lambda text: None)
-    assert found.evaluation.task == f"{name}(largest=2)"
-    assert found.evaluation.problems == ["1+1", "2+2"]
-    assert [len(record["responses"]) for record in found.evaluation.samples] == [2, 2]
+        (assessment,) = assess.assess(tiny, [task], wanted, verifier, tmp_path / "out", lambda text: None)
+    assert assessment.evaluation.task == f"{name}(largest=2)"
+    assert assessment.evaluation.problems == ["1+1", "2+2"]
+    assert [len(record["responses"]) for record in assessment.evaluation.samples] == [2, 2]
 
 
 # Refused
@@ -209,7 +209,7 @@ IMPORTS = "from dataclasses import dataclass\nfrom sums_example import Sums\n"
         ),
     ],
 )
-def test_what_is_no_task_gets_one_sentence(
+def test_task_table_refuses_what_is_no_task(
     text: str, words: str, offer: Callable[[str, str, str | None], str], tmp_path: Path
 ) -> None:
     (tmp_path / "gsm8k.yaml").write_text(YAML.replace("task: example_sums", "task: gsm8k"))
@@ -235,10 +235,7 @@ MINE = YAML.replace("task: example_sums", "task: mine")
         (MINE.replace("text: prompt", "text: question"), "doc_to_text is 'question' in .*; allowed: prompt"),
         (MINE.replace("split: test", "split: validation"), "test_split is 'validation' in .*; allowed: train, test"),
         (MINE.replace("repeats: 2", "repeats: 0"), r"mine.yaml: repeats is 0; allowed: 1 and more"),
-        (MINE.replace("repeats: 2", "repeats: many"), r"mine.yaml: repeats is 'many'"),
-        (MINE.replace("max_gen_toks: 8", "max_gen_toks: -1"), r"mine.yaml: max_gen_toks is -1; allowed: 1 and more"),
         ("include: ../math.yaml\ntask: mine", r"lacks the lm-eval file .*/math.yaml, which mine.yaml includes"),
-        ("generation_kwargs: 5", "generation_kwargs is 5 in .*; it must be a mapping of keys"),
     ],
 )
 def test_an_incomplete_file_is_reported_before_anything_runs(

@@ -78,21 +78,21 @@ def test_the_file_of_a_task_asks_for_what_is_scored(name: str, prepared: Path, m
     monkeypatch.setattr("tasks.rg.question_split", str)
     with quiet():
         loaded = TaskManager(include_path=REPOSITORY / "tasks", include_defaults=False).load([name])
-    (said,) = (task.config for task in loaded["tasks"].values())
+    (settings,) = (task.config for task in loaded["tasks"].values())
     repeats = REPEATS[name]
-    assert said.repeats == repeats
-    assert said.metric_list == metric_list(repeats, countable=name in EMBEDDED)
-    assert said.filter_list == [{"name": "all", "filter": [{"function": "take_first_k", "k": repeats}]}]
-    assert said.test_split == ("validation" if name == "dapo_math" else "test")
+    assert settings.repeats == repeats
+    assert settings.metric_list == metric_list(repeats, countable=name in EMBEDDED)
+    assert settings.filter_list == [{"name": "all", "filter": [{"function": "take_first_k", "k": repeats}]}]
+    assert settings.test_split == ("validation" if name == "dapo_math" else "test")
     generation = {"until": [], "do_sample": True, "temperature": 0.7, "max_gen_toks": 7168}
     if name in EMBEDDED:
         generation |= {"temperature": 1.0, "max_gen_toks": EMBEDDED[name]}
-    assert said.generation_kwargs == generation
+    assert settings.generation_kwargs == generation
     # Those who start without lm-eval read the same.
     ours = tasks.lm_eval_settings(tasks.build_task(name))
     for key in ("repeats", "generation_kwargs", "filter_list", "test_split"):
-        assert ours[key] == getattr(said, key)
-    assert [metric["metric"] for metric in ours["metric_list"]] == [metric["metric"] for metric in said.metric_list]
+        assert ours[key] == getattr(settings, key)
+    assert [metric["metric"] for metric in ours["metric_list"]] == [metric["metric"] for metric in settings.metric_list]
 
 
 @pytest.mark.parametrize(
@@ -265,8 +265,8 @@ def test_contamination_is_reported_for_the_training_set(
 
     def flags() -> dict[str, list[str]]:
         trainer.evaluate(0)
-        found = (json.loads(path.read_text()) for path in (trainer.folder / "evals").glob("*.json"))
-        return {record["task"]: record["flags"] for record in found}
+        records = (json.loads(path.read_text()) for path in (trainer.folder / "evals").glob("*.json"))
+        return {record["task"]: record["flags"] for record in records}
 
     assert flags() == {"amc23": [], "countdown": []}
     trainer.parts = dataclasses.replace(trainer.parts, task=tasks.build_task("dapo_math"))
@@ -304,7 +304,7 @@ def test_a_name_is_short_for_any_options() -> None:
         e: list[float] = dataclasses.field(default_factory=list)
 
     long = [Many(10**19, 10**19, 10**19, 10**19 + number, [0.1]) for number in range(2)]
-    names = [tasks.evaluation_name(each) for each in long]  # type: ignore[arg-type]
+    names = [tasks.evaluation_name(task) for task in long]  # type: ignore[arg-type]
     assert len({*names}) == 2
     assert all(re.fullmatch(r"many\([0-9a-f]{12}\)", name) for name in names)
 
@@ -428,24 +428,24 @@ def test_diversity_is_counted_in_answers() -> None:
         r"7\boxed{6*7-3}",
     ]
     task, problem = tasks.build_task("countdown"), Problem("3,6,7=39", "6 7 3=39:", "3,6,7=39")
-    found = scoring.score({"spec": "countdown", **vars(problem)}, [responses])
-    assert found["avg"] == ["right"] * 3 + ["unparsed", "wrong", "wrong", "unparsed", "unparsed"]
-    assert found["right_distinct"] == 2  # 6*7-3, 7*6-3
-    assert found["distinct_answers"] == 3 / 8  # these and 6+7+3
-    assert found["after_answer"] == 1 / 8
+    scores = scoring.score({"spec": "countdown", **vars(problem)}, [responses])
+    assert scores["avg"] == ["right"] * 3 + ["unparsed", "wrong", "wrong", "unparsed", "unparsed"]
+    assert scores["right_distinct"] == 2  # 6*7-3, 7*6-3
+    assert scores["distinct_answers"] == 3 / 8  # these and 6+7+3
+    assert scores["after_answer"] == 1 / 8
     assert isinstance(task, Countable)
     assert task.solutions(problem) == 6  # and 3*(6+7) in four orders
-    assert found["coverage"] == 2 / 6
-    assert found["maj@8"] == 0.5  # 6*7-3 and 6+7+3 have two votes each
+    assert scores["coverage"] == 2 / 6
+    assert scores["maj@8"] == 0.5  # 6*7-3 and 6+7+3 have two votes each
     repeated = scoring.score({"spec": "countdown", **vars(problem)}, [responses[:2]])
     assert (repeated["right_distinct"], repeated["distinct_answers"], repeated["coverage"]) == (1, 0.5, 1 / 6)
 
 
 def test_a_task_that_cannot_count_its_right_answers_has_no_coverage() -> None:
     assert scoring.solutions(tasks.build_task("math500"), Problem("p", "", "5")) is None
-    found = scoring.scores(["a", "b"], [Verdict.RIGHT, Verdict.RIGHT], ["5", "5"], [False, True], None)
-    assert "coverage" not in found
-    assert (found["right_distinct"], found["distinct_answers"], found["after_answer"]) == (1, 0.5, 0.5)
+    scores = scoring.scores(["a", "b"], [Verdict.RIGHT, Verdict.RIGHT], ["5", "5"], [False, True], None)
+    assert "coverage" not in scores
+    assert (scores["right_distinct"], scores["distinct_answers"], scores["after_answer"]) == (1, 0.5, 0.5)
 
 
 @pytest.mark.processes
@@ -498,9 +498,11 @@ def test_lm_evals_own_command_runs_the_tasks(prepared: Path, commands: Commands,
 def documented() -> list[str]:
     """Lists lm-eval's commands as the files of the tasks and the documentation say them."""
     places = ("tasks/math.yaml", "tasks/countdown/countdown.yaml", "docs/add-a-task.md")
-    found = [re.findall(r"^[# ]*(lm_eval run .*)$", (REPOSITORY / place).read_text(), re.MULTILINE) for place in places]
-    assert [len(each) for each in found] == [1, 1, 1]
-    return sorted({line for (line,) in found})
+    commands = [
+        re.findall(r"^[# ]*(lm_eval run .*)$", (REPOSITORY / place).read_text(), re.MULTILINE) for place in places
+    ]
+    assert [len(lines) for lines in commands] == [1, 1, 1]
+    return sorted({line for (line,) in commands})
 
 
 @pytest.mark.processes

@@ -35,8 +35,8 @@ def test_columns_go_in_their_order_until_the_rest_fits(between: int, around: int
 def test_what_is_not_named_goes_from_the_right_and_what_belongs_together_at_once() -> None:
     lines = [list("abcdef"), ["1"] * 6]
     goes = [["b", "d"], ["unknown"]]
-    found = {width: fitting(lines, width, goes, between=1, around=0) for width in (11, 10, 7, 6, 5, 4)}
-    assert found == {11: [0, 1, 2, 3, 4, 5], 10: [0, 2, 4, 5], 7: [0, 2, 4, 5], 6: [0, 2, 4], 5: [0, 2, 4], 4: None}
+    result = {width: fitting(lines, width, goes, between=1, around=0) for width in (11, 10, 7, 6, 5, 4)}
+    assert result == {11: [0, 1, 2, 3, 4, 5], 10: [0, 2, 4, 5], 7: [0, 2, 4, 5], 6: [0, 2, 4], 5: [0, 2, 4], 4: None}
 
 
 def test_wide_letters_take_two_columns() -> None:
@@ -117,21 +117,8 @@ def test_prose_ends_its_lines_between_words() -> None:
     assert folded("one two three", None) == "one two three"
 
 
-STEERING = [
-    "\x1b[2J",
-    "\x1b]0;title\x07",
-    "\r",
-    "\x00",
-    "\x7f",
-    "\x9b31m",
-    "\u202e",
-    "\u2066",
-    "\x08",
-    "\u200b",
-    "\u061c",
-    "\u2028",
-]
-STEERING += ["\ufeff", "\U000e0041", "\ud800"]
+STEERING = ["\x1b[2J", "\x1b]0;title\x07", "\r", "\x00", "\x7f", "\x9b31m", "\u202e", "\u2066", "\x08", "\u200b"]
+STEERING += ["\u061c", "\u2028", "\ufeff", "\U000e0041", "\ud800"]
 
 
 @pytest.mark.parametrize("text", STEERING)
@@ -151,12 +138,12 @@ def test_what_people_write_stays_as_it_is() -> None:
 @pytest.mark.parametrize("text", STEERING)
 @pytest.mark.parametrize("how", ["string", "text", "table", "title"])
 def test_no_control_character_reaches_the_terminal(text: str, how: str) -> None:
-    said = f"a{text}b"
-    table = Table("name", title=Text(said) if how == "title" else None)
-    table.add_row(Text(said), style="red")
+    hostile = f"a{text}b"
+    table = Table("name", title=Text(hostile) if how == "title" else None)
+    table.add_row(Text(hostile), style="red")
     out = io.StringIO()
     console = SafeConsole(file=out, force_terminal=True, color_system=None, markup=False, highlight=False, width=60)
-    console.print({"string": said, "text": Text(said)}.get(how, table))
+    console.print({"string": hostile, "text": Text(hostile)}.get(how, table))
     assert all(letter.isprintable() or letter == "\n" for letter in out.getvalue())
 
 

@@ -196,8 +196,8 @@ def test_deviations_average_to_zero_on_policy_and_off_policy_with_the_ratio_alon
 
 def test_quadrants_are_by_both_signs_and_zeros_are_in_none() -> None:
     advantages, signal = [1.0, 1.0, 1.0, -1.0, -1.0, -1.0, 0.0, 0.0], [2.0, -2.0, 0.0, 2.0, -2.0, 0.0, 1.0, -1.0]
-    found = dynamics.quadrants(torch.tensor(advantages), torch.tensor(signal))
-    assert {name: mask_T.nonzero().flatten().tolist() for name, mask_T in found.items()} == {
+    result = dynamics.quadrants(torch.tensor(advantages), torch.tensor(signal))
+    assert {name: mask_T.nonzero().flatten().tolist() for name, mask_T in result.items()} == {
         "positive_above": [0],
         "positive_below": [1],
         "negative_above": [3],
@@ -226,10 +226,10 @@ def prepared(spec: str, drift: float = 0.3) -> tuple[Case, Method, Signal]:
 def test_the_push_is_the_gradient_of_the_real_loss_with_respect_to_the_logits(spec: str) -> None:
     c, method, signal = prepared(spec)
     minibatches = list(c.batch.split(2))
-    found = dynamics.push_of(method, signal, detached(c), minibatches)
+    result = dynamics.push_of(method, signal, detached(c), minibatches)
     p_TV = c.logits_TV.detach().softmax(-1)
-    ascent_TV = dynamics.gradient_step(p_TV, c.targets_T, found.logp)
-    ascent_TV -= found.entropy[:, None] * dynamics.discriminators(p_TV)
+    ascent_TV = dynamics.gradient_step(p_TV, c.targets_T, result.logp)
+    ascent_TV -= result.entropy[:, None] * dynamics.discriminators(p_TV)
     for part in minibatches:
         c.logits_TV.grad = None
         marked = method.for_step(detached(c).at(part.index_T), signal, part)
@@ -249,9 +249,9 @@ def test_the_push_of_plain_grpo_is_the_advantage_however_the_batch_is_split() ->
     for parts in (1, 2, 4):
         minibatches = list(c.batch.split(parts))
         signal = method.signal(c.old, c.batch, minibatches)
-        found = dynamics.push_of(method, signal, c.old, minibatches)
-        close(found.logp, torch.tensor(loops.group_advantages(c), dtype=torch.float64))
-        assert not found.entropy.any()
+        result = dynamics.push_of(method, signal, c.old, minibatches)
+        close(result.logp, torch.tensor(loops.group_advantages(c), dtype=torch.float64))
+        assert not result.entropy.any()
 
 
 # The instrument of a training step
@@ -261,8 +261,8 @@ def test_the_instrument_of_a_step_against_loops() -> None:
     c, method, signal = prepared("clip_b(share=0.2)+entropy_bonus(coefficient=0.1)")
     after_T = detached(c).entropy
     assert after_T is not None
-    found = dynamics.of_step(method, signal, c.batch, list(c.batch.split(2)), after_T, TEMPERATURE)
-    found = {name.removeprefix("dynamics/"): value for name, value in found.items()}
+    actual = dynamics.of_step(method, signal, c.batch, list(c.batch.split(2)), after_T, TEMPERATURE)
+    actual = {name.removeprefix("dynamics/"): value for name, value in actual.items()}
 
     advantages, (chosen, expected) = loops.group_advantages(c), loops.taken(c)
     deviations = [s - n for s, n in zip(chosen, expected, strict=True)]
@@ -294,22 +294,22 @@ def test_the_instrument_of_a_step_against_loops() -> None:
         wanted[f"{name}/dropped"] = sum(not keep[t] for t in inside) / n
         wanted[f"{name}/push"] = sum(predicted[t] for t in inside if keep[t]) / n
         wanted[f"{name}/push_dropped"] = sum(surrogate[t] for t in inside if not keep[t]) / n
-    assert found == pytest.approx(wanted, rel=1e-9, abs=1e-12)
+    assert actual == pytest.approx(wanted, rel=1e-9, abs=1e-12)
     assert wanted["negative_below/dropped"] > 0
     assert wanted["negative_below/push_dropped"] < 0
 
 
 def test_what_a_dropped_token_would_have_pushed_does_not_depend_on_the_denominator() -> None:
-    found = []
+    result = []
     for option in ("", ", reference_denominator=true"):
         c, method, signal = prepared(f"clip_b(share=0.2{option})")
         assert c.old.entropy is not None
-        found.append(dynamics.of_step(method, signal, c.batch, list(c.batch.split(2)), c.old.entropy, 1.0))
+        result.append(dynamics.of_step(method, signal, c.batch, list(c.batch.split(2)), c.old.entropy, 1.0))
     key = "dynamics/negative_below/push_dropped"
-    assert found[0][key] == pytest.approx(found[1][key], rel=1e-12)
-    assert found[0][key] != 0
-    assert found[0]["dynamics/measured"] == 0
-    assert "dynamics/correlation" not in found[0], "nothing moved, so there is nothing to compare"
+    assert result[0][key] == pytest.approx(result[1][key], rel=1e-12)
+    assert result[0][key] != 0
+    assert result[0]["dynamics/measured"] == 0
+    assert "dynamics/correlation" not in result[0], "nothing moved, so there is nothing to compare"
 
 
 # The lens
@@ -433,13 +433,13 @@ def test_the_instrument_does_not_define_a_cell() -> None:
 
 @pytest.mark.slow
 def test_without_a_step_nothing_is_measured_and_micro_batches_have_no_say(tmp_path: Path) -> None:
-    found = []
+    result = []
     for lr, budget in ((1e-30, 10**6), (1e-3, 10**6), (1e-3, 100)):
         overrides = ("dynamics.every=1", f"train.lr={lr}", f"hardware.micro_tokens={budget}")
         trainer = build(tmp_path, "clip_v(share=0.05)", *overrides)
         record = trainer.train_step(1, Stopwatch())
-        found.append({name: x for name, x in record.items() if name.startswith("dynamics/")})
-    still, whole, split = found
+        result.append({name: x for name, x in record.items() if name.startswith("dynamics/")})
+    still, whole, split = result
     assert still["dynamics/measured"] == 0
     assert abs(whole["dynamics/measured"]) > 1e-4
     assert whole["dynamics/predicted"] == still["dynamics/predicted"] != 0

@@ -236,8 +236,8 @@ def test_extreme_distributions(backend: str, name: str, temperature: float, upst
         ((i == target) - x - s) / temperature for i, (x, s) in enumerate(zip(p, loops.discriminators(p), strict=True))
     ]
     assert bias_V.grad is not None
-    found_V = bias_V.grad.double() / upstream
-    torch.testing.assert_close(found_V, torch.tensor(slopes, dtype=torch.float64), rtol=1e-4, atol=1e-6)
+    result_V = bias_V.grad.double() / upstream
+    torch.testing.assert_close(result_V, torch.tensor(slopes, dtype=torch.float64), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("scale", [1.0, 5.0, 60.0])

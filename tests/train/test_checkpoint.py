@@ -38,30 +38,30 @@ def save(checkpoints: Checkpoints, step: int) -> None:
 
 
 def saved(folder: Path, *steps: int) -> Checkpoints:
-    found = Checkpoints(folder, CELL)
+    checkpoints = Checkpoints(folder, CELL)
     for step in steps:
-        save(found, step)
-        assert found.written(wait=True) == step
-        assert found.written(wait=True) is None, "it is told once"
-    return found
+        save(checkpoints, step)
+        assert checkpoints.written(wait=True) == step
+        assert checkpoints.written(wait=True) is None, "it is told once"
+    return checkpoints
 
 
 def check(folder: Path, step: int) -> None:
     """Check that the newest checkpoint that is whole is the one of a step, with all that was saved."""
-    found = Checkpoints(folder, CELL).latest()
-    assert found is not None
-    assert (found.step, found.of("policy"), found.of("critic")) == (step, {"x", "step"}, set())
+    newest = Checkpoints(folder, CELL).latest()
+    assert newest is not None
+    assert (newest.step, newest.of("policy"), newest.of("critic")) == (step, {"x", "step"}, set())
     tensors = {"x": torch.zeros(3, 2), "step": torch.zeros(())}
-    found.fill("policy", tensors)
+    newest.fill("policy", tensors)
     assert torch.equal(tensors["x"], torch.full((3, 2), step / 3))
     assert torch.equal(tensors["step"], torch.tensor(step / 7))
-    assert found.rest["method"] == STATE["method"]
-    ((number, flight),) = found.rest["rollouts"]["in_flight"].items()
+    assert newest.rest["method"] == STATE["method"]
+    ((number, flight),) = newest.rest["rollouts"]["in_flight"].items()
     assert torch.equal(flight.pop("tokens"), STATE["rollouts"]["in_flight"]["7"]["tokens"])
     assert (number, flight) == ("7", {"lengths": [2], "lag": 1})
 
 
-def test_two_are_kept_and_nothing_unfinished(tmp_path: Path) -> None:
+def test_checkpoints_keep_two_and_nothing_unfinished(tmp_path: Path) -> None:
     assert Checkpoints(tmp_path / "none", CELL).latest() is None
     saved(tmp_path, 2, 4, 6)
     (tmp_path / ".step-000008.12").mkdir()
@@ -89,8 +89,8 @@ def test_the_one_before_a_damaged_one_is_used(
         harm(file)
         if step == 4:
             check(tmp_path, 2)
-            said = f"warning: the checkpoint {tmp_path / 'step-000004'} is damaged"
-            assert capsys.readouterr().out.startswith(said)
+            output = f"warning: the checkpoint {tmp_path / 'step-000004'} is damaged"
+            assert capsys.readouterr().out.startswith(output)
             assert [path.name for path in tmp_path.iterdir()] == ["step-000002"]
     with pytest.raises(CellFailure, match=r"no checkpoint in .* is whole; remove that folder"):
         Checkpoints(tmp_path, CELL).latest()
@@ -136,14 +136,14 @@ def test_a_checkpoint_counts_when_it_is_on_disk_and_holds_what_was_when_it_began
         complete(partial, path)
 
     monkeypatch.setattr(checkpoint, "publish_checkpoint", slow)
-    found = Checkpoints(tmp_path, CELL)
-    found.save(2, {"policy.x": x}, {})
+    checkpoints = Checkpoints(tmp_path, CELL)
+    checkpoints.save(2, {"policy.x": x}, {})
     x.zero_()
-    assert found.written(wait=False) is None
+    assert checkpoints.written(wait=False) is None
     assert not (tmp_path / "step-000002").exists()
     go.set()
-    assert found.written(wait=True) == 2
-    newest = found.latest()
+    assert checkpoints.written(wait=True) == 2
+    newest = checkpoints.latest()
     assert newest is not None
     newest.fill("policy", {"x": x})
     assert torch.equal(x, torch.ones(3))
@@ -151,10 +151,10 @@ def test_a_checkpoint_counts_when_it_is_on_disk_and_holds_what_was_when_it_began
 
 def test_a_failure_in_the_background_fails_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
-    found = Checkpoints(tmp_path / "file", CELL)
-    save(found, 2)
+    checkpoints = Checkpoints(tmp_path / "file", CELL)
+    save(checkpoints, 2)
     with pytest.raises(FileExistsError):
-        found.written(wait=True)
+        checkpoints.written(wait=True)
 
 
 def test_large_tensors_go_to_files_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +192,7 @@ def test_a_cell_whose_newest_checkpoint_is_damaged_ends_as_if_it_was_not(tmp_pat
 
 @pytest.mark.slow
 def test_moments_in_the_memory_of_the_machine_change_no_bit(tmp_path: Path) -> None:
-    found = []
+    runs = []
     for name, first, then in (("one", False, False), ("other", True, True), ("mixed", True, False)):
         for steps, offload in ((2, first), (4, then)):
             overrides = (f"train.steps={steps}", f"hardware.offload={offload}")
@@ -200,10 +200,10 @@ def test_moments_in_the_memory_of_the_machine_change_no_bit(tmp_path: Path) -> N
             trainer.checkpoints.cell = CELL  # one cell, though its number of steps differs here
             trainer.run(lambda step: None)
             assert (trainer.policy.masters is not trainer.policy.weights) == offload
-        found.append((records(tmp_path / name), weights(trainer)))
-    for lines, theirs in found[1:]:
-        assert lines == found[0][0]
-        assert same(theirs, found[0][1])
+        runs.append((records(tmp_path / name), weights(trainer)))
+    for lines, theirs in runs[1:]:
+        assert lines == runs[0][0]
+        assert same(theirs, runs[0][1])
 
 
 Found = dict[str, Tensor]
@@ -221,18 +221,18 @@ def hand_over(folder: Path, source: str | None, target: str) -> Found:
                 weight.grad = None if name == "model.norm.weight" else torch.randn_like(weight)
             learner.apply(1e-2)
     else:
-        found = Checkpoints(folder / source, CELL).latest()
-        assert found is not None
+        newest = Checkpoints(folder / source, CELL).latest()
+        assert newest is not None
         for who, learner in learners.items():
-            learner.load_state(found.of(who), partial(found.fill, who))
+            learner.load_state(newest.of(who), partial(newest.fill, who))
     tensors = {f"{who}.{name}": x for who, learner in learners.items() for name, x in learner.state().items()}
     checkpoints = Checkpoints(folder / target, CELL)
     checkpoints.save(1, tensors, {})
     checkpoints.written(wait=True)
     return {name: ranks.whole_weight(x) for name, x in tensors.items()} | {
         f"{who} {name}": ranks.whole_weight(x)
-        for who, each in learners.items()
-        for name, x in each.module.state_dict().items()
+        for who, learner in learners.items()
+        for name, x in learner.module.state_dict().items()
     }
 
 
@@ -251,9 +251,9 @@ def test_three_ranks_and_one_read_each_other_bit_for_bit(tmp_path: Path) -> None
     one = hand_over(tmp_path, None, "of one")
     on_ranks(rank_main, tmp_path, 3)
     again = hand_over(tmp_path, "of three", "of one again")
-    for found in (*(torch.load(tmp_path / f"{rank}.pt") for rank in range(3)), again):
-        assert found.keys() == one.keys()
-        assert all(torch.equal(found[name], x) for name, x in one.items())
+    for tensors in (*(torch.load(tmp_path / f"{rank}.pt") for rank in range(3)), again):
+        assert tensors.keys() == one.keys()
+        assert all(torch.equal(tensors[name], x) for name, x in one.items())
     assert "policy.exp_avg.model.embed_tokens.weight" in one
     assert "policy.exp_avg.model.norm.weight" not in one
     assert "policy.weight.lm_head.weight" not in one, "it is the embedding"

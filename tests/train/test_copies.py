@@ -112,7 +112,7 @@ def test_statistics_and_gradient_are_those_of_each_copy_alone(micro: int, folder
         assert current.entropy is not None
         loss_T = by_logp_T[part.index_T] * current.logp + by_entropy_T[part.index_T] * current.entropy
         policy.backward(loss_T.sum())
-    found = gradients(policy.module)
+    actual = gradients(policy.module)
 
     policy.network.zero_grad()
     parts = []
@@ -124,7 +124,7 @@ def test_statistics_and_gradient_are_those_of_each_copy_alone(micro: int, folder
     (by_logp_T * expected.logp + by_entropy_T * expected.entropy).sum().backward()
     assert stats.columns.keys() == expected.columns.keys()
     close(list(stats.columns.values()), list(expected.detach().columns.values()))
-    close(found, gradients(policy.module))
+    close(actual, gradients(policy.module))
 
 
 @pytest.mark.parametrize("micro", [20, 10**6])
@@ -133,7 +133,7 @@ def test_values_and_their_gradient_are_those_of_each_copy_alone(micro: int, fold
     factor_T, _ = factors(batch)
     for part in critic.micro_batches(batch):
         critic.backward((factor_T[part.index_T] * critic.current(part) ** 2).sum())
-    found, values_T = gradients(critic.module), critic.values(batch)
+    result, values_T = gradients(critic.module), critic.values(batch)
 
     critic.network.zero_grad()
     parts = []
@@ -142,7 +142,7 @@ def test_values_and_their_gradient_are_those_of_each_copy_alone(micro: int, fold
         parts.append(critic.module.head(hidden_TD)[:, 0])
     expected_T = torch.cat(parts)
     (factor_T * expected_T**2).sum().backward()
-    close(found, gradients(critic.module))
+    close(result, gradients(critic.module))
     close([values_T], [expected_T.detach()])
 
 

@@ -130,7 +130,7 @@ def test_every_verdict_is_kept_and_every_metric_is_right(canned: Canned) -> None
     shares = [int(i > 0) / count for i, count in enumerate(result.solutions)]
     assert result.metrics["coverage"] == pytest.approx(np.mean(shares))
     answers = [{text[7:-1] for text in row if text.endswith("}")} for row in texts]
-    assert result.metrics["distinct_answers"] == pytest.approx(np.mean([len(each) / 8 for each in answers]))
+    assert result.metrics["distinct_answers"] == pytest.approx(np.mean([len(unique) / 8 for unique in answers]))
     assert result.metrics["after_answer"] == 0
 
     for sample, problem, row in zip(result.samples, asked, texts, strict=True):
@@ -221,20 +221,12 @@ def test_without_a_number_all_problems_are_asked() -> None:
         ({"split": "tset"}, r"split is 'tset'; .*did you mean 'test'"),
     ],
 )
-def test_mistakes_are_named(changes: dict[str, Any], sentence: str, canned: Canned) -> None:
+def test_evaluate_task_mistakes(changes: dict[str, Any], sentence: str, canned: Canned) -> None:
     with pytest.raises(UserError, match=sentence):
         evaluate_task(TASK, Sampler(canned, ENCODER, 0), UNASKED, **{**SETTINGS, **changes})
 
 
-@pytest.mark.processes
-def test_a_chat_template_is_used_where_there_is_one(canned: Canned) -> None:
-    assert render_prompt(ENCODER, "6 7 3=39:") == ENCODER("6 7 3=39:")["input_ids"]
-    chatty = base_model.tokenizer(CountdownRecipe())
-    chatty.chat_template = "({{ messages[0]['content'] }}){% if add_generation_prompt %}={% endif %}"
-    assert render_prompt(chatty, "6 7 3=39:") == ENCODER("(6 7 3=39:)=")["input_ids"]
-
-
-def test_it_is_silent_and_leaves_random_numbers_alone(
+def test_evaluate_task_prints_nothing_and_leaves_random_numbers_alone(
     canned: Canned, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     states = (np.random.get_state(legacy=False)["state"]["key"].tolist(), torch.get_rng_state().tolist())

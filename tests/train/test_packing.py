@@ -65,9 +65,9 @@ UNEQUAL = batch([[1, 30, 5], [2, 1, 1], [12, 3, 25]])
 def computed(network: PreTrainedModel, parts: list[TokenBatch]) -> tuple[Tensor, list[Tensor]]:
     """Return the hidden states of all parts and the gradient of a sum over them in which each number has a weight."""
     network.zero_grad()
-    found = torch.cat([hidden.hidden_states(network.base_model, part, "cpu") for part in parts])
-    (found * torch.linspace(-1, 1, found.numel(), dtype=found.dtype).view_as(found)).sum().backward()
-    return found.detach(), [x.grad.clone() for x in network.base_model.parameters() if x.grad is not None]
+    result = torch.cat([hidden.hidden_states(network.base_model, part, "cpu") for part in parts])
+    (result * torch.linspace(-1, 1, result.numel(), dtype=result.dtype).view_as(result)).sum().backward()
+    return result.detach(), [x.grad.clone() for x in network.base_model.parameters() if x.grad is not None]
 
 
 @pytest.mark.parametrize("architecture", CASES)
@@ -102,13 +102,13 @@ def varlen_attn(
     k_AHD, v_AHD = key.repeat_interleave(share, 1), value.repeat_interleave(share, 1)
     left, right = window_size
     assert right == 0, "causal"
-    found = []
+    result = []
     for start, end in itertools.pairwise(cu_seq_q.tolist()):
         for place in range(start, end):
             seen = slice(start if left < 0 else max(start, place - left), place + 1)
             p_HA = (torch.einsum("hd,ahd->ha", query[place], k_AHD[seen]) * scale).softmax(-1)
-            found.append(torch.einsum("ha,ahd->hd", p_HA, v_AHD[seen]))
-    return torch.stack(found)
+            result.append(torch.einsum("ha,ahd->hd", p_HA, v_AHD[seen]))
+    return torch.stack(result)
 
 
 @pytest.mark.parametrize("grouped", [True, False])  # whether the kernel takes fewer heads of keys than of queries

@@ -69,14 +69,14 @@ def run(folder: Path, capfd: pytest.CaptureFixture[str], code: int | None = None
 
 def test_a_warning_stays_with_the_cell(tmp_path: Path, written: Any, capfd: pytest.CaptureFixture[str]) -> None:
     written(lambda i, prompt: f"Solve {prompt}" if i % 7 else prompt)
-    said = run(tmp_path, capfd)
+    output = run(tmp_path, capfd)
     looked_at = len(Countdown().problems("train")[:: -(-len(Countdown().problems("train")) // parts.LOOKED_AT)])
     assert 256 <= looked_at <= 512
     state = State.read(tmp_path)
     assert state.state == "done"
     assert state.reason == Progress.read(tmp_path).reason
     assert state.reason is not None
-    assert state.reason in said.splitlines()
+    assert state.reason in output.splitlines()
     assert state.reason.startswith("warning: the tokenizer leaves letters out of ")
     assert state.reason.endswith(f" of {looked_at} training prompts")
 

@@ -67,10 +67,10 @@ def mine(learner: Learner) -> dict[str, torch.Tensor]:
 
 def rank_main(rank: int, folder: Path) -> None:
     for path in (folder / name for name in ("tied", "untied", "body")):
-        said = io.StringIO()
-        with contextlib.redirect_stdout(said):
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output):
             policy, critic = Policy(path, *ARGUMENTS), Critic(path, Train(), 1e-3, "cpu", torch.float32, Hardware())
-        assert "reads all" not in said.getvalue()
+        assert "reads all" not in output.getvalue()
         frequencies = policy.module.model.rotary_emb.inv_freq
         tied = policy.module.lm_head.weight is policy.module.model.embed_tokens.weight
         assert tied == (path.name != "untied")
@@ -88,14 +88,14 @@ def test_two_ranks_hold_the_rows_of_the_whole_model(tmp_path: Path) -> None:
         critic = {f"body.{name}": weight for name, weight in body.named_parameters()}
         critic |= {"head.weight": torch.zeros(1, 16), "head.bias": torch.zeros(1)}
         for rank in range(2):
-            found = torch.load(tmp_path / f"{path.name}-{rank}.pt", weights_only=False)
-            for shards, all_of_it in ((found[0], dict(policy.named_parameters())), (found[1], critic)):
+            result = torch.load(tmp_path / f"{path.name}-{rank}.pt", weights_only=False)
+            for shards, all_of_it in ((result[0], dict(policy.named_parameters())), (result[1], critic)):
                 assert shards.keys() == all_of_it.keys()
                 for name, weight in all_of_it.items():
                     rows = -(-len(weight) // 2)  # of the first rank
                     assert torch.equal(shards[name], weight.detach()[rank * rows : (rank + 1) * rows]), name
                     assert shards[name].dtype == torch.float32
-            assert torch.equal(found[2], policy.model.rotary_emb.inv_freq)
+            assert torch.equal(result[2], policy.model.rotary_emb.inv_freq)
         if path.name != "body":  # which has no settings for generation
             policy.save_pretrained(tmp_path / f"{path.name} whole")
             saved, whole = (content(tmp_path / f"{path.name} {way}") for way in ("saved", "whole"))
@@ -211,10 +211,10 @@ def test_a_rank_names_the_tensor_of_another_shape(tmp_path: Path) -> None:
 
 def falling_back_rank(rank: int, folder: Path) -> None:
     """Load a model whose files lack weights, and keep what this rank prints."""
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
         weights.outline(folder / "m", AutoModelForCausalLM)
-    (folder / f"{rank}.txt").write_text(said.getvalue())
+    (folder / f"{rank}.txt").write_text(output.getvalue())
 
 
 @pytest.mark.processes

@@ -169,12 +169,7 @@ def test_the_page_names_the_methods_that_are_refused() -> None:
         ("grpo", "actor_rollout_ref.actor.clip_ratio_high", 0.28, "leave it at 0.2 and use the objective's clip_high"),
         ("grpo", "actor_rollout_ref.actor.use_kl_loss", True, "use_kl_loss is True.*set it to False"),
         ("grpo", "algorithm.use_pf_ppo", True, "use_pf_ppo is True.*set it to False"),
-        (
-            "m2po",
-            "actor_rollout_ref.rollout.calculate_log_probs",
-            False,
-            "log_probs is False.*set it to True",
-        ),
+        ("m2po", "actor_rollout_ref.rollout.calculate_log_probs", False, "log_probs is False.*set it to True"),
         ("ppo", "algorithm.gamma", 0.99, "gamma is 0.99, but method ppo decides that; .* the objective ppo's gamma"),
         ("ppo", "algorithm.lam", 0.95, "lam is 0.95, but method ppo decides that; .* the objective ppo's lam"),
         ("sapo", "actor_rollout_ref.actor.tau_neg", 2.0, "tau_neg is 2.0, .* the objective sapo's tau_negative"),

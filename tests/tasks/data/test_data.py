@@ -178,11 +178,11 @@ def test_a_file_that_cannot_be_read_is_named(name: str, content: str, sentence: 
 def test_samples_of_the_hubs_own_files(sample: str, name: str, first: str) -> None:
     entry = sets.SETS[name]
     raw = sources.read_file(REAL / "raw_samples" / sample)
-    found = clean.clean(raw, entry.answer, clean.Counts())
-    assert (next(iter(found.values())) if name == "math500" else " ".join(found.values())) == first
+    result = clean.clean(raw, entry.answer, clean.Counts())
+    assert (next(iter(result.values())) if name == "math500" else " ".join(result.values())) == first
     published = {row["problem"]: row["answer"] for file in REAL.glob("*.jsonl") for row in lines(file)}
     folded = {clean.fold(problem): answer for problem, answer in published.items()}
-    assert [folded[clean.fold(problem)] for problem in found] == list(found.values())
+    assert [folded[clean.fold(problem)] for problem in result] == list(result.values())
     assert [file.name for file in sources.local_files(entry.source, REAL / "raw_samples") if file.name == sample] == [
         sample
     ]
@@ -199,8 +199,8 @@ def lines(file: Path) -> list[dict[str, str]]:
     "problem", ["Solve the system.", "Let f be as above.", "Answer $n$", 'What is "Answer:".', "eth Solver", "a\n\nb"]
 )
 def test_the_prompt_around_a_problem_goes_as_a_whole_and_takes_no_letter_along(problem: str) -> None:
-    found, counts = cleaned([(clean.WRAPPER[0] + problem + clean.WRAPPER[1], "1"), ("Bare.", "2")])
-    assert list(found) == [problem, "Bare."]
+    result, counts = cleaned([(clean.WRAPPER[0] + problem + clean.WRAPPER[1], "1"), ("Bare.", "2")])
+    assert list(result) == [problem, "Bare."]
     assert counts.repaired == {clean.UNWRAPPED: 1}
 
 
@@ -267,8 +267,8 @@ def test_every_row_has_one_fate() -> None:
         *[("How?", ""), ("Why?", "x")],
         ("Is $9^{2}$?", "81"),
     ]
-    found, counts = cleaned(rows)
-    assert found == {"What is  $x$?": "7", "Is $9^{2}$?": "81"}
+    result, counts = cleaned(rows)
+    assert result == {"What is  $x$?": "7", "Is $9^{2}$?": "81"}
     # Four rows of one problem in three spellings, of which one is kept.
     assert +counts.dropped == {
         clean.COPY: 1,
@@ -277,14 +277,14 @@ def test_every_row_has_one_fate() -> None:
         clean.NO_PROBLEM: 3,
         clean.NO_ANSWER: 2,
     }
-    assert counts.rows == len(rows) == len(found) + counts.dropped.total()
+    assert counts.rows == len(rows) == len(result) + counts.dropped.total()
 
 
 def test_a_conflict_is_known_even_in_a_copy_that_lost_one_of_the_answers() -> None:
-    found, counts = cleaned(
+    result, counts = cleaned(
         [("Which \n one?", "1"), ("Other?", "2")], conflicts=[clean.problem_digest("Which one?")[:12]]
     )
-    assert found == {"Other?": "2"}
+    assert result == {"Other?": "2"}
     assert +counts.dropped == {clean.CONFLICT: 1}
 
 
@@ -339,7 +339,7 @@ def dapo() -> list[dict[str, str]]:
 
 @real
 def test_dapo_has_the_damage_that_is_known_and_no_other(dapo: list[dict[str, str]]) -> None:
-    found, counts = cleaned([(row["problem"], row["answer"]) for row in dapo])
+    result, counts = cleaned([(row["problem"], row["answer"]) for row in dapo])
     assert counts.rows == 17917
     # 627 rows repeat a problem literally and 102 but for white space, and mending makes two more equal. Of the
     # 24 rows of the twelve conflicts, twelve are among the 729, which leaves 719 copies.
@@ -347,7 +347,7 @@ def test_dapo_has_the_damage_that_is_known_and_no_other(dapo: list[dict[str, str
     folded = len({" ".join(row["problem"].split()) for row in dapo})
     assert (literal, folded) == (627, 17188)
     assert counts.dropped == {clean.COPY: 616, clean.SPACED_COPY: 103, clean.CONFLICT: 24, clean.NO_PROBLEM: 1}
-    assert len(found) == folded - 2 - 12 - 1 == 17173
+    assert len(result) == folded - 2 - 12 - 1 == 17173
     assert counts.repaired == {
         "\\frac restored": 606,
         "\\text restored": 4,
@@ -358,8 +358,8 @@ def test_dapo_has_the_damage_that_is_known_and_no_other(dapo: list[dict[str, str
         clean.UNLIGATED: 6,
         clean.CONTROLLED: 30,
     }
-    assert not any(re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", problem) for problem in found)
-    assert all(re.fullmatch("-?[1-9][0-9]*|0", answer) for answer in found.values())
+    assert not any(re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", problem) for problem in result)
+    assert all(re.fullmatch("-?[1-9][0-9]*|0", answer) for answer in result.values())
 
 
 @real
@@ -404,19 +404,19 @@ def brute_force_matches(evaluated: list[str], trained: list[str]) -> dict[tuple[
         return re.findall(r"[a-z]+|[0-9]+|[\u4e00-\u9fff]", text.lower())
 
     def grams(text: str) -> set[str]:
-        found = words(text)
-        return {" ".join(found[i : i + 8]) for i in range(max(1, len(found) - 7))}
+        result = words(text)
+        return {" ".join(result[i : i + 8]) for i in range(max(1, len(result) - 7))}
 
     frequency = Counter(gram for text in trained for gram in grams(text))
-    found = {}
+    result = {}
     for i, mine in enumerate(evaluated):
         telling = {gram for gram in grams(mine) if frequency[gram] <= 20}
         for j, other in enumerate(trained):
             contained = "".join(words(mine)) in "".join(words(other))
             share = len(telling & grams(other)) / len(telling) if telling else 0.0
             if contained or share >= 0.5:
-                found[i, j] = (contained, share)
-    return found
+                result[i, j] = (contained, share)
+    return result
 
 
 def test_overlap_is_what_its_definition_says() -> None:
@@ -437,14 +437,14 @@ def test_overlap_is_what_its_definition_says() -> None:
         "Is 22 fourty",
     ]
     expected = brute_force_matches(evaluated, trained)
-    found = {(m.evaluated, m.trained): (m.contained, m.share) for m in overlap.matches(evaluated, trained)}
-    assert found.keys() == expected.keys()
-    assert all(found[pair] == pytest.approx(expected[pair]) for pair in expected)
-    assert all((i, i) in found and found[i, i][0] for i in range(30)), "a problem within a longer text"
-    assert 5 < sum((i, i) in found for i in range(30, 60)) < 25, "near copies fall on both sides of the threshold"
-    assert not any(i == 60 for i, _ in found), "a phrase that is everywhere is no evidence"
-    assert {(61, 60), (62, 61)} <= found.keys()
-    assert (63, 61) not in found
+    actual = {(m.evaluated, m.trained): (m.contained, m.share) for m in overlap.matches(evaluated, trained)}
+    assert actual.keys() == expected.keys()
+    assert all(actual[pair] == pytest.approx(expected[pair]) for pair in expected)
+    assert all((i, i) in actual and actual[i, i][0] for i in range(30)), "a problem within a longer text"
+    assert 5 < sum((i, i) in actual for i in range(30, 60)) < 25, "near copies fall on both sides of the threshold"
+    assert not any(i == 60 for i, _ in actual), "a phrase that is everywhere is no evidence"
+    assert {(61, 60), (62, 61)} <= actual.keys()
+    assert (63, 61) not in actual
 
 
 @pytest.mark.slow
@@ -538,9 +538,9 @@ def test_a_copy_with_a_wrong_answer_or_a_missing_problem_is_refused(small: Path,
 def test_preparing_again_writes_nothing(small: Path) -> None:
     prepare.prepare_sets(["aime24"], str(small))
     before = {path: path.stat().st_mtime_ns for path in kept.folder().iterdir()}
-    said: list[str] = []
-    prepare.prepare_sets(["aime24"], str(small), said.append)
-    assert said == []
+    messages: list[str] = []
+    prepare.prepare_sets(["aime24"], str(small), messages.append)
+    assert messages == []
     assert {path: path.stat().st_mtime_ns for path in kept.folder().iterdir()} == before
 
 
@@ -722,7 +722,7 @@ def test_the_hubs_own_client_offline(tmp_path: Path) -> None:
         (check.check_overlaps, "the problem set dapo_math is not prepared"),
     ],
 )
-def test_mistakes_get_one_sentence(call: Callable[[], object], sentence: str) -> None:
+def test_data_command_mistakes(call: Callable[[], object], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         call()
 
