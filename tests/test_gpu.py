@@ -20,10 +20,7 @@ from harness.tokens.head import Head
 from harness.tokens.metrics import Stopwatch
 from harness.tokens.statistics import token_stats
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 METHODS = ["grpo", "clip_v(share=0.02)", "ppo", "ce_gppo", "adaptive_entropy(target=0.3,delta=0.002,highest=0.1)"]
 

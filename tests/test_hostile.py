@@ -41,59 +41,12 @@ hostile = settings(
 )
 
 TEXTS = [
-    *(
-        "",
-        " ",
-        "~",
-        "null",
-        "true",
-        "off",
-        "=",
-        "'",
-        '"',
-        "[",
-        "]",
-        "{",
-        "}",
-        "(",
-        ")",
-        ",",
-        "+",
-        "&a",
-        "*a",
-        "!!int 3",
-    ),
+    *("", " ", "~", "null", "true", "off", "=", "'", '"', "[", "]", "{", "}", "(", ")", ",", "+", "&a", "*a", "`", "-"),
     *("0", "-1", "1e999", ".nan", ".inf", "-.inf", "1_0", "0x10", "010", "1:30", "2024-01-01", "9" * 30, "9" * 5000),
     *("../../x", "/", ".", "..", "a/b", "p%41", "q?x", "#x", "a|b", "$x^{$", "<b>", "=1+1", "\\", "???", "${x}", "${"),
-    *(
-        "\x00",
-        "\x1b[2J",
-        "\n",
-        "\u202e",
-        "\ud800",
-        "é",
-        "名前",
-        "x" * 5000,
-        "[" * 3000,
-        "a.b.c",
-        "a=b",
-        "%s",
-        "{0}",
-        "@",
-    ),
-    *(
-        "grpo",
-        "clip_b",
-        "countdown",
-        "demo",
-        "__class__",
-        "os",
-        "owner/name",
-        "sqlite:///x?y",
-        "http://a:b@c",
-        "`",
-        "-",
-    ),
+    *("\x00", "\x1b[2J", "\n", "\u202e", "\ud800", "é", "名前", "x" * 5000, "[" * 3000, "a.b.c", "a=b", "%s", "{0}"),
+    *("@", "!!int 3", "grpo", "clip_b", "countdown", "demo", "__class__", "os", "owner/name", "sqlite:///x?y"),
+    "http://a:b@c",
 ]
 NUMBERS = [0, 1, -1, 2, 3, 10**6, 2**31, 2**63, 10**30, 10**400, 0.0, 1e-300, 1e300, -0.5, 0.5, 1.5]
 NO_NUMBERS = [float("nan"), float("inf"), -float("inf"), None, True, False]
@@ -107,13 +60,11 @@ def keys() -> list[str]:
     """Return keys of a configuration, those of its sections, lists and mappings, and some that are none."""
     whole = Config()
     whole.train.filter, whole.train.resample = Filter(), Resample()
-    found = [
-        *scalars(whole),
-        *["name", "results", "baseline", "methods", "tasks", "models", "seeds", "axes", "plugins", "base"],
-    ]
-    found += ["axes.train.lr", "method_options.clip_b.share", "eval.tasks", "eval.by_task.countdown.k", "tracking.uri"]
-    found += [f"hardware.{name}" for name in ("ranks", "nodes", "share", "threads", "micro_tokens", "cache_gib")]
-    found += [
+    listed = [*scalars(whole)]
+    listed += ["name", "results", "baseline", "methods", "tasks", "models", "seeds", "axes", "plugins", "base"]
+    listed += ["axes.train.lr", "method_options.clip_b.share", "eval.tasks", "eval.by_task.countdown.k", "tracking.uri"]
+    listed += [f"hardware.{name}" for name in ("ranks", "nodes", "share", "threads", "micro_tokens", "cache_gib")]
+    listed += [
         "checkpoint.every",
         "launch.slurm.setup",
         "launch.slurm.extra",
@@ -122,7 +73,7 @@ def keys() -> list[str]:
         "schlüssel",
         "x" * 999,
     ]
-    return [*found, *sorted({part for key in found if (part := key.rpartition(".")[0])})]
+    return [*listed, *sorted({part for key in listed if (part := key.rpartition(".")[0])})]
 
 
 key = st.sampled_from(keys())
@@ -151,18 +102,18 @@ def ask(*arguments: str) -> None:
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as ended:
         cli.main(arguments)
     took = time.process_time() - began
-    said = err.getvalue()
+    message = err.getvalue()
     if ended.value.code == 0:
-        assert said == ""
+        assert message == ""
     else:
-        assert ended.value.code in (1, 2), said
-        assert said.startswith("entrobench: ")
-        assert said.endswith("\n")
-        sentence = said.removeprefix("entrobench: ").removesuffix("\n")
+        assert ended.value.code in (1, 2), message
+        assert message.startswith("entrobench: ")
+        assert message.endswith("\n")
+        sentence = message.removeprefix("entrobench: ").removesuffix("\n")
         assert visible(sentence) == sentence, sentence
         assert "\n" not in sentence
         assert 10 < len(sentence) <= SENTENCE, sentence
-    assert took < SECONDS, f"{took:.1f} s: {said}"
+    assert took < SECONDS, f"{took:.1f} s: {message}"
     assert os.listdir("..") == ["here"], "something was written outside this folder"
 
 

@@ -70,7 +70,9 @@ def test_a_password_with_any_signs_is_never_shown(beginning: str, user: str, pas
             assert not may_be_written(uri)
 
 
-@given(st.sampled_from([each for each in BEGINNINGS if not each.startswith(("sqlite", "file"))]), ANY_SECRET)
+@given(
+    st.sampled_from([beginning for beginning in BEGINNINGS if not beginning.startswith(("sqlite", "file"))]), ANY_SECRET
+)
 def test_no_query_is_shown(beginning: str, secret: str) -> None:
     for uri in (f"{beginning}//host/db?{secret}", f"{beginning}//host?{secret}", f"{beginning}//host#{secret}"):
         assert SECRET not in visible_address(uri)

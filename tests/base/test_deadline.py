@@ -9,7 +9,7 @@ import pytest
 from harness.base.deadline import results_as_ready
 
 
-def test_results_come_as_they_are_ready() -> None:
+def test_results_as_ready_order() -> None:
     second_ended = threading.Event()
 
     def work(number: int) -> int:
@@ -23,17 +23,17 @@ def test_results_come_as_they_are_ready() -> None:
     assert list(results) == [(1, 10)]
 
 
-def test_one_thread_keeps_the_order() -> None:
+def test_results_as_ready_of_one_thread_keep_the_order() -> None:
     assert list(results_as_ready(str, range(5), 1)) == [(number, str(number)) for number in range(5)]
     assert list(results_as_ready(str, [], 4)) == []
 
 
-def test_the_first_error_is_raised_and_no_further_item_begins() -> None:
-    begun: list[int] = []
+def test_results_as_ready_after_an_error_starts_no_item() -> None:
+    started: list[int] = []
     released = threading.Event()
 
     def work(number: int) -> None:
-        begun.append(number)
+        started.append(number)
         if number == 0:
             raise ValueError("the first one")
         assert released.wait(60)
@@ -41,4 +41,4 @@ def test_the_first_error_is_raised_and_no_further_item_begins() -> None:
     with pytest.raises(ValueError, match="the first one"):
         list(results_as_ready(work, range(9), 2))
     released.set()
-    assert begun in ([0], [0, 1], [1, 0], [0, 1, 2], [0, 2, 1], [1, 0, 2])
+    assert started in ([0], [0, 1], [1, 0], [0, 1, 2], [0, 2, 1], [1, 0, 2])

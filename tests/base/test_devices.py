@@ -34,7 +34,7 @@ def afresh() -> Iterator[None]:
         ("cuda", 0, False, None, "cuda"),
     ],
 )
-def test_where_a_cell_computes(
+def test_resolve_device_on_machines(
     wanted: str, found: int, built: bool, visible: str | None, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(devices, "cuda_devices", lambda: (Device("any", None),) * found)
@@ -46,7 +46,7 @@ def test_where_a_cell_computes(
     assert devices.resolve_device(wanted) == kind
 
 
-def test_what_torch_was_built_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_built_for_cuda_of_torch_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert devices.built_for_cuda() == (torch.version.cuda is not None)
     for line, built in (
         ("cuda: Optional[str] = '12.8'", True),
@@ -69,7 +69,7 @@ def test_what_torch_was_built_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         (None, ["0", "1"]),  # where nvidia-smi is not there, as many as the driver has
     ],
 )
-def test_the_gpus_that_may_be_used(visible: str | None, names: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_with_visible_devices(visible: str | None, names: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "cuda_devices", lambda: (Device("any", None),) * 2)
     monkeypatch.setenv("PATH", "")
     if visible is None:
@@ -79,13 +79,13 @@ def test_the_gpus_that_may_be_used(visible: str | None, names: list[str], monkey
     assert devices.gpus() == names
 
 
-def test_a_gpu_that_is_cut_into_parts_is_its_parts() -> None:
-    told = """GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-b1028956-cfa2-0990-bf4a-5da9abb51763)
+def test_parse_gpu_list_with_parts_of_a_gpu() -> None:
+    output = """GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-b1028956-cfa2-0990-bf4a-5da9abb51763)
   MIG 3g.40gb     Device  0: (UUID: MIG-8f1e2a3c-0000-5555-8888-1234567890ab)
   MIG 3g.40gb     Device  1: (UUID: MIG-8f1e2a3c-0000-5555-8888-1234567890ac)
 GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-1f7a1a05-bf75-e5b2-7b8f-0e2f1c1e9d6f)
 """
-    assert devices.parse_gpu_list(told) == [
+    assert devices.parse_gpu_list(output) == [
         "MIG-8f1e2a3c-0000-5555-8888-1234567890ab",
         "MIG-8f1e2a3c-0000-5555-8888-1234567890ac",
         "GPU-1f7a1a05-bf75-e5b2-7b8f-0e2f1c1e9d6f",

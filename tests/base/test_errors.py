@@ -9,31 +9,31 @@ import pytest
 from harness.base.errors import UserError, at_least, nearest, short, shown
 
 
-def test_the_nearest_name_is_named_after_all_that_are_allowed() -> None:
+def test_nearest_follows_the_allowed_names() -> None:
     assert nearest("gpro", iter(["ppo", "grpo"])) == "allowed: grpo, ppo; did you mean 'grpo'?"
     assert nearest("zzz", ["ppo", "grpo"]) == "allowed: grpo, ppo"
     assert nearest("zzz", []) == "allowed: "
 
 
-def test_of_many_names_the_likest_are_named() -> None:
+def test_nearest_of_many_names() -> None:
     names = [f"{letter * 20}_{i}" for letter in "abcd" for i in range(5)]
-    said = nearest("c" * 20, names)
-    listed = said.removeprefix("allowed: ").partition(" and ")[0].split(", ")
+    message = nearest("c" * 20, names)
+    listed = message.removeprefix("allowed: ").partition(" and ")[0].split(", ")
     assert {f"{'c' * 20}_{i}" for i in range(5)} <= set(listed)
-    assert f" and {20 - len(listed)} more; did you mean 'cccccccccccccccccccc_" in said
-    assert len(said) < 220
+    assert f" and {20 - len(listed)} more; did you mean 'cccccccccccccccccccc_" in message
+    assert len(message) < 220
 
 
-def test_what_is_long_loses_its_middle() -> None:
+def test_short_drops_the_middle() -> None:
     assert short("a" * 80) == "a" * 80
     assert short("a" * 60 + "b" * 60) == "a" * 38 + " .. " + "b" * 38
     assert shown("x") == "'x'"
     assert shown(None) == "null"
 
 
-def test_a_sentence_is_one_line_of_at_most_300_characters() -> None:
-    said = str(UserError("a" * 200 + "\n" + "b" * 200))
-    assert said == "a" * 148 + " .. " + "b" * 148
+def test_user_error_is_one_line_of_at_most_300_characters() -> None:
+    message = str(UserError("a" * 200 + "\n" + "b" * 200))
+    assert message == "a" * 148 + " .. " + "b" * 148
     assert str(UserError("one\ntwo")) == "one two"
 
 
@@ -56,5 +56,5 @@ def test_at_least_takes_finite_numbers_alone(value: float) -> None:
         ("postgresql://host/db?user=me&password=se@cret", "postgresql://***"),
     ],
 )
-def test_no_sentence_holds_a_password(said: str, shown: str) -> None:
+def test_user_error_hides_passwords(said: str, shown: str) -> None:
     assert str(UserError(said)) == shown

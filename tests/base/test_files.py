@@ -67,7 +67,7 @@ def test_a_cell_whose_disk_is_full_keeps_its_state(narrow: tuple[Path, str]) -> 
         assert not list(cell.rglob(".state.json*"))
 
 
-def test_what_a_killed_process_left_is_swept(tmp_path: Path) -> None:
+def test_sweep_removes_unfinished_files(tmp_path: Path) -> None:
     for name in (".state.json.123", ".step-000002.77/shard", ".hidden", "state.json"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("")
@@ -75,7 +75,7 @@ def test_what_a_killed_process_left_is_swept(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [".hidden", "state.json"]
 
 
-def test_a_command_names_the_file_and_the_cause(
+def test_command_on_a_full_disk_names_file_and_cause(
     narrow: tuple[Path, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place, why = narrow
@@ -88,7 +88,7 @@ def test_a_command_names_the_file_and_the_cause(
     assert not os.listdir(place)
 
 
-def test_others_can_read_a_folder_whose_files_were_made_for_their_owner_alone(tmp_path: Path) -> None:
+def test_atomic_folder_is_readable_by_others(tmp_path: Path) -> None:
     """As safetensors makes them."""
     with files.atomic_folder(tmp_path / "model") as folder:
         (folder / "model.safetensors").touch(mode=0o600)

@@ -43,12 +43,12 @@ from harness.base.errors import UserError
         ("[a, 'b, c', null]", ["a", "b, c", None]),
     ],
 )
-def test_what_a_value_means(written: str, value: Any) -> None:
-    found = registry.parse(f"clip_b(mu={written})")[1]["mu"]
-    assert (found, type(found)) == (value, type(value))
+def test_parse_values(written: str, value: Any) -> None:
+    result = registry.parse(f"clip_b(mu={written})")[1]["mu"]
+    assert (result, type(result)) == (value, type(value))
 
 
-def test_nan_is_a_number() -> None:
+def test_parse_nan() -> None:
     assert math.isnan(registry.parse("clip_b(mu=.nan)")[1]["mu"])
 
 
@@ -61,7 +61,7 @@ def test_nan_is_a_number() -> None:
         *("[" * 5000 + "]" * 5000, "(" * 5000 + ")" * 5000),
     ],
 )
-def test_nothing_else_is_a_value(written: str) -> None:
+def test_parse_refuses_other_yaml(written: str) -> None:
     # Text that YAML reads as a list, a comment or an open string is reported by spec or option.
     with pytest.raises(UserError, match=r"^(clip_b\.mu is|'clip_b\(mu=).*; ?.*") as error:
         registry.parse(f"clip_b(mu={written})")
@@ -69,12 +69,12 @@ def test_nothing_else_is_a_value(written: str) -> None:
 
 
 @pytest.mark.parametrize("character", ["\x00", "\n", "\x1b", "\x7f", "\u202e", "\u2028", "\ud800"])
-def test_what_cannot_be_seen_is_in_no_spec(character: str) -> None:
+def test_parse_refuses_invisible_characters(character: str) -> None:
     with pytest.raises(UserError, match="holds an invisible character"):
         registry.parse(f"aime24(instruction='a{character}b')")
 
 
-def test_an_option_is_written_once() -> None:
+def test_parse_refuses_a_repeated_option() -> None:
     with pytest.raises(UserError, match=r"^'clip_b\(mu=1, mu=2\)' says mu twice$"):
         registry.parse("clip_b(mu=1, mu=2)")
 

@@ -129,7 +129,7 @@ def test_equal_tokens_are_treated_equally(name: str) -> None:
 
 
 @pytest.mark.parametrize("spec", ["clip_b(mu=0)", "clip_b(mode=paper, mu=0)", "clip_b(share=0.5)", "clip_v(mu=0)"])
-def test_without_spread_all_tokens_are_kept(spec: str) -> None:
+def test_clips_keep_all_tokens_without_spread(spec: str) -> None:
     c = case(1)
     alike = {"logp": -1.0, "entropy": 0.7, "sum_p2": 0.2, "sum_p2_logp": -0.1}
     c.old = dataclasses.replace(c.old, **{k: torch.full_like(c.old.logp, x) for k, x in alike.items()})

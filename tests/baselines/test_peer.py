@@ -168,8 +168,8 @@ def peer(c: Case, options: dict[str, Any], folder: Path, parts: int = 1, steps: 
 def scored(trainer: Any, c: Case) -> dict[str, Any]:
     """Return the peer's own input of a loss: padded responses, and advantages of the rewards."""
     asked = [{"prompt": str(i)} for i, group in enumerate(c.groups) for _ in group]
-    found: dict[str, Any] = trainer._generate_and_score_completions(asked)
-    return found
+    inputs: dict[str, Any] = trainer._generate_and_score_completions(asked)
+    return inputs
 
 
 def lost(trainer: Any, inputs: dict[str, Any], c: Case, advantages_T: Tensor, part: TokenBatch) -> Tensor:

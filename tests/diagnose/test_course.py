@@ -39,7 +39,7 @@ def ending(at: float) -> list[float]:
         ([0.0] * 20, "collapsed"),
     ],
 )
-def test_verdicts(entropy: list[float], verdict: str) -> None:
+def test_entropy_course_verdicts(entropy: list[float], verdict: str) -> None:
     assert entropy_course(logged_run(entropy=entropy)).verdict == verdict
 
 

@@ -12,11 +12,7 @@ from harness.diagnose.course import ANY
 from harness.diagnose.rules import RULES, Rule, diagnose_run, needed_keys
 from harness.diagnose.signals import OURS, SIGNALS, TRL, VERL
 
-ENTROPY = {
-    "fell": geometric(1.0, 0.2),
-    "exploded": geometric(1.0, 5.0),
-    "healthy": [1.0] * STEPS,
-}
+ENTROPY = {"fell": geometric(1.0, 0.2), "exploded": geometric(1.0, 5.0), "healthy": [1.0] * STEPS}
 Signals = dict[str, Sequence[float]]
 
 
@@ -36,12 +32,7 @@ def spike(height: float) -> list[float]:
 # By rule: the verdict, curves for which it holds since a step, and curves that just miss it. Signals that only verl or
 # TRL logs are tested with their keys.
 CASES: dict[str, tuple[str, Signals, int, Signals]] = {
-    "entropy_not_finite": (
-        "fell",
-        {"entropy": [*ENTROPY["fell"][:30], nan, *ENTROPY["fell"][31:]]},
-        31,
-        {},
-    ),
+    "entropy_not_finite": ("fell", {"entropy": [*ENTROPY["fell"][:30], nan, *ENTROPY["fell"][31:]]}, 31, {}),
     "gradient_not_finite": ("exploded", {"gradient": [1.0] * 7 + [nan] * 33}, 8, {"gradient": constant(1.0)}),
     "constant_reward": ("healthy", {"reward": constant(0.0)}, 1, {"reward": [*constant(0.0)[1:], 0.01]}),
     "engine_mismatch": ("fell", {"mismatch": step_at(3, 1e-6, 0.03)}, 3, {"mismatch": step_at(3, 1e-6, 0.0299)}),
@@ -61,18 +52,8 @@ CASES: dict[str, tuple[str, Signals, int, Signals]] = {
     "gradient_spikes": ("exploded", {"gradient": spike(10.1)}, 10, {"gradient": spike(9.9)}),
     "large_steps": ("exploded", {"step_kl": step_at(4, 0.0, -0.1)}, 4, {"step_kl": step_at(4, 0.0, -0.099)}),
     "clip_often_active": ("fell", {"clipped": step_at(6, 0.01, 0.03)}, 6, {"clipped": step_at(6, 0.01, 0.0299)}),
-    "far_from_reference": (
-        "fell",
-        {"reference_kl": step_at(7, 0.1, 1.0)},
-        7,
-        {"reference_kl": step_at(7, 0.1, 0.99)},
-    ),
-    "unreadable_answers": (
-        "healthy",
-        {"unparsed": step_at(5, 0.1, 0.5)},
-        5,
-        {"unparsed": step_at(5, 0.1, 0.499)},
-    ),
+    "far_from_reference": ("fell", {"reference_kl": step_at(7, 0.1, 1.0)}, 7, {"reference_kl": step_at(7, 0.1, 0.99)}),
+    "unreadable_answers": ("healthy", {"unparsed": step_at(5, 0.1, 0.5)}, 5, {"unparsed": step_at(5, 0.1, 0.499)}),
     "truncated_responses": (
         "exploded",
         {"truncated": step_at(9, 0.2, 0.301)},
@@ -86,12 +67,7 @@ CASES: dict[str, tuple[str, Signals, int, Signals]] = {
         {"after_answer": step_at(9, 0.0, 0.099)},
     ),
     "saturated_reward": ("fell", {"right": line(0.2, 0.6, 5) + [0.9] * 35}, 6, {"right": [*constant(0.89)[1:], 0.88]}),
-    "few_signals": (
-        "fell",
-        {"without_signal": step_at(8, 0.1, 0.5)},
-        8,
-        {"without_signal": step_at(8, 0.1, 0.499)},
-    ),
+    "few_signals": ("fell", {"without_signal": step_at(8, 0.1, 0.5)}, 8, {"without_signal": step_at(8, 0.1, 0.499)}),
     "fewer_distinct_answers": ("healthy", {"distinct": step_at(8, 0.6, 0.3)}, 8, {"distinct": step_at(8, 0.6, 0.301)}),
     "clip_never_active": ("fell", {"clipped": constant(0.0)}, 1, {"clipped": [*constant(0.0)[1:], 1e-5]}),
     "unlikely_wrong_tokens": (
@@ -124,12 +100,12 @@ def test_a_rule_holds_at_its_bound_and_not_below(name: str) -> None:
     run = logged_run(trainer_of(holding), **{"entropy": ENTROPY[verdict], **holding})
     diagnosis = diagnose_run(run)
     assert diagnosis.verdict == verdict
-    found = [*diagnosis.causes, *diagnosis.effects]
-    assert [(each.rule.name, each.since) for each in found if each.rule.name == name] == [(name, since)]
-    others = {each.rule.name for each in found} - {name}
+    findings = [*diagnosis.causes, *diagnosis.effects]
+    assert [(finding.rule.name, finding.since) for finding in findings if finding.rule.name == name] == [(name, since)]
+    others = {finding.rule.name for finding in findings} - {name}
     assert others <= {"saturated_reward", "constant_reward"}  # the two that read the reward for other reasons
     below = logged_run(trainer_of(missing), **{"entropy": ENTROPY[verdict], **missing})
-    assert name not in {each.rule.name for each in (*diagnose_run(below).causes, *diagnose_run(below).effects)}
+    assert name not in {finding.rule.name for finding in (*diagnose_run(below).causes, *diagnose_run(below).effects)}
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
@@ -139,7 +115,7 @@ def test_a_rule_is_silent_for_the_verdicts_that_it_does_not_explain(rule: Rule) 
     for verdict, entropy in ENTROPY.items():
         signals = {**holding, "entropy": entropy}
         diagnosis = diagnose_run(logged_run(trainer_of(holding), **signals))
-        named = {each.rule.name for each in (*diagnosis.causes, *diagnosis.effects)}
+        named = {finding.rule.name for finding in (*diagnosis.causes, *diagnosis.effects)}
         expected = verdict in rule.verdicts and name != "entropy_not_finite"
         assert (name in named) == expected
 
@@ -161,8 +137,8 @@ def test_only_what_holds_before_the_turn_is_a_cause() -> None:
     assert turn == 21
     for step, comes_first in ((turn, True), (turn + 1, False)):
         diagnosis = diagnose_run(logged_run(entropy=ENTROPY["fell"], without_signal=step_at(step, 0.1, 0.6)))
-        assert [found.rule.name for found in diagnosis.causes] == ["few_signals"] * comes_first
-        assert [found.rule.name for found in diagnosis.effects] == ["few_signals"] * (not comes_first)
+        assert [finding.rule.name for finding in diagnosis.causes] == ["few_signals"] * comes_first
+        assert [finding.rule.name for finding in diagnosis.effects] == ["few_signals"] * (not comes_first)
 
 
 def test_a_gradient_that_vanishes_has_no_spike_at_its_start() -> None:
@@ -174,7 +150,11 @@ def test_a_gradient_that_vanishes_has_no_spike_at_its_start() -> None:
 def test_causes_are_in_the_order_of_the_table_and_a_short_run_has_none() -> None:
     signals = {"mismatch": constant(0.1), "clipped": constant(0.2), "without_signal": constant(0.9)}
     diagnosis = diagnose_run(logged_run(entropy=ENTROPY["fell"], **signals))
-    assert [found.rule.name for found in diagnosis.causes] == ["engine_mismatch", "clip_often_active", "few_signals"]
+    assert [finding.rule.name for finding in diagnosis.causes] == [
+        "engine_mismatch",
+        "clip_often_active",
+        "few_signals",
+    ]
     short = diagnose_run(logged_run(entropy=[1.0, 0.1], **signals))
     assert (short.verdict, short.causes, short.unchecked) == ("too short to say", [], [])
 

@@ -18,8 +18,8 @@ KEPT = golden.read()
 
 
 def curve(name: str) -> golden.Curve:
-    [(_, found)] = golden.curves([name], baselines.METHODS)
-    return found
+    [(_, result)] = golden.curves([name], baselines.METHODS)
+    return result
 
 
 def apart(name: str) -> float:
@@ -29,8 +29,8 @@ def apart(name: str) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", golden.NAMES)
 def test_the_method_does_what_it_did(name: str) -> None:
-    found = golden.differences(KEPT[name], curve(name))
-    moved = {column: difference for column, difference in found.items() if difference > golden.TOLERANCE}
+    differences = golden.differences(KEPT[name], curve(name))
+    moved = {column: difference for column, difference in differences.items() if difference > golden.TOLERANCE}
     assert not moved, "if that is on purpose, run python -m benchmarks.golden"
 
 

@@ -133,8 +133,8 @@ def test_copies_are_in_one_micro_batch_and_count_once(tokens: int, way: str, mon
     pieces = list(batch.micro_batches(tokens, packing=way == "packed"))
     held = [[round(x) for x in piece.rewards_B.tolist()] for piece in pieces]
     assert sorted(row for rows in held for row in rows) == list(range(36))
-    found = [list(dict.fromkeys(originals[row] for row in rows)) for rows in held]
-    order = [original for part in found for original in part]
+    originals_held = [list(dict.fromkeys(originals[row] for row in rows)) for rows in held]
+    order = [original for part in originals_held for original in part]
     assert sorted(order) == list(range(18)), "no response has copies in two parts"
     assert order == (sorted(order, key=lambda number: lengths[number]) if way == "sorted" else list(range(18)))
 
@@ -142,9 +142,9 @@ def test_copies_are_in_one_micro_batch_and_count_once(tokens: int, way: str, mon
         of_part = [lengths[number] for number in part]
         return sum(of_part) if way == "packed" else max(of_part) * len(of_part)
 
-    for part, following in itertools.pairwise(found):
+    for part, following in itertools.pairwise(originals_held):
         assert computed([*part, following[0]]) > tokens
-    for part, piece, rows in zip(found, pieces, held, strict=True):
+    for part, piece, rows in zip(originals_held, pieces, held, strict=True):
         assert len(part) == 1 or computed(part) <= tokens
         assert piece.packed == (way == "packed")
         once, place_T = piece.without_copies()
@@ -211,8 +211,8 @@ def test_the_order_of_tokens_is_that_of_a_sort_with_the_earlier_first() -> None:
     values = c.old.logp.round().tolist()
     order = sorted(range(len(values)), key=lambda t: (-values[t], t))
     assert len(set(values)) < len(values) / 2
-    found = c.batch.global_order(c.old.logp.round()).tolist()
-    assert [found[t] for t in order] == list(range(len(values)))
+    places = c.batch.global_order(c.old.logp.round()).tolist()
+    assert [places[t] for t in order] == list(range(len(values)))
 
 
 def test_chance_is_seeded_by_purpose_and_response_and_not_by_who_asks() -> None:
@@ -260,10 +260,10 @@ def test_statistics_of_parts_put_together_are_those_of_the_whole() -> None:
     c = case(5)
     parts = list(c.batch.micro_batches(30))
     assert len(parts) > 2
-    found = TokenStats.cat([c.old.at(part.index_T) for part in parts])
-    found = found.at(torch.cat([part.index_T for part in parts]).argsort())
+    joined = TokenStats.cat([c.old.at(part.index_T) for part in parts])
+    joined = joined.at(torch.cat([part.index_T for part in parts]).argsort())
     for name, x in vars(c.old).items():
-        assert torch.equal(getattr(found, name), x)
+        assert torch.equal(getattr(joined, name), x)
     alone = TokenStats.cat([TokenStats(c.old.logp[:2]), TokenStats(c.old.logp[2:])]).at(torch.tensor([3, 0]))
     assert torch.equal(alone.logp, c.old.logp[[3, 0]])
     assert alone.entropy is alone.values is None

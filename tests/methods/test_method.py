@@ -234,9 +234,9 @@ def test_skipping_responses_leaves_no_gradient_out(spec: str) -> None:
     c, method = case(1), Method.of(spec, table(**OWN))
     c.batch = dataclasses.replace(c.batch, rewards_B=c.batch.rewards_B * (c.batch.groups_B < 2))  # half have no signal
     signal = method.signal(c.old, c.batch, [c.batch])
-    found = method.contributing(c.batch, signal)
+    actual = method.contributing(c.batch, signal)
     gradients: list[torch.Tensor | None] = []
-    for part in (c.batch, found):
+    for part in (c.batch, actual):
         c.logits_TV.grad = None
         method.loss(c.current(part), signal.at(part.index_T), part).backward()
         gradients.append(c.logits_TV.grad)
@@ -245,7 +245,7 @@ def test_skipping_responses_leaves_no_gradient_out(spec: str) -> None:
     live = [row for row, span in enumerate(loops.responses(c)) if any(live_T[t] for t in span)]
     assert 0 < len(live) < len(c.batch) or spec == "ppo", "there is nothing to skip"
     expected = c.batch.take(live) if SKIPPING[spec] else c.batch
-    assert torch.equal(found.index_T, expected.index_T)
+    assert torch.equal(actual.index_T, expected.index_T)
 
 
 def test_a_gradient_without_an_advantage_is_learned_from() -> None:
@@ -298,9 +298,9 @@ def test_a_gate_multiplies_the_surrogate_and_not_the_terms(spec: str, normalise:
         gate=gate,
     )
     expected, gradient = oracle.loss(c, range(len(c.batch)))
-    found = loss(method, c)
-    found.backward()
-    assert found.item() == pytest.approx(expected, rel=1e-9)
+    actual = loss(method, c)
+    actual.backward()
+    assert actual.item() == pytest.approx(expected, rel=1e-9)
     expected_TV = torch.tensor([gradient[t] for t in sorted(gradient)], dtype=torch.float64)
     torch.testing.assert_close(c.logits_TV.grad, expected_TV, rtol=1e-9, atol=1e-12)
 
@@ -365,8 +365,8 @@ def test_marks_reach_each_part_of_a_minibatch_and_no_other_component() -> None:
     assert entropy is not None
     expected = plain.loss(c.current(), alone, c.batch) + c.old.logp.mean() * entropy.detach().mean()
     assert sum(losses).item() == pytest.approx(expected.item(), rel=1e-12)  # type: ignore[union-attr]
-    found = torch.autograd.grad(sum(losses), c.logits_TV)[0]  # type: ignore[arg-type]
-    torch.testing.assert_close(found, torch.autograd.grad(expected, c.logits_TV)[0], rtol=1e-9, atol=1e-12)
+    actual = torch.autograd.grad(sum(losses), c.logits_TV)[0]  # type: ignore[arg-type]
+    torch.testing.assert_close(actual, torch.autograd.grad(expected, c.logits_TV)[0], rtol=1e-9, atol=1e-12)
     assert method.metrics(signal, c.batch) == {"marking/picked": 5, "marking/ratio": 1}
 
 
@@ -395,9 +395,9 @@ def test_rewards_are_shaped_before_advantages_and_verdicts_stay() -> None:
     shaped = method.rewarded(c.old, c.batch)
     assert torch.equal(shaped.rewards_B, expected)
     assert torch.equal(shaped.right_B, c.batch.right_B)
-    found = method.signal(c.old, c.batch, [c.batch]).advantages_T
-    assert torch.equal(found, Grpo().advantages(c.old, shaped))
-    assert not torch.equal(found, Grpo().advantages(c.old, c.batch))
+    actual = method.signal(c.old, c.batch, [c.batch]).advantages_T
+    assert torch.equal(actual, Grpo().advantages(c.old, shaped))
+    assert not torch.equal(actual, Grpo().advantages(c.old, c.batch))
 
 
 @pytest.mark.parametrize(
@@ -415,12 +415,12 @@ def test_the_metrics_say_what_each_part_has_done() -> None:
     c = case(4)
     method = Method.of("clip_b(share=0.1)+marking+clip_v(share=0.2)", table(marking=Marking))
     signal = method.signal(c.old, c.batch, [c.batch])
-    found = metrics.of_signal(signal, c.batch)
+    result = metrics.of_signal(signal, c.batch)
     for name in ("clip_b", "clip_v"):
         alone = Method.of(f"{name}(share={0.1 if name == 'clip_b' else 0.2})", table())
         dropped = (alone.signal(c.old, c.batch, [c.batch]).weights_T == 0).double().mean().item()
-        assert found[f"weights/{name}/dropped"] == pytest.approx(dropped)
-    assert "weights/marking/dropped" not in found
+        assert result[f"weights/{name}/dropped"] == pytest.approx(dropped)
+    assert "weights/marking/dropped" not in result
     current = c.current().detach()
     touched = method.touched(current, signal, c.batch)
     seen = metrics.of_ratios([current.logp - c.old.logp], [touched])

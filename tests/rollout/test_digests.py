@@ -162,27 +162,27 @@ def test_a_made_model_that_changed_is_made_again_with_one_sentence(
     name: str, harm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(base_model, "build_base_model", build)
-    model, said = Model("mine", recipe=Recipe(hidden=16, layers=1, steps=2, batch=4)), list[str]()
-    folder = model.folder(tmp_path, said.append)
+    model, messages = Model("mine", recipe=Recipe(hidden=16, layers=1, steps=2, batch=4)), list[str]()
+    folder = model.folder(tmp_path, messages.append)
     digest = model.digest(folder)
     whole = (folder / name).read_bytes()
     assert digest == digests.digest_of_files(folder, digests.file_checksums(folder))
-    said.clear()
-    assert model.folder(tmp_path, said.append) == folder
-    assert said == []
+    messages.clear()
+    assert model.folder(tmp_path, messages.append) == folder
+    assert messages == []
     if harm == "flipped":
         times = (folder / name).stat()
         flip(folder / name, bit=4)
         os.utime(folder / name, ns=(times.st_atime_ns, times.st_mtime_ns))  # as a disk does that loses a bit
     else:
         (folder / name).unlink()
-    assert model.folder(tmp_path, said.append) == folder
-    assert len(said) == 2
+    assert model.folder(tmp_path, messages.append) == folder
+    assert len(messages) == 2
     if name == "sums.json":
-        assert said[0].startswith((f"{folder / name} is damaged", f"{folder / name} is missing", str(folder)))
+        assert messages[0].startswith((f"{folder / name} is damaged", f"{folder / name} is missing", str(folder)))
     else:
         reason = "has changed since it was made" if harm == "flipped" else "is missing"
-        assert said[0].startswith(f"{folder / name} {reason}; ")
-    assert said[0].endswith("; the model mine is made again")
-    assert said[1].startswith("making the model mine ")
+        assert messages[0].startswith(f"{folder / name} {reason}; ")
+    assert messages[0].endswith("; the model mine is made again")
+    assert messages[1].startswith("making the model mine ")
     assert ((folder / name).read_bytes(), model.digest(folder)) == (whole, digest)

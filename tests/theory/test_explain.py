@@ -23,8 +23,8 @@ Rows = dict[tuple[str, str, str], dict[str, float]]
 def explained(capsys: pytest.CaptureFixture[str], methods: str) -> Rows:
     arguments = cli.parse_command(["explain", methods, "demo", *SMALL, "--batches", "2", "--format", "json"])
     assert command.call(arguments) == 0
-    found = json.loads(capsys.readouterr().out)
-    return {(row.pop("method"), row.pop("moment"), row.pop("quadrant")): row for row in found}
+    result = json.loads(capsys.readouterr().out)
+    return {(row.pop("method"), row.pop("moment"), row.pop("quadrant")): row for row in result}
 
 
 @pytest.mark.slow
@@ -33,7 +33,7 @@ def test_every_method_of_the_registry_is_explained_and_its_rows_add_up(capsys: p
     assert {method for method, _, _ in rows} == set(baselines.METHODS)
     for method, moment, quadrant in rows:
         if quadrant == "all":
-            parts = [rows[method, moment, each] for each in QUADRANTS]
+            parts = [rows[method, moment, name] for name in QUADRANTS]
             for name in SUMMED:
                 total = math.fsum(part[name] for part in parts)
                 assert rows[method, moment, "all"][name] == pytest.approx(total, rel=1e-5, abs=1e-9)
@@ -72,9 +72,9 @@ def test_the_documentation_shows_what_was_measured() -> None:
     for row in rows:
         by_method.setdefault((row["moment"], row["method"]), {})[row["quadrant"]] = row
     expected = []
-    for (_, method), found in by_method.items():
-        whole = found["all"]["predicted"], found["all"]["predicted"] - found["all"]["plain_predicted"]
-        quadrants = [found[name] for name in QUADRANTS[:4]]
+    for (_, method), row_of in by_method.items():
+        whole = row_of["all"]["predicted"], row_of["all"]["predicted"] - row_of["all"]["plain_predicted"]
+        quadrants = [row_of[name] for name in QUADRANTS[:4]]
         cells = [f"{row['dropped']:.1%} x{row['size'] / row['plain_size']:.2f}" for row in quadrants]
         expected.append([method, *cells, *(f"{x:+.5f}" for x in whole)])
     assert sorted(shown) == sorted(expected)
@@ -88,6 +88,6 @@ def test_the_documentation_shows_what_was_measured() -> None:
         (["grpo", "demoo"], "did you mean 'demo'"),
     ],
 )
-def test_mistakes_get_one_sentence(arguments: list[str], words: str) -> None:
+def test_explain_command_mistakes(arguments: list[str], words: str) -> None:
     with pytest.raises(UserError, match=words):
         command.call(cli.parse_command(["explain", *arguments]))

@@ -85,24 +85,24 @@ def test_the_command_writes_all_that_was_measured(tmp_path: Path, monkeypatch: p
     runs = []
     for _ in range(2):
         assert command.call(cli.parse_command(["dynamics", "demo", *SMALL, "--steps", "2"])) == 0
-        found = json.loads((tmp_path / "results/demo/dynamics/dynamics.json").read_text())
-        timed = found.pop("overhead")
+        result = json.loads((tmp_path / "results/demo/dynamics/dynamics.json").read_text())
+        timed = result.pop("overhead")
         assert [row["vocabulary"] for row in timed] == [64, 128]
-        runs.append(found)
+        runs.append(result)
     assert runs[0] == runs[1]
     drawn = {path.stem for path in (tmp_path / "results/demo/dynamics").glob("*.svg")}
     assert drawn == {"masks", "logit_steps", "optimiser_steps", "overhead"}
-    kept = {(row["keep"], row["step"]) for row in found["masks"]}
+    kept = {(row["keep"], row["step"]) for row in result["masks"]}
     assert kept == {(keep, step) for keep in ("all", *theory.QUADRANTS) for step in (1, 2)}
-    assert len({row["entropy"] for row in found["masks"] if row["step"] == 1}) == 1  # one model, one batch
-    on, off, corrected = (row["mean"] for row in found["corollaries"][1:])
+    assert len({row["entropy"] for row in result["masks"] if row["step"] == 1}) == 1  # one model, one batch
+    on, off, corrected = (row["mean"] for row in result["corollaries"][1:])
     assert max(abs(on), abs(corrected)) < abs(off)
 
 
 def test_the_documentation_shows_what_was_measured() -> None:
-    found = json.loads((REPOSITORY / "results" / "reference" / "dynamics" / "dynamics.json").read_text())
+    result = json.loads((REPOSITORY / "results" / "reference" / "dynamics" / "dynamics.json").read_text())
     text = (REPOSITORY / "docs" / "dynamics.md").read_text()
-    for rows in {**found, "masks": theory.entropy_changes(found["masks"])}.values():
+    for rows in {**result, "masks": theory.entropy_changes(result["masks"])}.values():
         assert rows
         for row in rows:
             assert f"| {' | '.join(map(theory.cell_text, row.values()))} |" in text
@@ -116,6 +116,6 @@ def test_the_documentation_shows_what_was_measured() -> None:
         (["demo", "train.group=1"], "train.group is 1"),
     ],
 )
-def test_mistakes_get_one_sentence(arguments: list[str], words: str) -> None:
+def test_dynamics_command_mistakes(arguments: list[str], words: str) -> None:
     with pytest.raises(UserError, match=words):
         command.call(cli.parse_command(["dynamics", *arguments]))

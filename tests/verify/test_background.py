@@ -67,10 +67,10 @@ def test_the_answer_ends_with_the_token_that_closes_its_box(text: str, tokens: i
     for end in ("", "<eos>"):
         rollout = Rollout([1], tokenizer(text + end)["input_ids"], [], finished=bool(end))
         with VerifierPool(1) as verifier:
-            [found] = judge_rollouts(build_task("math500"), verifier, tokenizer, [problem], {0: [rollout]})
-        assert found.text == text
-        without_answer = found.judged.answer is None
-        assert found.answer_tokens == tokens + (without_answer and bool(end))
+            [judged] = judge_rollouts(build_task("math500"), verifier, tokenizer, [problem], {0: [rollout]})
+        assert judged.text == text
+        without_answer = judged.judged.answer is None
+        assert judged.answer_tokens == tokens + (without_answer and bool(end))
 
 
 def test_equal_responses_to_a_problem_are_judged_once_and_numbered() -> None:
@@ -91,7 +91,7 @@ def test_equal_responses_to_a_problem_are_judged_once_and_numbered() -> None:
 
     together = judge_rollouts(Counting(), VerifierPool(), tokenizer, problems, groups)
     assert seen == [6], "three texts for each problem"
-    assert [found.copy_of for found in together] == [0, 1, 2, 0, 1, 0, 0, 1, 0, 2, 1, 0]
+    assert [judged.copy_of for judged in together] == [0, 1, 2, 0, 1, 0, 0, 1, 0, 2, 1, 0]
     alone = [
         judge_rollouts(task, VerifierPool(), tokenizer, problems, {number: [rollout]})[0]
         for number, group in groups.items()

@@ -58,12 +58,12 @@ def test_no_complete_box_has_no_end() -> None:
 def test_the_literal_reading_counts_braces() -> None:
     """By brute force: from the last opening on, the first place where braces are even."""
     rng = random.Random(0)
-    found = 0
+    actual = 0
     for _ in range(20_000):
         text = "".join(rng.choices(["\\boxed{", "{", "}", "\\", "a", "\\fbox{"], k=rng.randint(0, 12)))
         _, opening, rest = text.rpartition("\\boxed{")
         ends = [i for i, c in enumerate(rest) if c == "}" and rest[:i].count("{") == rest[:i].count("}")]
         expected = rest[: ends[0]] if opening and ends else None
         assert last_box(text, literal=True) == expected, text
-        found += expected is not None
-    assert found > 2_000
+        actual += expected is not None
+    assert actual > 2_000
