@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -16,26 +17,11 @@ from benchmarks.patience import HANG
 EXAMPLES = REPOSITORY / "examples"
 
 
-def printed(name: str, *arguments: str, cwd: Path) -> str:
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / name), *arguments],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=HANG,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize(
-    "spec", ["grpo+clip_b(share=0.02)", pytest.param("dapo+clip_servo(target=2)", marks=pytest.mark.long)]
-)
-def test_a_loop_of_ones_own(spec: str, tmp_path: Path) -> None:
-    rewards = re.findall(r"reward ([\d.]+), entropy", printed("own_loop.py", spec, cwd=tmp_path))
+@pytest.mark.parametrize("spec", ["grpo+clip_b(share=0.02)", "dapo+clip_servo(target=2)"])
+def test_a_loop_of_ones_own(spec: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["own_loop.py", spec])
+    runpy.run_path(str(EXAMPLES / "own_loop.py"), run_name="__main__")
+    rewards = re.findall(r"reward ([\d.]+), entropy", capsys.readouterr().out)
     assert len(rewards) == 30
     assert float(rewards[-1]) > float(rewards[0]) + 0.2
 
@@ -48,6 +34,15 @@ def test_the_loop_is_short() -> None:
 @pytest.mark.processes
 def test_trl(tmp_path: Path) -> None:
     pytest.importorskip("trl", reason="trl is not installed; the extra trl has it")
-    output = printed("trl_clip_b.py", "2", cwd=tmp_path)
-    assert "'entrobench/weights/clip_b/dropped': '0.0" in output
-    assert float(re.findall(r"'reward': '([\d.]+)'", output)[0]) > 0.05  # the base model solves some puzzles
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "trl_clip_b.py"), "2"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=HANG,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "'entrobench/weights/clip_b/dropped': '0.0" in done.stdout
+    assert float(re.findall(r"'reward': '([\d.]+)'", done.stdout)[0]) > 0.05  # the base model solves some puzzles
