@@ -382,7 +382,7 @@ PRINTS = {
 
 @pytest.mark.slow
 @real
-@pytest.mark.parametrize("form", ["raw", "processed"])
+@pytest.mark.parametrize("form", ["raw", pytest.param("processed", marks=pytest.mark.long)])
 def test_dapo500_is_the_same_from_every_form_of_dapo(form: str, dapo: list[dict[str, str]], tmp_path: Path) -> None:
     rows = [(row["problem"], row["answer"]) for row in dapo]
     records = (
