@@ -122,14 +122,15 @@ def test_gradients(backend: str, of_logp: float, of_entropy: float) -> None:
 @pytest.mark.parametrize("entropy_grad", [False, True])
 def test_gradients_by_finite_differences(backend: str, form: tuple[bool, float | None], entropy_grad: bool) -> None:
     hidden_TD, head, targets_T = inputs(torch.float64, bias=form[0], softcap=form[1])
+    two_TD, targets_T = hidden_TD.detach()[-2:].requires_grad_(), targets_T[-2:]
 
     def differentiable(hidden_TD: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> tuple[Tensor, ...]:
         changed = Head(weight_VD, bias_V, head.softcap)
-        stats = token_stats(hidden_TD[:2], changed, targets_T[:2], 1.3, entropy_grad=entropy_grad, backend=backend)
+        stats = token_stats(hidden_TD, changed, targets_T, 1.3, entropy_grad=entropy_grad, backend=backend)
         assert stats.entropy is not None
         return (stats.logp, stats.entropy) if entropy_grad else (stats.logp,)
 
-    leaves: Any = (hidden_TD, head.weight_VD, head.bias_V)  # a bias of None is handed on
+    leaves: Any = (two_TD, head.weight_VD, head.bias_V)  # a bias of None is handed on
     assert torch.autograd.gradcheck(differentiable, leaves)
 
 
