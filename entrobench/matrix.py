@@ -43,7 +43,7 @@ class Matrix:
         """Print cells by state, tokens, estimated time and memory, and the missing resources; run nothing.
 
         The same is returned as one object for each setting of `axes`, with `states`, `missing`, `seconds`, `measured`
-        (by finished cells of the same size), `assumed`, `lacks` and others.
+        (by finished cells of the same size), `lacks` and others.
         """
         from harness.plan.show import show_plans
 

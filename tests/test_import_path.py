@@ -108,10 +108,9 @@ def test_the_judge_starts(crowded: Path) -> None:
 
 @pytest.mark.slow
 def test_the_trials_of_doctor_start(command: str, crowded: Path) -> None:
-    printed = call(command, "doctor", "smoke", "--thorough", "--format", "json", cwd=crowded).stdout
+    printed = call(command, "doctor", "smoke", "--format", "json", cwd=crowded).stdout
     found = {each["what"]: each for each in json.loads(printed)}
-    assert [found[what]["state"] for what in ("torch", "engine embedded", "mlflow")] == ["ok", "ok", "ok"]
-    assert found["engine embedded"]["found"].startswith("samples on c")
+    assert [found[what]["state"] for what in ("torch", "mlflow")] == ["ok", "ok"]
 
 
 def test_a_process_imports_from_where_its_parent_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import json
 from harness.commands.common import Commands, command, config_of_arguments
 from harness.terminal.layout import console
 
-EXAMPLES = ("entrobench doctor", "entrobench doctor paper tracking.uri=http://server:5000 --thorough --format json")
+EXAMPLES = ("entrobench doctor", "entrobench doctor paper tracking.uri=http://server:5000 --format json")
 
 
 def add(commands: Commands) -> None:
@@ -22,7 +22,6 @@ def add(commands: Commands) -> None:
         metavar="key=value",
         help="a value in place of the file's, for example train.steps=10",
     )
-    parser.add_argument("--thorough", action="store_true", help="also try the engines, which takes about 10 seconds")
     parser.add_argument("--format", choices=["table", "json"], default="table", help="form of the output")
     parser.set_defaults(plugin=[])  # which config_of_arguments reads; doctor has no --plugin
 
@@ -32,10 +31,10 @@ def call(arguments: argparse.Namespace) -> int:
 
     if "=" in arguments.config:  # only overrides were given, without CONFIG
         arguments.config, arguments.overrides = "demo", [arguments.config, *arguments.overrides]
-    findings = doctor.findings(config_of_arguments(arguments), thorough=arguments.thorough)
+    with console.status("checking; imports take a few seconds"):
+        findings = list(doctor.findings(config_of_arguments(arguments)))
     if arguments.format == "json":
-        all_findings = list(findings)
-        print(json.dumps([vars(finding) for finding in all_findings], indent=1))
+        print(json.dumps([vars(finding) for finding in findings], indent=1))
     else:
-        all_findings = doctor.print_findings(console, findings)
-    return int(any(finding.state == doctor.BROKEN for finding in all_findings))
+        doctor.print_findings(console, findings)
+    return int(any(finding.state == doctor.BROKEN for finding in findings))

@@ -21,7 +21,7 @@ def add(commands: Commands) -> None:
         "--jobs", type=int, default=None, help="cells side by side, as on a cluster (default: as on this machine)"
     )
     parser.add_argument(
-        "--probe", action="store_true", help="run a few steps of the largest cell first, and compare their time"
+        "--probe", action="store_true", help="run a few steps of the largest cell, and estimate the time by them"
     )
 
 

@@ -1,4 +1,4 @@
-"""The cost of a cell by closed forms: responses and tokens, bytes, and a rough time; without torch, network or data.
+"""The cost of a cell by closed forms: responses and tokens, and bytes; without torch, network or data.
 
 docs/paper.md says what is counted when, and what is left out.
 """
@@ -256,67 +256,3 @@ class Footprint:
     memory: Memory
     engine: EngineLimits
     together: int  # full-length sequences that the engine decodes at once
-
-
-# Time, before any cell has finished
-
-
-@dataclass(frozen=True)
-class Speed:
-    """An assumed speed of a device."""
-
-    flops: float  # operations a second, in matrix products
-    bandwidth: float  # bytes a second
-    layer: float  # seconds that a layer takes in a decoding step, however small it is
-    of: str
-
-
-# Round figures, not measured: docs/paper.md expects the true time within a factor of three.
-SPEEDS = {
-    "cuda": Speed(2e14, 1.5e12, 1e-4, "a GPU of the H100 class"),
-    "cpu": Speed(2e10, 5e9, 1e-4, "a CPU core"),
-}
-
-
-def generation_seconds(
-    shape: Shape, responses: int, config: Config, size: int, speed: Speed, engine: EngineLimits
-) -> float:
-    """Return the seconds to sample responses. Each decoding step reads all weights and the cache of all sequences,
-    which is half full on average."""
-    of_rank = per_rank(responses, config)
-    # At least one, also if the cache is too small for one sequence, which lacks.py reports.
-    decoded = min(of_rank, max(sequences_at_once(shape, config, size, engine), 1))
-    half = (config.rollout.max_prompt_tokens or 0) + config.rollout.max_new_tokens / 2
-    read = size * shape.parameters + decoded * half * cache_bytes_per_token(shape, size)
-    step = shape.layers * speed.layer + read / speed.bandwidth + 2 * decoded * shape.parameters / speed.flops
-    return ceil(of_rank / decoded) * config.rollout.max_new_tokens * step
-
-
-def update_seconds(shape: Shape, config: Config, needs: Needs, speed: Speed) -> float:
-    """Return the seconds of one step's passes: per weight and token two operations forward, two more for recomputed
-    layers, and four backward."""
-    per_epoch = 8 if config.hardware.recompute else 6
-    passes = 2 + per_epoch * config.train.epochs  # 2: the pass without gradient before the update
-    operations = passes * shape.parameters
-    if "ref_logp" in needs:
-        operations += 2 * shape.parameters
-    if "values" in needs:
-        operations += passes * shape.critic
-    tokens = per_rank(step_responses(config).responses, config) * longest_sequence(config)
-    return tokens * operations / speed.flops
-
-
-def step_seconds(shape: Shape, config: Config, needs: Needs, size: int, speed: Speed, engine: EngineLimits) -> float:
-    """Return the seconds of one step in which every response is as long as allowed."""
-    at_once, draws = draws_per_step(config)
-    sampling = generation_seconds(shape, at_once.responses, config, size, speed, engine)
-    return draws * sampling + update_seconds(shape, config, needs, speed)
-
-
-def cell_seconds(shape: Shape, config: Config, needs: Needs, size: int, speed: Speed, engine: EngineLimits) -> float:
-    """Return the seconds of a cell whose responses are as long as allowed, without the filter that cells share."""
-    step = step_seconds(shape, config, needs, size, speed, engine)
-    evaluation = 0.0
-    for count in evaluation_responses(config).values():
-        evaluation += generation_seconds(shape, count.responses, config, size, speed, engine)
-    return config.train.steps * step + evaluation_count(config) * evaluation

@@ -1,7 +1,7 @@
 """Checks of this machine: the parts of entrobench that work on it, and the missing ones.
 
 Nothing heavy is imported here. Checks that may hang, crash or take long run in processes of their own, in parallel and
-with a time limit. The engines take longest, so they are tried only with --thorough.
+with a time limit. The engines are known by their packages; `entrobench look` samples with one.
 """
 
 from __future__ import annotations
@@ -11,15 +11,13 @@ import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from harness.base import files
 from harness.base.addresses import without_address
@@ -37,13 +35,11 @@ from harness.tracking.reader import database_reader
 from tasks.data import cache, sets
 
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
-LIMIT_S = 120.0  # for one trial: importing vLLM from a cold disk takes most of a minute
+LIMIT_S = 120.0  # for one trial: importing torch from a cold disk on a busy machine takes most of a minute
 
 OK = "ok"
-UNTRIED = "untried"  # its packages are installed
 MISSING = "missing"  # some parts do not run here
 BROKEN = "broken"  # nothing runs here
-STYLES = {OK: "green", UNTRIED: "", MISSING: "yellow", BROKEN: "red"}
 
 
 @dataclass(frozen=True)
@@ -68,27 +64,6 @@ def try_torch(device: str, uri: str) -> str:
     return f"{torch.__version__}, {cuda}"
 
 
-def try_embedded(device: str, uri: str) -> str:
-    import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    from harness.rollout.embedded import EmbeddedEngine
-
-    chosen = "cuda" if torch.cuda.is_available() else "cpu"
-    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
-    engine = EmbeddedEngine(0, chosen)
-    engine.load(Qwen2ForCausalLM(Qwen2Config(vocab_size=5, num_key_value_heads=1, **sizes)))
-    [[rollout]] = engine.generate([[1]], 1, seeds=[0], temperature=1.0, max_new_tokens=2)
-    assert rollout.response
-    return f"samples on {chosen}"
-
-
-def try_vllm(device: str, uri: str) -> str:
-    from harness.rollout.vllm import import_vllm
-
-    return f"vLLM {import_vllm(device).__version__} on {device}"
-
-
 def try_mlflow(device: str, uri: str) -> str:
     importlib.import_module("mlflow")
     path = store.database(uri)
@@ -102,35 +77,10 @@ def try_mlflow(device: str, uri: str) -> str:
         return f"{path} holds experiments: {len(source.experiments())}"
 
 
-@dataclass(frozen=True)
-class Trial:
-    """A check that may take long."""
-
-    run: Callable[[str, str], str]
-    without: str  # the state if it fails
-    remedy: str
-    glance: Callable[[str], str] | None = None  # a quick look at the installed packages, if the trial takes long
-
-
-def see_embedded(device: str) -> str:
-    try:
-        return f"transformers {metadata.version('transformers')} is installed"
-    except metadata.PackageNotFoundError as error:
-        raise UserError("transformers is not installed") from error
-
-
-def see_vllm(device: str) -> str:
-    choice.check_vllm(device)
-    return f"{' '.join(choice.installed_vllm() or ())} is installed"
-
-
-TRIALS = {
-    "torch": Trial(try_torch, MISSING, "on a machine with a GPU, install a CUDA build of torch"),
-    "mlflow": Trial(try_mlflow, MISSING, "runs do without it; `entrobench sync` feeds it later"),
-    "engine vllm": Trial(
-        try_vllm, MISSING, "the embedded engine needs no vLLM, which is faster for large models", see_vllm
-    ),
-    "engine embedded": Trial(try_embedded, BROKEN, "reinstall entrobench in a new environment", see_embedded),
+TRIALS: Mapping[str, Callable[[str, str], str]] = {"torch": try_torch, "mlflow": try_mlflow}
+REMEDIES = {
+    "torch": "on a machine with a GPU, install a CUDA build of torch",
+    "mlflow": "runs do without it; `entrobench sync` feeds it later",
 }
 
 
@@ -138,7 +88,7 @@ def attempt_trial(what: str, device: str, uri: str) -> None:
     """Run a trial in its own process: print the finding, or exit with the reason of the failure."""
     search_rarely()  # the trial imports what it tries
     try:
-        print(TRIALS[what].run(device, uri))
+        print(TRIALS[what](device, uri))
     except (UserError, ImportError) as error:
         sys.exit(" ".join(str(error).split()))
 
@@ -146,35 +96,24 @@ def attempt_trial(what: str, device: str, uri: str) -> None:
 def find_by_trial(what: str, device: str, uri: str, limit_s: float = LIMIT_S) -> MachineFinding:
     # The address, which may hold a password, goes through stdin: every user can read the arguments of a process.
     trial = f"doctor.attempt_trial({what!r}, {device!r}, sys.stdin.read())"
-    failing, remedy = TRIALS[what].without, TRIALS[what].remedy
     try:
         command = python_command("from harness.plan import doctor", trial)
         process = subprocess.run(command, input=uri, capture_output=True, text=True, timeout=limit_s, check=False)
     except subprocess.TimeoutExpired:
-        return MachineFinding(what, failing, f"no answer within {limit_s:.0f} s", remedy)
+        return MachineFinding(what, MISSING, f"no answer within {limit_s:.0f} s", REMEDIES[what])
     # The last line of the output, since libraries may print before it.
     if process.returncode == 0:
         return MachineFinding(what, OK, process.stdout.strip().splitlines()[-1])
     if process.returncode < 0:
-        return MachineFinding(what, failing, f"its process died of signal {-process.returncode}", remedy)
+        return MachineFinding(what, MISSING, f"its process died of signal {-process.returncode}", REMEDIES[what])
     output = process.stderr.strip().splitlines() or [f"exit code {process.returncode}"]
-    return failed_trial(what, without_address(output[-1], uri))
+    return obstacle_finding(what, without_address(output[-1], uri), REMEDIES[what])
 
 
-def failed_trial(what: str, sentence: str) -> MachineFinding:
-    """Return the finding of a trial that failed; sentences of our own end with a remedy."""
-    finding, _, remedy = sentence.partition("; ")
-    return MachineFinding(what, TRIALS[what].without, finding, remedy or TRIALS[what].remedy)
-
-
-def find_by_glance(what: str, device: str) -> MachineFinding:
-    """Return a finding about an engine without the seconds that a trial takes."""
-    glance = TRIALS[what].glance
-    assert glance is not None
-    try:
-        return MachineFinding(what, UNTRIED, glance(device), "entrobench doctor --thorough tries it")
-    except UserError as error:
-        return failed_trial(what, str(error))
+def obstacle_finding(what: str, sentence: str, remedy: str = "") -> MachineFinding:
+    """Return the finding of an obstacle; sentences of our own end with a remedy."""
+    finding, _, own_remedy = sentence.partition("; ")
+    return MachineFinding(what, MISSING, finding, own_remedy or remedy)
 
 
 # Findings without a trial
@@ -218,6 +157,23 @@ def find_trl() -> MachineFinding:
     return MachineFinding("trainer trl", OK, f"trl {version} is installed")
 
 
+def find_vllm(device: str) -> MachineFinding:
+    try:
+        choice.check_vllm(device)
+    except UserError as error:
+        return obstacle_finding("engine vllm", str(error))
+    return MachineFinding("engine vllm", OK, f"{' '.join(choice.installed_vllm() or ())} is installed")
+
+
+def find_embedded() -> MachineFinding:
+    try:
+        version = metadata.version("transformers")
+    except metadata.PackageNotFoundError:
+        remedy = "reinstall entrobench in a new environment"
+        return MachineFinding("engine embedded", BROKEN, "transformers is not installed", remedy)
+    return MachineFinding("engine embedded", OK, f"transformers {version} is installed")
+
+
 def find_folder(what: str, folder: Path, remedy: str) -> MachineFinding:
     """Return whether files can be made in a folder, or in the nearest existing one above it."""
     existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
@@ -228,20 +184,17 @@ def find_folder(what: str, folder: Path, remedy: str) -> MachineFinding:
         return MachineFinding(what, BROKEN, f"{folder} cannot be written ({error.strerror})", remedy)
 
 
-def findings(config: Config, *, thorough: bool) -> Iterator[MachineFinding]:
+def findings(config: Config) -> Iterator[MachineFinding]:
     """Yield all findings, always in the same order: first the quick ones, then those of the trials."""
     machine = this_machine(config)
     device = "cuda" if machine.devices else "cpu"
     with ThreadPoolExecutor(len(TRIALS)) as threads:
-
-        def look(what: str) -> MachineFinding:
-            if thorough or TRIALS[what].glance is None:
-                return find_by_trial(what, device, config.tracking_uri)
-            return find_by_glance(what, device)
-
-        trials = threads.map(look, TRIALS)  # they start now and run in parallel with the quick checks
+        # They start now and run in parallel with the quick checks.
+        trials = threads.map(lambda what: find_by_trial(what, device, config.tracking_uri), TRIALS)
         yield find_python(platform.python_version())
         yield from find_hardware(machine)
+        yield find_embedded()
+        yield find_vllm(device)
         yield find_trl()
         yield find_sets({name: cache.find_card(name) is not None for name in sets.SETS})
         yield find_folder("cache", files.default_cache(), "set ENTROBENCH_CACHE to a folder that can")
@@ -249,29 +202,7 @@ def findings(config: Config, *, thorough: bool) -> Iterator[MachineFinding]:
         yield from trials
 
 
-def print_findings(console: Console, findings: Iterator[MachineFinding]) -> list[MachineFinding]:
-    """Print each finding on a terminal as soon as it is known, elsewhere a table of all; return them."""
-    if not console.is_terminal:
-        every = list(findings)
-        columns = [Column(name) for name in ("what", "state", "found", "remedy")]
-        rows = [[finding.what, finding.state, finding.found, finding.remedy] for finding in every]
-        layout.show_table(console, columns, rows)
-        return every
-    every = []
-    with console.status("checking; imports take a few seconds"):
-        for finding in findings:
-            every.append(finding)
-            console.print(lines_of(finding), soft_wrap=False)
-    return every
-
-
-def lines_of(finding: MachineFinding) -> Table:
-    """Return a finding as one line, and its remedy below it."""
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(width=max(map(len, TRIALS)), no_wrap=True)
-    table.add_column(width=max(map(len, STYLES)), no_wrap=True)
-    table.add_column(overflow="fold")
-    table.add_row(finding.what, Text(finding.state, style=STYLES[finding.state]), layout.visible(finding.found))
-    if finding.remedy:
-        table.add_row("", "", Text(layout.visible(finding.remedy), style="dim"))
-    return table
+def print_findings(console: Console, findings: Sequence[MachineFinding]) -> None:
+    columns = [Column(name) for name in ("what", "state", "found", "remedy")]
+    rows = [[finding.what, finding.state, finding.found, finding.remedy] for finding in findings]
+    layout.show_table(console, columns, rows)

@@ -1,22 +1,53 @@
-"""The plan of a matrix: its cost, and the reasons why this machine cannot run it; runs nothing, imports no torch."""
+"""The plan of a matrix: its cost, and the reasons why this machine cannot run it; runs nothing, imports no torch.
+
+The time of missing cells is that of finished cells of the same size in the results folder.
+"""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from heapq import nlargest
+from pathlib import Path
+from statistics import fmean
+from typing import Any
 
+from harness.base.errors import Damaged
 from harness.base.shape import Shape
+from harness.cells.spec import FILE as SPEC
+from harness.cells.spec import CellSpec, is_adopted
+from harness.cells.state import FILE as STATE
+from harness.cells.state import Progress, State
 from harness.config import Config
 from harness.launch.machine import Machine
-from harness.matrix import Cell, Progress
+from harness.matrix import Cell
 from harness.plan import cost
-from harness.plan.cost import SPEEDS, EngineLimits, Footprint, Needs
+from harness.plan.cost import EngineLimits, Footprint, Needs
 from harness.plan.lacks import Obstacles
-from harness.plan.measured import MeasuredTime, measured_time
 
 STATES = ("done", "running", "stale", "failed", "stopped", "planned")
 USUAL = 80 * 10**9  # bytes of the GPU that is assumed where none is known
+# The settings on which the time of a cell depends.
+SIZE = {
+    "train": ("steps", "prompts", "group", "updates", "epochs", "filter", "resample", "dtype", "backend"),
+    "rollout": ("engine", "max_new_tokens", "max_prompt_tokens", "lag"),
+    "eval": ("tasks", "split", "problems", "samples", "every", "by_task"),
+    "stop": ("tokens",),
+    "hardware": ("device", "nodes", "ranks", "threads", "share", "micro_tokens", "recompute", "offload"),
+}
+OTHERS = 64  # earlier cells whose configurations are read, the newest first: a folder may hold thousands
+
+
+@dataclass(frozen=True)
+class MeasuredTime:
+    """The time of the missing cells that have finished cells of the same size."""
+
+    seconds: float  # of these missing cells, one after the other
+    cells: int
+    finished: int  # cells of the same size that have finished
 
 
 @dataclass(frozen=True)
@@ -29,53 +60,20 @@ class Plan:
     states: dict[str, int]  # number of cells in each state
     footprints: list[Footprint]
     measured: MeasuredTime | None  # of the missing cells for which finished ones of the same size exist
-    unmeasured: float | None  # assumed seconds of the other missing cells; None if the shape of a model is unknown
-    assumed: float | None  # assumed seconds of all missing cells, one after the other; None as above
     lacks: list[str]
     at_once: int  # cells side by side
     progress: list[tuple[Cell, Progress]]
 
     @property
     def seconds(self) -> float | None:
-        """The time of the missing cells, one after the other: measured if possible, the rest assumed."""
-        if self.unmeasured is None:
+        """The time of the missing cells, one after the other; None until one of each size has finished."""
+        if self.measured is None or self.measured.cells < self.missing:
             return None
-        return self.unmeasured + (self.measured.seconds if self.measured else 0.0)
+        return self.measured.seconds
 
     @property
     def missing(self) -> int:
         return sum(now.missing for _, now in self.progress)
-
-
-@dataclass(frozen=True)
-class Assumption:
-    """All on which the assumed time of cells depends."""
-
-    config: Config
-    shapes: Mapping[str, Shape]  # by model
-    needs: Mapping[str, Needs]  # by method
-    engines: Mapping[str, EngineLimits]  # by model
-    kind: str
-    size: int  # bytes of the compute type
-
-    def seconds(self, cells: Sequence[Cell]) -> float | None:
-        """Return the seconds of cells one after the other, with the filter once for each model; None if a shape is
-        unknown."""
-        models = dict.fromkeys(cell.model for cell in cells)
-        if not models.keys() <= self.shapes.keys():
-            return None
-        speed, total = SPEEDS[self.kind], 0.0
-        # Cells of one model whose methods need the same take equally long, and a matrix may have thousands.
-        alike = Counter((cell.model, self.needs[cell.method]) for cell in cells)
-        for (model, needs), number in alike.items():
-            arguments = self.shapes[model], self.config, needs, self.size, speed, self.engines[model]
-            total += number * cost.cell_seconds(*arguments)
-        for model in models:
-            for count in cost.filter_responses(self.config).values():
-                total += cost.generation_seconds(
-                    self.shapes[model], count.responses, self.config, self.size, speed, self.engines[model]
-                )
-        return total
 
 
 def plan_for(config: Config, matrix: Sequence[Cell], machine: Machine, at_once: int | None = None) -> Plan:
@@ -88,8 +86,6 @@ def plan_for(config: Config, matrix: Sequence[Cell], machine: Machine, at_once: 
         chosen_engines[cell.model] = cell.settled.rollout.engine
         models[cell.model] = cell.shared.model(cell.model)
     gpu = machine.gpu(config.hardware) or USUAL
-    shapes: dict[str, Shape] = {}
-    engines: dict[str, EngineLimits] = {}
     footprints: list[Footprint] = []
     for name, model in models.items():
         shape = model.shape()
@@ -97,7 +93,6 @@ def plan_for(config: Config, matrix: Sequence[Cell], machine: Machine, at_once: 
             continue
         with_vllm = chosen_engines[name] == "vllm"
         engine = cost.vllm_limits(shape, config, size, kind, gpu) if with_vllm else cost.EMBEDDED
-        shapes[name], engines[name] = shape, engine
         for which in dict.fromkeys(needs.values()):
             footprints.append(footprint_of(name, shape, config, needs, which, size, engine))
     progress, missing = [], []
@@ -108,12 +103,9 @@ def plan_for(config: Config, matrix: Sequence[Cell], machine: Machine, at_once: 
         counts[now.state] += 1
         if now.missing:
             missing.append(cell)
-    assumption = Assumption(config, shapes, needs, engines, kind, size)
-    assumed = assumption.seconds(missing)  # also used to judge whether a CPU is too slow
-    measured, unmeasured = measured_time(config, progress)
     lacks = []
     if missing:
-        obstacles = Obstacles(settled, machine, missing, models, chosen_engines, needs, footprints, size, assumed)
+        obstacles = Obstacles(settled, machine, missing, models, chosen_engines, needs, footprints, size)
         lacks = list(obstacles.sentences())
     present_states = {state: number for state, number in counts.items() if number}
     return Plan(
@@ -122,9 +114,7 @@ def plan_for(config: Config, matrix: Sequence[Cell], machine: Machine, at_once: 
         gpu,
         present_states,
         footprints,
-        measured,
-        assumption.seconds(unmeasured),
-        assumed,
+        measured_time(config, progress),
         lacks,
         at_once or machine.at_once(settled),
         progress,
@@ -153,3 +143,61 @@ def needs_of(matrix: Sequence[Cell]) -> dict[str, Needs]:
     for cell in matrix:
         needs[cell.method] = frozenset(cell.shared.method(cell.method).needs & {"values", "ref_logp"})
     return needs
+
+
+# The time, by finished cells
+
+
+def measured_time(config: Config, progress: Sequence[tuple[Cell, Progress]]) -> MeasuredTime | None:
+    """Return the time of the missing cells of which finished ones of the same size exist; None if there are none."""
+    missing: list[str] = []  # their sizes
+    seconds: dict[str, list[float]] = {}  # of finished cells, by size
+    for cell, now in progress:
+        size = size_of_cell(cell)
+        if now.missing:
+            missing.append(size)
+        add_if_finished(seconds, size, now.record)
+    if any(size not in seconds for size in missing):
+        ours = {cell.folder for cell, _ in progress}
+        for size, record in earlier_records(config.folder, ours):
+            add_if_finished(seconds, size, record)
+    measured = Counter(size for size in missing if size in seconds)
+    if not measured:
+        return None
+    total = sum(number * fmean(seconds[size]) for size, number in measured.items())
+    finished = sum(len(seconds[size]) for size in measured)
+    return MeasuredTime(total, measured.total(), finished)
+
+
+def add_if_finished(seconds: dict[str, list[float]], size: str, record: State) -> None:
+    """Add the time of a cell that has run all of its steps, which one that collapsed has not."""
+    if record.state == "done" and record.collapsed is None:
+        seconds.setdefault(size, []).append(record.seconds)
+
+
+def earlier_records(folder: Path, ours: Collection[Path]) -> Iterator[tuple[str, State]]:
+    """Yield the size and the state of the newest cells in a folder that are not ours: of other settings, methods, or
+    versions."""
+    changed: dict[Path, float] = {}
+    for path in folder.glob(f"*/{SPEC}"):
+        # The folder may be cleaned meanwhile, and a damaged cell outside of the plan does not affect it.
+        with suppress(FileNotFoundError):
+            if path.parent not in ours and not is_adopted(path.parent):  # which was evaluated and not trained
+                changed[path.parent] = (path.parent / STATE).stat().st_mtime
+    for cell_folder in nlargest(OTHERS, changed, key=lambda path: changed[path]):
+        with suppress(Damaged):
+            spec = CellSpec.read(cell_folder)
+            yield size_of(spec.key.model, spec.key.task, spec.settings), State.read(cell_folder)
+
+
+def size_of_cell(cell: Cell) -> str:
+    return size_of(cell.model, cell.task, cell.shared.settled(cell.config, cell.model).plain)
+
+
+def size_of(model: str, task: str, settings: Mapping[str, Any]) -> str:
+    """Return a text that is equal for cells of the same size, which the method is not part of."""
+    parts: dict[str, Any] = {"model": model, "task": task}
+    for section, keys in SIZE.items():
+        values = settings.get(section, {})
+        parts |= {f"{section}.{key}": values.get(key) for key in keys}
+    return json.dumps(parts, sort_keys=True, default=str)

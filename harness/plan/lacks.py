@@ -19,10 +19,9 @@ from harness.plan import cost
 from harness.plan.cost import Footprint, Needs
 from harness.rollout import choice
 from harness.rollout.models import Model
-from harness.terminal.units import DAY, about_duration, gib, plural
+from harness.terminal.units import gib, plural
 from tasks.data import cache, sets
 
-PATIENCE = 2 * DAY  # for one cell; if a CPU would take longer, the plan reports that a GPU is missing
 LARGEST = 180 * 10**9  # bytes of the largest GPU on the market
 
 
@@ -38,7 +37,6 @@ class Obstacles:
     needs: Mapping[str, Needs]  # by method
     footprints: Sequence[Footprint]
     size: int  # bytes of the compute type
-    assumed: float | None  # seconds of the missing cells, one after the other
 
     def sentences(self) -> Iterator[str]:
         yield from self.no_device()
@@ -59,17 +57,13 @@ class Obstacles:
 
     def no_device(self) -> Iterator[str]:
         ranks, here = self.config.hardware.ranks, len(self.machine.devices)
-        if self.kind == "cuda" and 0 < here < ranks:
-            yield f"each cell needs {ranks} devices (hardware.ranks), but this machine has {here}"
-        if here:
+        if self.kind != "cuda":
             return
-        if self.config.hardware.device == "cuda":
+        if 0 < here < ranks:
+            yield f"each cell needs {ranks} devices (hardware.ranks), but this machine has {here}"
+        if not here:
             number = f"; each cell needs {ranks} (hardware.ranks)" if ranks > 1 else ""
             yield f"hardware.device is cuda, but this machine has no CUDA device{number}"
-        elif self.missing and self.assumed is not None:
-            one_cell = self.assumed / len(self.missing)
-            if one_cell > PATIENCE:
-                yield f"this machine has no CUDA device, and on a CPU one cell would take {about_duration(one_cell)}"
 
     def no_vllm(self) -> Iterator[str]:
         reasons: dict[str, None] = {}
@@ -188,7 +182,7 @@ class Obstacles:
     def not_usable(self, model: Model, engine: str) -> Iterator[str]:
         shape = model.shape()
         if shape is None:
-            yield f"the shape of {model.name} is unknown until it is downloaded, and with it memory and time"
+            yield f"the shape of {model.name} is unknown until it is downloaded, and with it the memory"
         elif shape.architecture not in ARCHITECTURES:
             if engine != "vllm":
                 allowed = ", ".join(ARCHITECTURES)

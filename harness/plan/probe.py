@@ -1,4 +1,4 @@
-"""A measurement of a few steps of the largest cell, and how far it is from the closed form."""
+"""A measurement of a few steps of the largest cell, and the time of the matrix at that speed."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from harness.launch import launcher
 from harness.launch.progress import show_elapsed
 from harness.matrix import Cell, Shared
 from harness.plan import cost
-from harness.plan.cost import SPEEDS
 from harness.plan.estimate import Plan
+from harness.plan.show import side_by_side_line
 from harness.terminal.layout import console
 from harness.terminal.units import about_duration, plural
 
@@ -30,13 +30,17 @@ NOT_STEPS = ("time/evaluate_s", "time/judging_s")  # not part of a step, or in p
 
 @dataclass(frozen=True)
 class StepProbe:
-    """The measured and the assumed time of a step."""
+    """The measured time of a step."""
 
     label: str
-    measured: float  # seconds
-    assumed: float  # seconds
+    step: float  # seconds
+    response: float  # seconds of the engine for each response of a step
     length: float  # mean tokens of a response
-    allowed: int  # tokens of a response
+
+    def seconds(self, config: Config) -> float:
+        """Return the seconds of a cell at this speed, with its evaluations and without a filter that cells share."""
+        evaluated = sum(count.responses for count in cost.evaluation_responses(config).values())
+        return config.train.steps * self.step + cost.evaluation_count(config) * evaluated * self.response
 
 
 def largest_cell(plan: Plan) -> Cell:
@@ -65,18 +69,19 @@ def short_cell(cell: Cell, folder: Path) -> Cell:
     return dataclasses.replace(cell, config=short_config, shared=Shared(short_config))
 
 
-def read_probe(cell: Cell, ran: Cell, plan: Plan) -> StepProbe:
+def read_probe(ran: Cell) -> StepProbe:
     """Return the measurement that a short cell left in its folder."""
     state = State.read(ran.folder)
     if state.state != "done":
-        raise UserError(f"the measured cell, {cell.label}, failed: {state.reason}")
+        raise UserError(f"the measured cell, {ran.label}, failed: {state.reason}")
     steps = [line["metrics"] for line in MetricsLog(ran.folder).read()[2:]]  # without step 0 and the first
-    [footprint] = [known for known in plan.footprints if known.model == cell.model and cell.method in known.methods]
-    speed, size = SPEEDS[plan.kind], cost.compute_bytes(cell.settled)
-    assumed = cost.step_seconds(footprint.shape, cell.config, footprint.needs, size, speed, footprint.engine)
-    length = fmean(step["responses/length"] for step in steps)
-    measured = fmean(map(seconds_of_step, steps))
-    return StepProbe(cell.label, measured, assumed, length, cell.config.rollout.max_new_tokens)
+    rollout = fmean(step["time/rollout_s"] for step in steps)
+    return StepProbe(
+        ran.label,
+        step=fmean(map(seconds_of_step, steps)),
+        response=rollout / cost.step_responses(ran.config).responses,
+        length=fmean(step["responses/length"] for step in steps),
+    )
 
 
 def seconds_of_step(step: Mapping[str, Any]) -> float:
@@ -84,18 +89,14 @@ def seconds_of_step(step: Mapping[str, Any]) -> float:
 
 
 def probe_lines(probe: StepProbe, plan: Plan) -> list[str]:
-    """Return the measurement as text, with the time of the matrix if all of it is off by the same factor."""
-    ratio, side = probe.measured / probe.assumed, min(plan.at_once, plan.missing)
-    lines = [
-        f"measured: a step of {probe.label} took {probe.measured:.3g} s with responses of {probe.length:,.0f} tokens; "
-        f"the closed form gives {probe.assumed:.3g} s with {probe.allowed:,}, so it is off by a factor of {ratio:.2g}"
+    """Return the measurement as text, with the time of the matrix if all missing cells are as fast."""
+    seconds = plan.missing * probe.seconds(plan.config)
+    return [
+        f"measured: a step of {probe.label} took {probe.step:.3g} s with responses of {probe.length:,.0f} tokens, of "
+        f"{plan.config.rollout.max_new_tokens:,} at most",
+        f"at that speed, {plural(plan.missing, 'cell')} will take {about_duration(seconds)} one after the other",
+        side_by_side_line(plan, seconds),
     ]
-    if plan.assumed is not None:
-        lines.append(
-            f"at that speed, {plural(plan.missing, 'cell')} will take {about_duration(ratio * plan.assumed)} one after "
-            f"the other, and {about_duration(ratio * plan.assumed / side)} with {side} at once"
-        )
-    return lines
 
 
 def probe_plan(config: Config, plan: Plan) -> list[str]:
@@ -107,4 +108,4 @@ def probe_plan(config: Config, plan: Plan) -> list[str]:
         short = short_cell(cell, Path(folder))
         with show_elapsed(console, f"measuring {cell.label}"):
             launcher.run_cells([short], runs.local_launcher(short.settled, 1), launcher.NullWatcher())
-        return probe_lines(read_probe(cell, short, plan), plan)
+        return probe_lines(read_probe(short), plan)

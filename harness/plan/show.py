@@ -13,7 +13,7 @@ from harness.config import TRL, Config, setting_label
 from harness.launch.machine import this_machine
 from harness.matrix import Cell, cells
 from harness.plan import cost
-from harness.plan.cost import SPEEDS, Footprint, ResponseCount
+from harness.plan.cost import Footprint, ResponseCount
 from harness.plan.estimate import Plan, plan_for
 from harness.terminal import layout
 from harness.terminal.layout import Column, console
@@ -86,25 +86,19 @@ def problems_text(count: ResponseCount) -> str:
 
 
 def time_lines(plan: Plan) -> Iterator[str]:
-    """Yield the time of the missing cells: by finished cells of the same size, or assumed."""
-    if not plan.missing:
-        return
-    ranks, measured, rest = plan.config.hardware.ranks, plan.measured, plan.missing
+    """Yield the time of the missing cells, as far as finished cells of the same size tell it."""
+    measured, unmeasured = plan.measured, plan.missing
     if measured is not None:
+        ranks = plural(plan.config.hardware.ranks, "process", "processes")
         yield (
-            f"time: {plural(measured.cells, 'cell')} to run, {about_duration(measured.seconds)} of "
-            f"{plural(ranks, 'process', 'processes')}; measured on {plural(measured.finished, 'finished cell')} of the "
-            f"same size in {plan.config.folder}"
+            f"time: {plural(measured.cells, 'cell')} to run, {about_duration(measured.seconds)} of {ranks}; measured "
+            f"on {plural(measured.finished, 'finished cell')} of the same size in {plan.config.folder}"
         )
-        rest = plan.missing - measured.cells
-    if rest and plan.unmeasured is not None:
-        speed = SPEEDS[plan.kind]
-        device = speed.of if ranks == 1 else f"{ranks} processes, each on {speed.of},"
-        draws = " and every step draws as often as allowed" if plan.config.train.resample else ""
+        unmeasured -= measured.cells
+    if unmeasured:
         yield (
-            f"time: {plural(rest, 'cell')} to run, {about_duration(plan.unmeasured)} of {device} if every response is "
-            f"as long as allowed{draws}; assumed, not measured ({speed.flops:.2g} operations and "
-            f"{speed.bandwidth:.2g} bytes a second)"
+            f"time: {plural(unmeasured, 'cell')} to run, of a size of which none has finished in "
+            f"{plan.config.folder}; --probe measures a few steps"
         )
     if plan.seconds is not None:
         yield side_by_side_line(plan, plan.seconds)

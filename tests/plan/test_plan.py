@@ -28,12 +28,11 @@ from harness.base import files
 from harness.base.errors import UserError
 from harness.base.shape import Shape, shape_of_config
 from harness.cells.state import STOP_MARK
-from harness.config import Config, Resample
+from harness.config import Config
 from harness.launch.machine import Device, Machine, cuda_devices, this_machine
 from harness.plan import cost, lacks, show
 from harness.plan.cost import EMBEDDED, EngineLimits, Memory, ResponseCount
-from harness.plan.estimate import plan_for
-from harness.plan.measured import MeasuredTime
+from harness.plan.estimate import MeasuredTime, plan_for
 from harness.rollout import choice, embedded, models
 from harness.terminal.units import GIB, gib
 from harness.tokens.metrics import Stopwatch
@@ -428,7 +427,7 @@ def test_the_compute_type_is_the_cells(dtype: str, device: str, size: int) -> No
     assert cost.compute_bytes(settled) == size
 
 
-# Responses and time
+# Responses
 
 
 @pytest.mark.parametrize(("steps", "every"), [(10, 0), (10, 1), (10, 4), (10, 5), (10, 10), (10, 11), (1, 1), (3, 2)])
@@ -459,52 +458,7 @@ def test_responses_by_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert cost.filter_responses(config.load_config("demo")) == {}
 
 
-def test_time_by_hand() -> None:
-    speed = cost.Speed(flops=1e6, bandwidth=1e5, layer=1e-3, of="nothing real")
-    P = TINY.parameters
-
-    def decoding(responses: int) -> float:
-        """30 steps of all at once; a cache of 10 + 15 tokens each on average."""
-        read = (2 * P + responses * 25 * 48) / 1e5
-        return 30 * (2 * 1e-3 + read + 2 * responses * P / 1e6)
-
-    assert cost.generation_seconds(TINY, 8, small(), 2, speed, EMBEDDED) == pytest.approx(decoding(8))
-    assert cost.generation_seconds(TINY, 1024, small(), 2, speed, EMBEDDED) == pytest.approx(2 * decoding(512))
-    assert cost.update_seconds(TINY, small(), NOTHING, speed) == pytest.approx(320 * 8 * P / 1e6)
-    twice = small(train={"epochs": 2})
-    assert cost.update_seconds(TINY, twice, frozenset({"ref_logp", "values"}), speed) == pytest.approx(
-        320 * (16 * P + 14 * TINY.critic) / 1e6
-    )
-    whole = 10 * (decoding(8) + 320 * 8 * P / 1e6) + 4 * decoding(15)
-    assert cost.cell_seconds(TINY, small(), NOTHING, 2, speed, EMBEDDED) == pytest.approx(whole)
-    drawn = small(train={"resample": Resample(multiplier=1.5, max_batches=3)})
-    assert cost.draws_per_step(drawn) == (ResponseCount(6, 2), 3)
-    more = 10 * (3 * decoding(12) - decoding(8))
-    assert cost.cell_seconds(TINY, drawn, NOTHING, 2, speed, EMBEDDED) == pytest.approx(whole + more)
-
-
-def test_time_of_ranks_by_hand() -> None:
-    """Of 8 ranks with 4 responses each, where the cache has room for 3: two rounds of 30 steps."""
-    speed = cost.Speed(flops=1e6, bandwidth=1e5, layer=1e-3, of="nothing real")
-    P, settings, engine = (
-        TINY.parameters,
-        of_eight(hardware={"recompute": True}),
-        EngineLimits(1024, 3 * 1920 + 1919, True),
-    )
-
-    def decoding(together: int) -> float:
-        return 30 * (2 * 1e-3 + (2 * P + together * 25 * 48) / 1e5 + 2 * together * P / 1e6)
-
-    assert cost.generation_seconds(TINY, 32, settings, 2, speed, engine) == pytest.approx(2 * decoding(3))
-    assert cost.generation_seconds(TINY, 17, settings, 2, speed, engine) == pytest.approx(decoding(3)), (
-        "17 / 8, rounded up"
-    )
-    assert cost.generation_seconds(TINY, 32, settings, 2, speed, EMBEDDED) == pytest.approx(decoding(4))
-    none = dataclasses.replace(engine, cache=0)
-    assert cost.generation_seconds(TINY, 32, settings, 2, speed, none) == pytest.approx(4 * decoding(1))
-    assert cost.update_seconds(TINY, settings, NOTHING, speed) == pytest.approx(4 * 40 * (2 + 8) * P / 1e6)
-    whole = 10 * (2 * decoding(3) + 160 * 10 * P / 1e6) + 4 * decoding(2)
-    assert cost.cell_seconds(TINY, settings, NOTHING, 2, speed, engine) == pytest.approx(whole)
+# Time
 
 
 def finish(cell: matrix.Cell, seconds: float, **fields: Any) -> None:
@@ -516,21 +470,17 @@ def test_time_is_that_of_finished_cells_of_the_same_size(tmp_path: Path) -> None
     settings = config.load_config("demo", overrides)
     cells = matrix.cells(settings)
     before = plan_for(settings, cells, CPU)
-    assert before.measured is None
-    assert before.unmeasured == before.assumed == before.seconds
+    assert (before.measured, before.seconds) == (None, None)
     by_model = {name: [each for each in cells if each.model == name] for name in settings.models}
     finish(by_model["countdown-tiny"][0], 10)
     found = plan_for(settings, cells, CPU)
     assert found.measured == MeasuredTime(2 * 10, cells=2, finished=1)
-    assert before.assumed is not None
-    assert found.unmeasured is not None
-    assert 0 < found.unmeasured < before.assumed, "that of the three larger cells, of which none has finished"
-    assert found.seconds == 20 + found.unmeasured
+    assert found.seconds is None, "of the three larger cells none has finished"
     finish(by_model["countdown-tiny"][1], 20)
     finish(by_model["countdown-small"][0], 300)
     found = plan_for(settings, cells, CPU)
     assert found.measured == MeasuredTime(15 + 2 * 300, cells=3, finished=3)
-    assert (found.unmeasured, found.seconds) == (0.0, 615)
+    assert found.seconds == 615
     assert found.states == {"done": 3, "planned": 3}
     stopped = by_model["countdown-small"][1].folder
     stopped.mkdir()
@@ -569,7 +519,8 @@ def test_time_is_also_that_of_earlier_cells_in_the_folder(tmp_path: Path) -> Non
     assert measured() == MeasuredTime(30, cells=1, finished=1)
     text = shown("demo", CPU, "methods=[grpo]", "seeds=[0]", f"results={tmp_path}")
     assert "time: 1 cell to run, about 0 min 30 s of 1 process; measured on 1 finished cell of the same size" in text
-    assert "assumed, not measured" not in text
+    assert "1 cell at once: about 0 min 30 s" in text
+    assert "--probe" not in text
     [own] = planned()[1]
     finish(own, 70)
     found = plan_for(*planned("seeds=[0,1]"), CPU)
@@ -644,7 +595,6 @@ ALONE = ["hardware.ranks=1", "hardware.recompute=false", "rollout.engine=embedde
             ["hardware.recompute=false", "hardware.micro_tokens=100000"],
             "7b-instruct with grpo, .* GiB on each of the 8 devices of a cell, more than any GPU has",
         ),
-        ("paper", CPU, ["hardware.device=auto"], "no CUDA device, and on a CPU one cell would take about .* days"),
         (
             "paper",
             dataclasses.replace(NODE, devices=NODE.devices[:2]),
@@ -808,7 +758,7 @@ def test_the_plan_of_the_demo_is_short() -> None:
     assert "matrix demo: 35 cells in results/demo" in text
     assert "60 steps x 48 prompts x 16 responses of at most 20 tokens, 921,600 tokens at most; 180 updates" in text
     assert "3 x (countdown 256 problems x 32), 491,520 tokens at most" in text
-    assert "assumed, not measured" in text
+    assert "time: 35 cells to run, of a size of which none has finished in results/demo; --probe measures" in text
     assert "countdown-tiny (206,976 parameters)" in text
     assert len(text.splitlines()) <= 10
 
@@ -821,7 +771,6 @@ def test_the_plan_of_the_paper_says_what_it_costs() -> None:
     assert "16 x (aime24 30 problems x 32, aime25 30 problems x 32, dapo500 500 problems x 8)" in text
     assert "difficulty filter of dapo_math, once for each model: about 17,000 problems x 16, 1.95 billion" in text
     parameters = PUBLISHED["qwen2.5-7b-instruct"]
-    assert "of 8 processes, each on a GPU of the H100 class, if" in text
     assert "memory of each of 8 processes, qwen2.5-7b-instruct" in text
     assert f"AdamW {parameters / GIB:.1f}, gathered" in text
     cache = 40 * 10**9 - 2 * parameters
@@ -899,7 +848,7 @@ def test_what_makes_a_cell_fit_is_named() -> None:
     models_of = {name: models.resolve(name) for name in settings.models}
 
     def obstacles(config: Config) -> lacks.Obstacles:
-        return lacks.Obstacles(config, NODE, [], models_of, {}, {}, [each], kind, None)
+        return lacks.Obstacles(config, NODE, [], models_of, {}, {}, [each], kind)
 
     remedies = obstacles(settings).fitting_settings(each, peak)
     assert f"hardware.recompute=true ({gib(peak)})" in remedies
