@@ -1,19 +1,39 @@
-"""The conformance check of methods: broken rules, dropped tokens, effect and cost."""
+"""The conformance check of methods: a method keeps the contract of harness/methods/verbs.py.
+
+Every check runs the method on random batches over a small vocabulary (probe.py), as the trainer would, and compares
+results that must be equal. No check knows a formula: a test against the paper's formula is a separate one
+(tests/baselines/). The report adds what was measured: dropped tokens, effect and cost.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
+import torch
 from rich.console import Console
 
 import baselines
-from harness.conformance import checks, miniature, two_ranks
-from harness.conformance.probe import compute_outcome, random_probe
-from harness.conformance.subject import ENTROPIES, Finding, Subject, finding_of, require_finite, step_record
-from harness.methods.composition import DEFAULT_OBJECTIVE, Method, Table
+from harness.base.errors import UserError
+from harness.conformance import computed, declared, miniature, two_ranks
+from harness.conformance.probe import (
+    ENTROPIES,
+    FINITE,
+    Failed,
+    Finding,
+    Subject,
+    compute_outcome,
+    finding_of,
+    first_line_of,
+    random_probe,
+    require_finite,
+    step_record,
+)
+from harness.methods.composition import DEFAULT_OBJECTIVE, Method, Table, method_classes
+from harness.methods.verbs import Objective
 from harness.terminal import layout
 from harness.terminal.layout import Column
 from harness.tokens import dynamics
@@ -26,6 +46,124 @@ SIGNS = {
     "negative_above": "A<0 S*>N",
     "negative_below": "A<0 S*<N",
 }
+LONGEST_SENTENCE = 300  # characters of a refusal
+
+
+def composition(subject: Subject) -> str:
+    """Join the method with every other objective and control that is sound alone."""
+    method = subject.make()
+    parts = [part.partition("(")[0].strip() for part in subject.spec.split("+")]
+    # A control alone runs on the default objective, which another objective may replace.
+    replaceable = DEFAULT_OBJECTIVE in method.named and DEFAULT_OBJECTIVE not in parts
+    works = refused = 0
+    unsound = []
+    for name, kind in method_classes(subject.table).items():
+        if name in method.named or (issubclass(kind, Objective) and not replaceable):
+            continue
+        spec = f"{subject.spec}+{name}"
+        try:
+            accepted = works_on_probe(subject, spec)
+        except Exception as error:
+            if not sound(subject, name):  # the finding concerns the other method
+                unsound.append(name)
+                continue
+            raise Failed(f"{spec}: {first_line_of(error)}") from error
+        if accepted:
+            works += 1
+        else:
+            refused += 1
+    summary = f"works with {works} others"
+    if refused:
+        summary += f", is refused with {refused} in a sentence"
+    if unsound:
+        summary += f", was not joined with {', '.join(unsound)}, which fail alone"
+    return summary
+
+
+def works_on_probe(subject: Subject, spec: str) -> bool:
+    """Return whether a composition is accepted, and require a finite loss and gradient of it."""
+    try:
+        method = Method.of(spec, subject.table)
+    except UserError as error:
+        if len(str(error)) > LONGEST_SENTENCE or "\n" in str(error):
+            raise Failed(f"it is refused in more than a sentence of {LONGEST_SENTENCE} characters") from error
+        return False
+    outcome = compute_outcome(method, subject.probe(size=max(subject.size, method.min_group)), updates=2)
+    if not (math.isfinite(outcome.loss) and torch.isfinite(outcome.gradient_TV).all()):
+        raise Failed("the loss or its gradient is not finite")
+    return True
+
+
+def sound(subject: Subject, name: str) -> bool:
+    """Return whether a method alone works on the probe, or is refused there in a sentence."""
+    try:
+        works_on_probe(subject, name)
+    except Exception:
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class Check:
+    """A check: a function that returns a summary or raises Failed, and advice on how to fix a failure."""
+
+    run: Callable[[Subject], str]
+    advice: str
+
+
+CHECKS = {
+    "needs": Check(
+        declared.needs, "declare in `needs` what the verbs read, and nothing else (entropy_now: without gradient)"
+    ),
+    "elsewhere": Check(
+        declared.elsewhere,
+        "declare reads_answers or reads_sampler if a verb reads the batch's answers_B or behaviour_logp_T, and only "
+        "then; read no sequences, prompt_lengths_B or copy_of_B",
+    ),
+    "gradient": Check(
+        computed.gradient,
+        "leave out float(), item() and data, by which the present policy reaches the loss unseen by autograd; use "
+        "detach() for values without gradient",
+    ),
+    "direction": Check(
+        computed.direction,
+        "look for a sign or a factor that detach() hides, as in 2 * j.detach() - j; an estimator that is meant so "
+        "declares follows_advantage = False",
+    ),
+    "micro-batches": Check(computed.micro_batches, declared.MARKS),
+    "order": Check(
+        computed.order,
+        "let no token depend on its place in the batch: break ties with batch.global_order, draw with batch.uniform_T",
+    ),
+    "rewards": Check(
+        computed.rewards, "declare ignores_rewards = True if `advantages` does not read batch.rewards_B, and only then"
+    ),
+    "twice": Check(
+        computed.twice,
+        "draw with batch.uniform_T or uniform_B, change no tensor in place, and update a memory in observe alone",
+    ),
+    "edges": Check(computed.edges, FINITE),
+    "weights": Check(
+        computed.weights, "a weight is the share by which a token counts, 0 or more; change signs in reshape"
+    ),
+    "denominators": Check(
+        computed.denominators, "give kept tokens the weight 1, or set reference_denominator for the other denominator"
+    ),
+    "token weights": Check(declared.token_weights, "set by_response = True in the objective"),
+    "by response": Check(declared.by_response, "set by_response = False, or give all tokens of a response one weight"),
+    "silence": Check(declared.silence, "set silent_without_signal = False"),
+    "memory": Check(computed.memory, "keep everything that observe changes in `remembered`, as numbers"),
+    "composition": Check(composition, "a verb must accept any advantages; raise UserError to refuse a composition"),
+}
+
+
+def run_checks(spec: str, table: Table) -> list[Finding]:
+    """Run all checks that need one process and no model."""
+    subject = Subject(spec, table)
+    return [finding_of(name, check.advice, partial(check.run, subject)) for name, check in CHECKS.items()]
+
+
+# The report
 
 
 @dataclass(frozen=True)
@@ -65,7 +203,7 @@ class Report:
 def check_methods(specs: Sequence[str], plugins: Sequence[str]) -> list[Report]:
     """Check methods; one pair of processes checks all of them on two ranks."""
     table = baselines.table(plugins, {})
-    in_one_process = {spec: checks.run_checks(spec, table) for spec in specs}
+    in_one_process = {spec: run_checks(spec, table) for spec in specs}
     on_two_ranks = two_ranks.check_on_two_ranks(specs, plugins)
     reports = []
     for spec in specs:

@@ -10,17 +10,20 @@ from torch import Tensor
 
 from harness.base.errors import UserError
 from harness.conformance.computed import factors, own_metrics
-from harness.conformance.probe import Probe, compute_outcome, signal_on, with_step_marks
-from harness.conformance.subject import (
+from harness.conformance.probe import (
     CLOSE,
     ENTROPIES,
     Failed,
+    Probe,
     Subject,
+    compute_outcome,
     near,
     require_equal,
     require_finite,
+    signal_on,
     step_record,
     unevenly,
+    with_step_marks,
 )
 from harness.methods.batch import AbsentColumn, DeclaredStats, TokenBatch, TokenStats
 from harness.methods.composition import BEFORE, DURING, Method, Signal

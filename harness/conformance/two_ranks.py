@@ -26,12 +26,14 @@ import torch
 import baselines
 from harness import ranks
 from harness.base.processes import python_command
-from harness.conformance.probe import Outcome, Probe, compute_outcome, tied, whole
-from harness.conformance.subject import (
+from harness.conformance.probe import (
     CLOSE,
     Failed,
     Finding,
+    Outcome,
+    Probe,
     Subject,
+    compute_outcome,
     finding_of,
     first_line_of,
     near,
@@ -39,6 +41,8 @@ from harness.conformance.subject import (
     require_finite,
     singly,
     step_record,
+    tied,
+    whole,
 )
 from harness.methods.composition import Method
 

@@ -21,7 +21,7 @@ from trainers import build
 import baselines
 from harness.base import plugins
 from harness.base.errors import UserError
-from harness.conformance import checks
+from harness.conformance.check import run_checks
 from harness.methods.batch import TokenBatch
 from harness.methods.composition import Method
 from harness.methods.verbs import NEEDS, Component, Control, Objective, View
@@ -112,7 +112,7 @@ def test_every_example_of_the_documentation_keeps_the_rules(write: Callable[[str
         table = baselines.table([write(f"example_{number}", block)])
         for name in table.keys() - baselines.METHODS.keys():
             seen.append(name)
-            assert not [finding for finding in checks.run_checks(name, table) if not finding.passed]
+            assert not [finding for finding in run_checks(name, table) if not finding.passed]
     assert sorted(seen) == ["brake", "by_entropy", "gentle", "gentle_bonus", "least_sure", "short"]
 
 

@@ -24,8 +24,8 @@ from benchmarks.patience import patient
 from harness import cli
 from harness.base.errors import UserError
 from harness.commands import check as command
-from harness.conformance import check, checks, miniature, two_ranks
-from harness.conformance.subject import Failed, Finding, Subject, finding_of
+from harness.conformance import check, miniature, two_ranks
+from harness.conformance.probe import Failed, Finding, Subject, finding_of
 from harness.methods.batch import TokenBatch, TokenStats
 from harness.methods.verbs import Component, Control, View
 from harness.terminal.layout import SafeConsole
@@ -42,7 +42,7 @@ FIRING = [
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", one_in(4, [*baselines.METHODS, *FIRING], first=1))
 def test_run_checks_passes_registered_methods(spec: str) -> None:
-    assert not [finding for finding in checks.run_checks(spec, baselines.METHODS) if not finding.passed]
+    assert not [finding for finding in check.run_checks(spec, baselines.METHODS) if not finding.passed]
 
 
 # Methods that are each wrong in one way
@@ -503,17 +503,17 @@ WRONG: dict[str, tuple[type[Component], str, str]] = {
 @pytest.mark.parametrize("name", WRONG)
 def test_each_mistake_is_caught_by_its_check(name: str) -> None:
     kind, expected, words = WRONG[name]
-    mine, right = Subject(name, {**baselines.METHODS, name: kind}), checks.CHECKS[expected]
+    mine, right = Subject(name, {**baselines.METHODS, name: kind}), check.CHECKS[expected]
     finding = finding_of(expected, right.advice, partial(right.run, mine))
     assert not finding.passed, "the mistake was not seen"
     assert re.search(words, finding.message)
     assert finding.advice
 
 
-def checked(kind: type[Component], check: str) -> Finding:
+def checked(kind: type[Component], name: str) -> Finding:
     """Run one check of a method that is registered as `mine`."""
-    wanted = checks.CHECKS[check]
-    return finding_of(check, wanted.advice, partial(wanted.run, Subject("mine", {**baselines.METHODS, "mine": kind})))
+    wanted = check.CHECKS[name]
+    return finding_of(name, wanted.advice, partial(wanted.run, Subject("mine", {**baselines.METHODS, "mine": kind})))
 
 
 def test_a_mean_over_a_micro_batch_is_not_taken_for_a_false_declaration_of_silence() -> None:
@@ -521,7 +521,7 @@ def test_a_mean_over_a_micro_batch_is_not_taken_for_a_false_declaration_of_silen
     finding = checked(PartMean, "silence")
     assert not finding.passed
     assert "depends on the micro-batch" in finding.message
-    assert finding.advice == checks.CHECKS["micro-batches"].advice
+    assert finding.advice == check.CHECKS["micro-batches"].advice
     assert checked(FalselySilent, "silence").advice == "set silent_without_signal = False"
 
 
@@ -615,10 +615,10 @@ def test_a_broken_neighbour_is_left_out_of_compositions() -> None:
         "raises": Raises,
         "bare_log": WRONG["bare_log"][0],
     }
-    seen = checks.composition(Subject("halved", table))
+    seen = check.composition(Subject("halved", table))
     assert seen == "works with 0 others, was not joined with raises, bare_log, which fail alone"
     with pytest.raises(Failed, match=r"raises\+halved: ZeroDivisionError: of no account"):
-        checks.composition(Subject("raises", table))
+        check.composition(Subject("raises", table))
 
 
 NEIGHBOURS = """
@@ -673,7 +673,7 @@ def test_no_method_takes_the_findings_of_another(
     reports = json.loads(capsys.readouterr().out)
     assert [report["method"] for report in reports] == specs
     findings = {report["method"]: {row["check"]: row for row in report["findings"]} for report in reports}
-    every = [*checks.CHECKS, "ranks", "training", "tokens", "effect"]
+    every = [*check.CHECKS, "ranks", "training", "tokens", "effect"]
     for name in ("bare", "bare_log", "half"):
         assert list(findings[name]) == every
     assert all(row["passed"] for row in findings["half"].values())
@@ -702,7 +702,7 @@ def test_print_reports_joins_equal_failures() -> None:
 
 
 def test_every_check_is_known_to_catch_something() -> None:
-    assert {expected for _, expected, _ in WRONG.values()} == checks.CHECKS.keys()
+    assert {expected for _, expected, _ in WRONG.values()} == check.CHECKS.keys()
 
 
 @pytest.mark.slow
@@ -729,7 +729,7 @@ def test_a_failure_of_a_check_is_a_failure_of_the_command_and_says_what_to_do(
 
 def test_print_reports_fits_the_terminal() -> None:
     wrong = Finding("micro-batches", False, "the gradient is another one with each response alone", "x " * 60)
-    report = [check.Report("grpo", [*checks.run_checks("grpo", baselines.METHODS), wrong])]
+    report = [check.Report("grpo", [*check.run_checks("grpo", baselines.METHODS), wrong])]
     for reports in (report, report * 3):
         file = io.StringIO()
         console = SafeConsole(file=file, width=80, force_terminal=True, color_system=None, soft_wrap=True)
