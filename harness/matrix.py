@@ -22,7 +22,7 @@ from harness.cells.source_digest import source_digest
 from harness.cells.spec import FILE as SPEC
 from harness.cells.spec import CellKey, CellSpec, changed_parts, id_in, is_adopted, training_key
 from harness.cells.state import Progress
-from harness.config import TRL, Config, Eval, accelerate_file, setting_label, variants
+from harness.config import TRL, Config, Eval, setting_label, variants
 from harness.methods import composition
 from harness.methods.composition import Method
 from harness.methods.refusals import check_backend
@@ -164,8 +164,6 @@ def trl_identity(config: Config) -> dict[str, Any]:
     identity: dict[str, Any] = {}
     if config.hardware.world > 1:
         identity["ranks"] = config.hardware.world
-    if sharding := accelerate_file.sharding_settings(config):
-        identity["accelerate"] = sharding
     return identity
 
 
@@ -275,7 +273,6 @@ def cells(config: Config) -> list[Cell]:
     """Return all cells, checked. Seeds are the outermost loop, so an unfinished matrix compares methods fairly."""
     shared, settings = Shared(config), variants(config)
     check_methods_fit(config, settings, shared)
-    accelerate_file.check_used(settings)
     check_evaluations(config, shared)
     if config.baseline not in config.methods:
         raise UserError(f"baseline is {config.baseline!r}, which is not among methods ({', '.join(config.methods)})")

@@ -122,7 +122,9 @@ class CellSpec:
 @lru_cache(maxsize=16)
 def typed_settings(settings: str) -> Config:
     """Return the typed form of a configuration as JSON, which no caller may change."""
-    config: Config = typed(Config(), json.loads(settings), "")
+    values = json.loads(settings)
+    values.get("hardware", {}).pop("accelerate", None)  # of an earlier version; null in every cell but TRL's on GPUs
+    config: Config = typed(Config(), values, "")
     return config
 
 

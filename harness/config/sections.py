@@ -254,7 +254,7 @@ class Hardware:
     """CPU threads of each process."""
     ranks: int = number(1, least=1)
     """Processes of a cell on one machine, each with its own device; the model's weights are divided among them,
-    with `train.backend=trl` as `hardware.accelerate` says."""
+    except with `train.backend=trl`."""
     nodes: int = number(1, least=1)
     """Machines of a cell, found by `--launcher ray` or `slurm`, or by torchrun."""
     share: float = number(1.0, above=0, most=1)
@@ -267,8 +267,6 @@ class Hardware:
     """Keep AdamW's moments and a copy of the weights in the machine's memory instead of the device's."""
     cache_gib: float | None = number(None, above=0)
     """Memory of vLLM's keys and values, in GiB; null: 1 on a CPU; on a GPU, half of its memory with the weights."""
-    accelerate: str | None = None
-    """YAML file of `accelerate config` that shards cells with `train.backend=trl` (docs/elsewhere.md); null: none."""
     timeout_minutes: float | None = number(None, above=0)
     """A cell that takes longer is stopped and counted as failed; null: no limit."""
     stall_minutes: float | None = number(60.0, above=0)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import metadata
-from importlib.util import find_spec
 
 from harness.base.errors import UserError
 from harness.config import TRL, Config
-from harness.config.accelerate_file import DEEPSPEED, KEY, sharding_settings
 from harness.methods.composition import Method
 
 
@@ -92,6 +90,4 @@ def backend_obstacle(config: Config) -> str | None:
             metadata.version(package)
         except metadata.PackageNotFoundError:
             return f"train.backend is {TRL!r}, but {package} is not installed here; pip install -e '.[trl]'"
-    if sharding_settings(config).get("distributed_type") == DEEPSPEED and find_spec("deepspeed") is None:
-        return f"{KEY} asks for DeepSpeed, but deepspeed is not installed here; pip install deepspeed"
     return None

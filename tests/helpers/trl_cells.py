@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import trainers
 
 from harness import config
 from harness.cells.checksums import CHECKPOINTS
+from harness.launch.cell import trainer_of
 from harness.matrix import Cell
 from harness.train import parts
 from harness.train.checkpoint import Checkpoints
@@ -24,18 +26,22 @@ class Killed(BaseException):
     """The end of a process, for a test within one."""
 
 
-def built(folder: Path, *overrides: str, method: str = METHOD) -> Any:
-    """Return the training of a short cell by TRL in this process."""
+def cell_trainer() -> Any:
+    """Return the module with TRL's trainer of cells; skip the test where TRL is not installed."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "vllm", None)  # trl would take the folder tests/vllm for it
         pytest.importorskip("trl", reason="trl is not installed; the extra trl has it")
-        from harness.launch.cell import trainer_of
+        return importlib.import_module("harness.elsewhere.trl.cell_trainer")
 
-        settings = config.load_config("demo", [*trainers.SHORT, "train.backend=trl", *overrides])
-        spec = Cell.of(settings, method, "countdown", "countdown-tiny", seed=0).spec
-        folder.mkdir(exist_ok=True)
-        built_parts = parts.build_parts(spec, VerifierPool())  # Countdown does not use it
-        return trainer_of(spec, built_parts, folder, Checkpoints(folder / CHECKPOINTS, spec.id))
+
+def built(folder: Path, *overrides: str, method: str = METHOD) -> Any:
+    """Return the training of a short cell by TRL in this process."""
+    cell_trainer()
+    settings = config.load_config("demo", [*trainers.SHORT, "train.backend=trl", *overrides])
+    spec = Cell.of(settings, method, "countdown", "countdown-tiny", seed=0).spec
+    folder.mkdir(exist_ok=True)
+    built_parts = parts.build_parts(spec, VerifierPool())  # Countdown does not use it
+    return trainer_of(spec, built_parts, folder, Checkpoints(folder / CHECKPOINTS, spec.id))
 
 
 def kill_after(steps: int, folder: Path, *overrides: str) -> None:

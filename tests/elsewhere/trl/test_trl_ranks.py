@@ -7,7 +7,6 @@ import os
 import sys
 import time
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ import trl_cells
 from companions import on_ranks
 from trl_cells import without_clock
 
-from harness import ranks
 from harness.cells import checksums
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
@@ -32,9 +30,6 @@ GIVEN = [
     "dynamics.every=2",
     "hardware.micro_tokens=600",
 ]
-FSDP = {"fsdp_version": 2, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
-FSDP_FILE = {"distributed_type": "FSDP", "fsdp_config": {**FSDP, "fsdp_state_dict_type": "SHARDED_STATE_DICT"}}
-ZERO_FILE = {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 2, "zero3_init_flag": False}}
 RESPONSES = "responses.json"
 
 
@@ -66,8 +61,6 @@ def train_on_two(rank: int, folder: Path) -> None:
     resumed = trl_cells.built(folder / "cut", *RESUMED)
     resumed.run(lambda step: None)
     assert trl_cells.same_weights(resumed, whole)
-    if find_spec("deepspeed"):
-        train_with_deepspeed(folder)
 
 
 def become_rank(rank: int) -> None:
@@ -90,54 +83,6 @@ def train_on_given(rank: int, folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RecordedTrainer, "_generate_single_turn", given)
         trl_cells.built(folder / "two", *TWO, *GIVEN).run(lambda step: None)
-
-
-def train_sharded(rank: int, folder: Path) -> None:
-    """Train with FSDP2, which accelerate ignores on CPUs unless it takes them for GPUs; and save what it resumes."""
-    become_rank(rank)
-    from accelerate import PartialState
-    from accelerate.state import AcceleratorState
-    from accelerate.utils import DistributedType
-
-    from harness.elsewhere.trl.accelerate_variables import accelerate_variables
-
-    AcceleratorState._reset_state(reset_partial_state=True)
-    initialize = PartialState.__init__
-
-    def as_gpus(state: Any, *given: Any, **named: Any) -> None:
-        initialize(state, *given, **named)
-        if state.distributed_type == DistributedType.MULTI_CPU:  # later it is FSDP
-            state.distributed_type = DistributedType.MULTI_GPU
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PartialState, "__init__", as_gpus)
-        for name, value in accelerate_variables(FSDP_FILE, world=2).items():
-            patch.setenv(name, value)
-        trl_cells.kill_after(3, folder / "sharded", *RESUMED)
-        trained = trl_cells.built(folder / "sharded", *RESUMED)
-        trained.run(lambda step: None)
-        assert trained.trainer.accelerator.is_fsdp2
-        trained.policy.save(folder / "sharded" / "model")
-        again = trl_cells.built(folder / "sharded", *RESUMED)  # as after a kill before it saved the model
-        again.run(lambda step: None)
-        again.policy.save(folder / "sharded" / "again")
-        ranks.meet()
-
-
-def train_with_deepspeed(folder: Path) -> None:
-    """Train with ZeRO-2, which also works on CPUs, and resume."""
-    from accelerate.state import AcceleratorState
-
-    from harness.elsewhere.trl.accelerate_variables import accelerate_variables
-
-    AcceleratorState._reset_state(reset_partial_state=True)
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in accelerate_variables(ZERO_FILE, world=2).items():
-            patch.setenv(name, value)
-        trl_cells.kill_after(3, folder / "zero", *RESUMED)
-        trained = trl_cells.built(folder / "zero", *RESUMED)
-        trained.run(lambda step: None)
-        assert trained.trainer.is_deepspeed_enabled
 
 
 @pytest.fixture(scope="module")
@@ -185,33 +130,10 @@ def test_a_resumed_training_on_two_ranks_ends_with_the_same_numbers(folder: Path
     assert {"rng_state_0.pth", "rng_state_1.pth"} <= sealed.keys()
 
 
-def test_deepspeed_gives_the_numbers_of_plain_ranks(folder: Path) -> None:
-    pytest.importorskip("deepspeed", reason="deepspeed is not installed")
-    for ours, theirs in zip(without_clock(folder / "whole"), without_clock(folder / "zero"), strict=True):
-        assert_same_numbers(ours, theirs)
-    [checkpoint] = (folder / "zero" / checksums.CHECKPOINTS).iterdir()
-    assert {f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt" for rank in (0, 1)} <= {
-        path.name for path in checkpoint.rglob("*")
-    }
-
-
-@pytest.mark.long  # PyTorch does not promise FSDP with gloo: in one of some ten runs it ended with SIGSEGV
-def test_sharded_weights_give_the_numbers_of_whole_ones(folder: Path) -> None:
-    (folder / "meeting").unlink(missing_ok=True)
-    on_ranks(train_sharded, folder)
-    whole, sharded = without_clock(folder / "whole"), without_clock(folder / "sharded")
-    for ours, theirs in zip(whole, sharded, strict=True):
-        assert_same_numbers(ours, theirs)
-    [checkpoint] = (folder / "sharded" / checksums.CHECKPOINTS).iterdir()
-    assert (checkpoint / "pytorch_model_fsdp_0").is_dir()
-    saved, again = (folder / "sharded" / name / "model.safetensors" for name in ("model", "again"))
-    assert saved.read_bytes() == again.read_bytes()
-
-
 def use_folder_longer_than_the_first(rank: int, folder: Path) -> None:
     """Leave a folder that both ranks share, on the second one half a second later."""
     become_rank(rank)
-    from harness.elsewhere.trl.run import temporary_folder
+    from harness.elsewhere.trl.cell import temporary_folder
 
     with temporary_folder(folder / "trl") as place:
         if rank == 0:
