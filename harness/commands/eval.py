@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import tasks
 from harness.base import registry
-from harness.base.addresses import visible_address
-from harness.base.errors import CellFailure, UserError
+from harness.base.errors import CellFailure
 from harness.commands.common import Commands, command, with_plugins
-from harness.config import Config
 from harness.rollout import models
 from harness.terminal.layout import console
-from harness.terminal.units import plural
 from harness.verify.pool import VerifierPool
-
-if TYPE_CHECKING:
-    from harness.elsewhere.assess import Assessment
-    from harness.rollout.models import Model
 
 TEXT = "Avg@K, Pass@K and maj@K of any model, without training; samples are kept and never drawn again"
 EXAMPLES = (
     "entrobench eval --model countdown-tiny --tasks countdown --problems 20 --samples 8 --temperature 0.7 --seed 1",
     "entrobench eval --model ./my-model --tasks aime24,math500 --max-new-tokens 4096 --beyond-context --out mine",
-    "entrobench eval --model Qwen/Qwen2.5-0.5B --tasks my_task --plugin my_tasks --uri sqlite:///mlflow.db",
+    "entrobench eval --model Qwen/Qwen2.5-0.5B --tasks my_task --plugin my_tasks",
 )
 
 
@@ -45,7 +36,6 @@ def add(commands: Commands) -> None:
         "--beyond-context", action="store_true", help="evaluate even beyond the model's max_position_embeddings"
     )
     parser.add_argument("--out", type=Path, help="folder for samples and results (default: results/eval/MODEL-KEY)")
-    parser.add_argument("--uri", help="the MLflow store (default: MLFLOW_TRACKING_URI, else results/mlflow.db)")
     with_plugins(parser)
 
 
@@ -71,21 +61,5 @@ def call(arguments: argparse.Namespace) -> int:
         console.print(f"failed  {failure}; the samples are kept in {out}", style="red")
         return 1
     assess.print_assessments(console, assessments)
-    feed_evaluation(model, assessments, arguments.uri or Config().tracking_uri)
     console.print(f"samples and results: {out}")
     return 0
-
-
-def feed_evaluation(model: Model, assessments: Sequence[Assessment], uri: str) -> None:
-    """Write the results to MLflow. If it is unavailable, only say so: all results are kept in files."""
-    from harness.tracking import evaluation
-
-    try:
-        for assessment in assessments:
-            evaluation.sync_evaluation(assessment.mlflow_run(model), uri)
-    except UserError as error:
-        remedy = "Repeat the command to feed it; nothing is sampled again."
-        console.print(f"MLflow is not fed: {error}. {remedy}", style="yellow")
-    else:
-        runs, store = plural(len(assessments), "run"), visible_address(uri)
-        console.print(f"MLflow: {runs} in the experiment {evaluation.EXPERIMENT} at {store}")

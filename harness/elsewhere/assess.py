@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -38,14 +37,11 @@ from harness.statistics import Estimate, Floats, mean_interval, near_bound, pass
 from harness.table.columns import format_estimate
 from harness.terminal import layout
 from harness.terminal.layout import Column
-from harness.tracking.evaluation import Evaluated
 from harness.train.evaluate import EvaluationResult, Sampler, evaluate_task
 from harness.train.parts import training_device
 from harness.train.policy import context_of
 from harness.train.weights import load_model, opened
 from tasks import Task, Verifier
-from tasks.data.cache import find_card
-from tasks.data.sets import SETS
 from tasks.scoring import powers_of_two
 
 MOST_TOGETHER = 512  # sequences that are decoded side by side
@@ -90,9 +86,6 @@ class Assessment:
 
     evaluation: EvaluationResult
     settings: dict[str, Any]
-    identity: dict[str, Any]  # of everything that determines the samples
-    made: Made
-    dataset: dict[str, str]  # fingerprints, as tags
     folder: Path
     flags: list[str]  # warnings on the problems, such as memorized ones
     notes: list[str]  # warnings on how the model reads them, such as letters without a token
@@ -112,46 +105,6 @@ class Assessment:
         del record["samples"]
         record |= {"flags": self.flags, "settings": self.settings, "notes": self.notes, "folder": self.folder.name}
         return record
-
-    def metrics(self) -> dict[str, float]:
-        """Return the numbers by the names that cells give them, with the bounds of intervals that exist."""
-        prefix = f"eval/{self.evaluation.task}"
-        numbers: dict[str, float] = {}
-        for name, value in self.evaluation.metrics.items():
-            numbers[f"{prefix}/{name}"] = value
-        estimates = {"avg": self.avg()}
-        for k in powers_of_two(self.settings["samples"]):
-            if k > 1:
-                estimates[f"pass@{k}"] = self.pass_at_k(k)
-        for name, estimate in estimates.items():
-            if estimate.low is not None:
-                numbers[f"{prefix}/{name}.low"] = estimate.low
-            if estimate.high is not None:
-                numbers[f"{prefix}/{name}.high"] = estimate.high
-        return numbers
-
-    def mlflow_run(self, model: Model) -> Evaluated:
-        """Return the content of the assessment's MLflow run."""
-        identity, task = self.identity, self.evaluation.task
-        params = {"model": model.name, "task": task, "seed": identity["seed"]}
-        for key, value in identity["task"].items():
-            if key != "component":
-                params[f"task.{key}"] = value
-        for key in ("split", "samples", "temperature", "max_new_tokens"):
-            params[f"eval.{key}"] = self.settings[key]
-        params |= {"eval.problems": len(self.evaluation.problems), "rollout.engine": identity["engine"]}
-        tags = {"model": model.name, "task": task, "device": self.made.device, **self.dataset}
-        tags |= {"model.identity": json.dumps(identity["model"]), "model.digest": identity["digest"]}
-        tags |= {"notes": "; ".join(self.flags + self.notes)}
-        return Evaluated(
-            key=identities.hash_of([identity, self.made.sources, self.dataset, self.evaluation.right]),
-            name=f"{model.name} {task}",
-            folder=self.folder,
-            made=self.made,
-            params=params,
-            tags=tags,
-            metrics=self.metrics(),
-        )
 
 
 def over_problems(x_J: Floats) -> Estimate:
@@ -260,12 +213,10 @@ def assess(
         evaluation = evaluate_task(
             task, sampler, verifier, problems=wanted.problems, max_failures=Verify.max_failures, **settings
         )
+        record_origin(task_folder, task, engine, digest)
         assessment = Assessment(
             evaluation=dataclasses.replace(evaluation, task=name),
             settings=settings,
-            identity=identity,
-            made=attempt_at(task_folder, task, engine, digest),
-            dataset=fingerprints(task, settings["split"], len(evaluation.problems)),
             folder=task_folder,
             flags=task.flags(trained_on=None),
             notes=sampler.notes([record["prompt"] for record in evaluation.samples]),
@@ -278,25 +229,14 @@ def assess(
     return assessments
 
 
-def attempt_at(task_folder: Path, task: Task, engine: EngineOnDemand, digest: str) -> Made:
-    """Return the provenance of an evaluation: that of the first time, unless the task was edited since."""
+def record_origin(task_folder: Path, task: Task, engine: EngineOnDemand, digest: str) -> None:
+    """Record what made an evaluation, unless the task is the same as the first time."""
     sources = {task.name: source_digest(type(task))}
     earlier = Made.read(task_folder)
-    if earlier is not None and earlier.sources == sources:
-        return earlier
-    gpu = torch.cuda.get_device_name() if engine.device == "cuda" else None
-    packages = choice.DISTRIBUTIONS if engine.name == "vllm" else ()
-    return provenance.begin_attempt(task_folder, sources, engine.device, gpu, packages, base_model=digest)
-
-
-def fingerprints(task: Task, split: str, number: int) -> dict[str, str]:
-    """Return the hash of the evaluated problems, and that of their whole problem set if it was prepared."""
-    problems = [[problem.id, problem.prompt, problem.answer] for problem in task.problems(split)[:number]]
-    tags = {"problems.fingerprint": identities.hash_of(problems)}
-    card = find_card(task.name) if task.name in SETS else None
-    if card is not None:
-        tags["dataset.fingerprint"] = card["fingerprint"]
-    return tags
+    if earlier is None or earlier.sources != sources:
+        gpu = torch.cuda.get_device_name() if engine.device == "cuda" else None
+        packages = choice.DISTRIBUTIONS if engine.name == "vllm" else ()
+        provenance.begin_attempt(task_folder, sources, engine.device, gpu, packages, base_model=digest)
 
 
 def print_assessments(console: Console, assessments: Sequence[Assessment]) -> None:

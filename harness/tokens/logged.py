@@ -310,15 +310,6 @@ IN_MLFLOW = MetricSection(
         LoggedMetric(
             "final/delta_pass_at_{k}", NO_UNIT, "difference from the baseline's cell of the same seed", MLFLOW
         ),
-        LoggedMetric(
-            "eval/{task}/avg.{end}", RESPONSE_SHARE, "95 % interval over problems", "runs of `entrobench eval`"
-        ),
-        LoggedMetric(
-            "eval/{task}/pass@{k}.{end}",
-            "share of problems",
-            "95 % interval over problems, for k above 1",
-            "runs of `entrobench eval`",
-        ),
     ),
 )
 

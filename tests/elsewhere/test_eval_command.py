@@ -29,30 +29,21 @@ from rich.console import Console
 import tasks
 from benchmarks.patience import HANG
 from harness import cli
-from harness.base import files, identities
+from harness.base import files
 from harness.base.errors import UserError
-from harness.cells.source_digest import source_digest
 from harness.commands import eval as command
 from harness.elsewhere import assess
 from harness.elsewhere.assess import Assessment, EngineOnDemand, Wanted
 from harness.rollout import models
-from harness.tracking import store
 from harness.verify.pool import VerifierPool
 from tasks import Verdict
 from tasks.countdown import Countdown
-from tasks.data import cache, check, prepare
+from tasks.data import check, prepare
 
 pytestmark = pytest.mark.slow
 
 TINY = models.resolve("countdown-tiny")
 FEW = Wanted(samples=4, temperature=1.0, max_new_tokens=8, problems=10)
-
-
-@pytest.fixture(autouse=True)
-def place(mlflow_uri: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The MLflow store that evaluations go to."""
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_uri)
-    return mlflow_uri
 
 
 @pytest.fixture(autouse=True)
@@ -211,121 +202,6 @@ def test_folders_of_one_name_have_results_of_their_own(
     assert call("one/model") == outs[0]
     assert calls == [2] * 4, "the same files are the same model"
     assert (outs[0] / "results.json").read_text() == first
-
-
-# MLflow
-
-
-def held(uri: str) -> list[Any]:
-    with store.store(uri, write=False) as client:
-        experiment = client.get_experiment_by_name("eval")
-        runs = client.search_runs([experiment.experiment_id], order_by=["attributes.start_time ASC"])
-    return list(runs)
-
-
-def called(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
-    """Call the command for 4 problems and 8 samples; return the lines that it prints."""
-    monkeypatch.setattr(command, "console", Console(width=4000))
-    few = ["--problems", "4", "--samples", "8", "--max-new-tokens", "32", "--model", "countdown-tiny"]
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["eval", *few, *arguments])
-    assert ended.value.code == 0
-    return capsys.readouterr().out.splitlines()
-
-
-# With the base models of some processors, an answer is so odd that only SymPy, in a process of its own, can judge it.
-@pytest.mark.processes
-def test_mlflow_holds_a_run_for_each_task(
-    tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], calls: list[int]
-) -> None:
-    invented.prepare_in(tmp_path / "cache", monkeypatch, "amc23")
-    arguments = ("--tasks", "amc23,countdown(target=50)", "--seed", "7", "--out", str(tmp_path / "out"))
-    output = called(monkeypatch, capsys, *arguments)
-    assert f"MLflow: 2 runs in the experiment eval at {place}" in output
-    contest, puzzles = held(place)
-    assert [run.info.run_name for run in (contest, puzzles)] == [
-        "countdown-tiny amc23",
-        "countdown-tiny countdown(target=50)",
-    ]
-    assert puzzles.data.params == {
-        "model": "countdown-tiny",
-        "task": "countdown(target=50)",
-        "task.count": "3",
-        "task.largest": "12",
-        "task.target": "50",
-        "seed": "7",
-        "eval.split": "test",
-        "eval.samples": "8",
-        "eval.temperature": "1.0",
-        "eval.max_new_tokens": "32",
-        "eval.problems": "4",
-        "rollout.engine": "embedded",
-    }
-    [result] = [
-        task
-        for task in json.loads((tmp_path / "out" / "results.json").read_text())["tasks"]
-        if task["task"] == "countdown(target=50)"
-    ]
-    means = {key.replace("@", "_at_"): value for key, value in result["metrics"].items()}
-    intervals: dict[str, float] = {}
-    for k in (1, 2, 4, 8):
-        by_problem = [fmean(max(subset) for subset in combinations(answers, k)) for answers in result["right"]]
-        half = 3.182446305284263 * stdev(by_problem) / 2  # Student's quantile at 3 degrees of freedom
-        name = "avg" if k == 1 else f"pass_at_{k}"
-        _, low, high = slow_bounded(
-            fmean(by_problem), fmean(by_problem) - half, fmean(by_problem) + half, len(by_problem)
-        )
-        intervals |= {f"{name}.low": low, f"{name}.high": high}
-    assert puzzles.data.metrics == pytest.approx(
-        {f"eval/countdown_target_50_/{key}": value for key, value in (means | intervals).items()}
-    )
-    tags = puzzles.data.tags
-    assert (tags["model"], tags["task"], tags["device"]) == ("countdown-tiny", "countdown(target=50)", "cpu")
-    assert tags["source.countdown"] == source_digest(Countdown)
-    assert {"code.version", "processor", "version.torch", "attempt"} <= tags.keys()
-    asked = Countdown(target=50).problems("test")[:4]
-    assert result["metrics"]["avg"] > 0
-    assert tags["problems.fingerprint"] == identities.hash_of([[p.id, p.prompt, p.answer] for p in asked])
-    assert "dataset.fingerprint" not in tags
-    assert contest.data.tags["dataset.fingerprint"] == cache.card("amc23")["fingerprint"]
-    assert contest.data.tags["notes"].endswith("the tokenizer leaves letters out of 4 of 4 prompts")
-    kept = Path(puzzles.info.artifact_uri.removeprefix("file://"))
-    assert json.loads((kept / "evaluation" / "result.json").read_text()) == result
-    sampled = sorted((tmp_path / "out").glob("countdown*/samples/*.jsonl"))
-    assert [path.name for path in sampled] == sorted(path.name for path in (kept / "samples").iterdir())
-    assert all((kept / "samples" / path.name).read_bytes() == path.read_bytes() for path in sampled)
-
-    calls.clear()
-    assert called(monkeypatch, capsys, *arguments) == output
-    assert [run.to_dictionary() for run in held(place)] == [run.to_dictionary() for run in (contest, puzzles)]
-    assert calls == []
-
-
-def test_a_store_that_is_away_loses_nothing(
-    tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], calls: list[int]
-) -> None:
-    arguments = ("--tasks", "countdown", "--out", str(tmp_path / "out"))
-    output = called(monkeypatch, capsys, *arguments, "--uri", "http://someone:hidden@127.0.0.1:9")
-    [line] = [line for line in output if "MLflow" in line]
-    assert line.startswith("MLflow is not fed: the MLflow store at http://***@127.0.0.1:9 cannot be used: ")
-    assert line.endswith(". Repeat the command to feed it; nothing is sampled again.")
-    calls.clear()
-    output = called(monkeypatch, capsys, *arguments)
-    assert f"MLflow: 1 run in the experiment eval at {place}" in output
-    assert len(held(place)) == 1
-    assert calls == []
-
-
-def test_eval_default_store_is_next_to_the_results(
-    tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delenv("MLFLOW_TRACKING_URI")
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "results").mkdir()
-    shutil.copy(migrated, tmp_path / "results" / "mlflow.db")
-    output = called(monkeypatch, capsys, "--tasks", "countdown")
-    assert "MLflow: 1 run in the experiment eval at sqlite:///results/mlflow.db" in output
-    assert len(held("sqlite:///results/mlflow.db")) == 1
 
 
 @pytest.mark.processes
