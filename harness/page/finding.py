@@ -11,8 +11,6 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from pandas import DataFrame
-
 from harness.cells.no_signal import NO_SIGNAL
 from harness.page.content import PageContent, ScoreTable, last_answers
 from harness.statistics import Estimate
@@ -140,7 +138,7 @@ def summary(content: PageContent) -> list[tuple[str, list[str]]]:
     """Return the titles of the summary, each with its sentences; the first, on everything, has no title."""
     parts = [("", general_sentences(content))]
     for table in content.tables:
-        parts.append((table.title, table_sentences(table, content.cells, content.baseline)))
+        parts.append((table.title, table_sentences(table, content.baseline)))
     return [(title, sentences) for title, sentences in parts if sentences]
 
 
@@ -169,7 +167,7 @@ def general_sentences(content: PageContent) -> list[str]:
     return [*sentences, *content.notes]
 
 
-def table_sentences(table: ScoreTable, cells: DataFrame, baseline: str) -> list[str]:
+def table_sentences(table: ScoreTable, baseline: str) -> list[str]:
     others = [row for row in table.rows if row.method not in (baseline, BASE_MODEL)]
     if not any(row.seeds_done for row in table.rows):
         return ["No cell is done."]
@@ -186,44 +184,7 @@ def table_sentences(table: ScoreTable, cells: DataFrame, baseline: str) -> list[
     sentences += [f"{MIXED} {sentence[0].upper()}{sentence[1:]}." for sentence in mixed]
     if not others:
         return [*sentences, f"There is only the baseline, {baseline}: nothing is compared."]
-    sentences += cost_sentences(table, cells, baseline)
     return sentences + [f"Of the problems: {flag}." for flag in flags]
-
-
-def cost_sentences(table: ScoreTable, cells: DataFrame, baseline: str) -> list[str]:
-    """Say how long the methods took in comparison, and how much of the entropy is left."""
-    sentences = []
-    ratios = time_ratios(table, cells, baseline)
-    if ratios:
-        ascending = sorted(ratios.items(), key=lambda pair: pair[1])
-        listed = enumeration([f"{method} {ratio:.2f}" for method, ratio in ascending])
-        sentences.append(
-            f"Time of a cell, as a multiple of {baseline}'s with the same seed: {listed}. Cells may have shared a "
-            "machine with others, so small differences mean nothing."
-        )
-    kept = {}
-    for row in table.rows:
-        if row.method != BASE_MODEL and row.entropy_kept:
-            kept[row.method] = row.entropy_kept.mean
-    if kept:
-        descending = sorted(kept.items(), key=lambda pair: -pair[1])
-        listed = enumeration([f"{method} {share:.0%}" for method, share in descending])
-        sentences.append(f"Entropy at the last training step, as a share of that at the first: {listed}.")
-    return sentences
-
-
-def time_ratios(table: ScoreTable, cells: DataFrame, baseline: str) -> dict[str, float]:
-    """Return the time of each method's cells as a multiple of the baseline's, mean over the seeds that both have."""
-    timed = cells[cells["cell"].isin(table.answers["cell"]) & (cells["seconds"] > 0)]
-    seconds = timed.pivot(index="seed", columns="method", values="seconds")
-    ratios: dict[str, float] = {}
-    if baseline in seconds:
-        for row in table.rows:
-            if row.method in seconds and row.method != baseline:
-                of_pairs = (seconds[row.method] / seconds[baseline]).dropna()
-                if len(of_pairs):
-                    ratios[row.method] = float(of_pairs.mean())
-    return ratios
 
 
 def enumeration(words: Sequence[str]) -> str:

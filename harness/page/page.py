@@ -13,10 +13,9 @@ from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
-import numpy as np
 import yaml
 from pandas import DataFrame
 
@@ -24,27 +23,29 @@ from harness import matrix
 from harness.base import files
 from harness.base.addresses import without_secrets
 from harness.cells.log import FILE as METRICS
-from harness.cells.spec import ELSEWHERE
 from harness.cells.spec import FILE as SPEC
 from harness.cells.state import STOPPED
 from harness.config import Config
-from harness.page import figures, gather, scores
-from harness.page.content import ANSWERS, QUESTIONS, PageContent, ScoreTable
+from harness.page import figures, scores
+from harness.page.content import (
+    ANSWERS,
+    QUESTIONS,
+    PageContent,
+    ScoreTable,
+    content_of_config,
+    content_of_experiment,
+    content_of_packs,
+)
 from harness.page.figures import Figure, drawn_methods
 from harness.page.finding import colored_methods, finding_sentences, forest_plot, summary
-from harness.statistics import geometric_interval
 from harness.table import columns, render
 from harness.table.experiment import Experiment
 from harness.terminal.layout import visible
 from harness.terminal.units import plural
 from harness.tracking.reader import reader
 
-if TYPE_CHECKING:
-    from harness.page.plots import Series
-
 TEMPLATES = Path(__file__).parent / "templates"
 PAGE, STYLE, SCRIPTS = "page.html.j2", "page.css", ("draw.js", "page.js")
-AXES_OF_CELLS = ("method", "task", "evaluation_tasks", "model", "seed")  # keys of an identity
 WATCH = 5  # seconds between two looks of `report --watch` at MLflow, and between two reloads of the page
 LEADING_NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
 
@@ -58,13 +59,13 @@ Link = tuple[str, str]  # text and address
 
 
 def write_report(config: Config, run_command: str | None = None, out: Path | None = None) -> Path:
-    """Write the page of a matrix, by default next to its cells with two pictures; `run_command` repeats the matrix."""
-    content = gather.content_of_config(config, matrix.cells(config), run_command)
-    if out is not None:
-        return write_page(content, out)
-    folder = config.folder / "report"
-    write_pictures(content, folder)
-    return write_page(content, folder / "report.html")
+    """Write the page of a matrix, by default next to its cells; `run_command` repeats the matrix."""
+    content = content_of_config(config, matrix.cells(config), run_command)
+    return write_page(content, out or page_path(config))
+
+
+def page_path(config: Config) -> Path:
+    return config.folder / "report" / "report.html"
 
 
 def watch_report(config: Config, run_command: str, out: Path | None, say: Callable[[Path], None]) -> None:
@@ -74,7 +75,7 @@ def watch_report(config: Config, run_command: str, out: Path | None, say: Callab
     """
     cells = matrix.cells(config)
     expected = {cell.id for cell in cells}
-    path = out or config.folder / "report" / "report.html"
+    path = out or page_path(config)
     shown: dict[str, dict[str, str]] = {}  # tags by run
     while True:
         with reader(config.tracking_uri) as source:
@@ -85,7 +86,7 @@ def watch_report(config: Config, run_command: str, out: Path | None, say: Callab
             return
         tags = {run.id: run.tags for run in experiment.runs}
         if tags != shown:
-            content = gather.content_of_config(config, cells, run_command)
+            content = content_of_config(config, cells, run_command)
             say(write_page(content, path, reload=WATCH))
             shown = tags
         time.sleep(WATCH)
@@ -93,56 +94,19 @@ def watch_report(config: Config, run_command: str, out: Path | None, say: Callab
 
 def write_experiment_report(experiment: str, uri: str, out: Path | None = None) -> Path:
     """Write the page of an MLflow experiment, by default into the current folder, by its name."""
-    content = gather.content_of_experiment(uri, experiment)
+    content = content_of_experiment(uri, experiment)
     return write_page(content, out or Path(f"report-{file_name(experiment)}.html"))
 
 
 def report_of_packs(packs: Sequence[Path], out: Path | None = None) -> Path:
     """Write the page of packs, by default into the current folder, by the name of the first matrix."""
-    content = gather.content_of_packs(packs)
+    content = content_of_packs(packs)
     return write_page(content, out or Path(f"report-{file_name(content.name)}.html"))
 
 
 def write_page(content: PageContent, path: Path, reload: int | None = None) -> Path:
     files.write_text(path, render_page(content, path.parent, reload))
     return path
-
-
-def write_pictures(content: PageContent, folder: Path) -> None:
-    """Write the two curves that documents show, as SVG: Pass@k and the entropy over steps."""
-    from harness.page.plots import plot
-
-    methods = figures.drawn_methods(content)
-    several = content.cells["where"].nunique() > 1
-    split = content.settings["eval"]["split"]
-    for table in content.tables:
-        headline = f"Pass@{table.k}"
-        passed = series_by_method(table.scores, headline, methods)
-        label = picture_label(table.rows[0].task, table.rows[0].where, several)
-        svg = plot(passed, f"{headline} on {label}, {split} problems", headline)
-        files.write_text(folder / f"pass_at_{table.k}-{file_name(label)}.svg", svg)
-    for _, cells, of_training in content.trainings():
-        entropy = series_by_method(of_training[of_training["metric"] == "entropy/mean"], "value", methods)
-        first = cells.iloc[0]
-        label = picture_label(first["task"], first["where"], several)
-        svg = plot(entropy, f"Entropy while training on {label}", "nats a token", "log", average=geometric_mean)
-        files.write_text(folder / f"entropy-{file_name(label)}.svg", svg)
-
-
-def geometric_mean(values: Sequence[float]) -> float:
-    return geometric_interval(np.array(values)).mean
-
-
-def picture_label(task: str, where: str, several: bool) -> str:
-    return f"{task}-{where}" if several else task
-
-
-def series_by_method(frame: DataFrame, column: str, methods: Sequence[str]) -> dict[str, Series]:
-    """Return the values of the seeds at each step, by method."""
-    series = {}
-    for method, of_method in figures.by_method(frame, methods):
-        series[method] = of_method.groupby("step")[column].agg(list).to_dict()
-    return series
 
 
 def file_name(text: str) -> str:
@@ -192,7 +156,6 @@ def render_page(content: PageContent, folder: Path | None = None, reload: int | 
         unfinished=content.cells[content.cells["state"] != "done"],
         unfinished_files=files_of_unfinished(content.cells, folder),
         components=components,
-        differences=setting_differences(content.cells),
         settings=without_secrets(yaml.safe_dump(content.settings, sort_keys=False, allow_unicode=True)),
         origin=origin_lines(content.cells),
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -263,27 +226,6 @@ def method_parts(cells: DataFrame, method: str) -> list[str]:
 def part_text(part: Mapping[str, Any]) -> str:
     options = [f"{key}={json.dumps(value)}" for key, value in part.items() if key != "component"]
     return f"{part['component']}({', '.join(options)})"
-
-
-def setting_differences(cells: DataFrame) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Return the settings, apart from the axes of the matrix, in which cells differ: each value, and its cells."""
-    settings_by_cell = {}
-    for cell in cells.itertuples():
-        if cell.identity and ELSEWHERE not in cell.identity:  # an adopted cell has no settings of a training
-            name = f"{cell.method} on {cell.task}, {cell.where}, seed {cell.seed}"
-            settings_by_cell[name] = dict(flat_settings(cell.identity))
-    every_key = set().union(*settings_by_cell.values())
-    differences = []
-    for key in sorted(every_key):
-        if key.partition(".")[0] in AXES_OF_CELLS:
-            continue
-        names_by_value: dict[str, list[str]] = {}
-        for name, settings in settings_by_cell.items():
-            names_by_value.setdefault(settings.get(key, "(none)"), []).append(name)
-        if len(names_by_value) > 1:
-            listed = [(value, "; ".join(names)) for value, names in names_by_value.items()]
-            differences.append((key, listed))
-    return differences
 
 
 def flat_settings(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -9,14 +9,18 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+import matplotlib as mpl
 import torch
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -27,7 +31,6 @@ from harness.base import files
 from harness.base.errors import UserError
 from harness.config import Config
 from harness.methods.batch import TokenBatch, TokenStats
-from harness.page.plots import Series, plot
 from harness.theory.explain import PLAIN, batch_of, build_trainer
 from harness.tokens import dynamics
 from harness.tokens.head import Head
@@ -39,6 +42,7 @@ from harness.train.trainer import Trainer
 from harness.verify.pool import VerifierPool
 
 Rows = list[dict[str, Any]]
+Series = dict[float, list[float]]  # step -> the values of the seeds
 
 ALPHAS = (1e-3, 1e-2, 1e-1, 0.3, 1.0)
 RATES = (1e-5, 1e-4, 3e-4, 1e-3, 3e-3)
@@ -314,6 +318,35 @@ def experiment_plots(measurements: Mapping[str, Rows]) -> dict[str, str]:
         "optimiser_steps": plot(updates, "One update", "change of entropy, nats", "log", ("learning rate", "log")),
         "overhead": plot(costs, "Token statistics", "seconds", "log", ("vocabulary", "log")),
     }
+
+
+def plot(
+    curves: Mapping[str, Series],
+    title: str,
+    label: str,
+    scale: str = "linear",
+    across: tuple[str, str] = ("step", "linear"),
+) -> str:
+    """Return means over seeds, with the range of the seeds as a band, as SVG."""
+    figure = Figure(figsize=(8, 4.2), layout="constrained")
+    axes = figure.add_subplot()
+    for number, (method, points) in enumerate(curves.items()):
+        steps = sorted(points)
+        color = f"C{number}"
+        means, low, high = [], [], []
+        for step in steps:
+            means.append(fmean(points[step]))
+            low.append(min(points[step]))
+            high.append(max(points[step]))
+        axes.plot(steps, means, color=color, label=method, linewidth=1.6)
+        axes.fill_between(steps, low, high, color=color, alpha=0.15, linewidth=0)
+    axes.set(title=title, xlabel=across[0], xscale=across[1], ylabel=label, yscale=scale)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, ncols=2, fontsize="small")
+    buffer = io.StringIO()
+    with mpl.rc_context({"svg.hashsalt": "entrobench"}):  # the same curves give the same file
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    return buffer.getvalue()
 
 
 def write_measurements(folder: Path, measurements: Mapping[str, Rows]) -> None:

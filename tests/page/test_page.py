@@ -41,9 +41,8 @@ from harness.base.errors import UserError
 from harness.cells.state import STOP_MARK
 from harness.config import Config
 from harness.matrix import Cell, cells
-from harness.page import content, figures, finding, gather, page
-from harness.page.content import CURVES, EVALUATIONS, PageContent, page_cells
-from harness.page.gather import content_of_experiment
+from harness.page import content, figures, finding, page
+from harness.page.content import CURVES, EVALUATIONS, PageContent, content_of_experiment, page_cells
 from harness.statistics import Estimate, mean_interval
 from harness.table.leaderboard import LeaderboardRow, entropy_kept
 from harness.terminal.layout import visible
@@ -96,7 +95,7 @@ def test_content_of_config_and_of_experiment(tmp_path: Path, mlflow_uri: str, mo
     for cell in matrix:
         write_done_or_failed(cell, config)
         sync.sync(cell.folder, mlflow_uri)
-    here = gather.content_of_config(config, matrix, "entrobench run smoke")
+    here = content.content_of_config(config, matrix, "entrobench run smoke")
     there = content_of_experiment(mlflow_uri, "matrix")
     assert (here.command, there.command) == ("entrobench run smoke", None)
     for field in ("name", "baseline", "methods", "rows"):
@@ -128,7 +127,7 @@ def test_write_page_links_files(tmp_path: Path, mlflow_uri: str) -> None:
         write_done_or_failed(cell, config)
         (cell.folder / "log.txt").write_text("started\n")
         sync.sync(cell.folder, mlflow_uri)
-    of_config = gather.content_of_config(config, matrix, None)
+    of_config = content.content_of_config(config, matrix, None)
     of_experiment = content_of_experiment(mlflow_uri, "matrix")
     folders = {(cell.method, cell.seed): cell.folder for cell in matrix}
     names = ["config.yaml", "metrics.jsonl", "log.txt"]
@@ -145,10 +144,10 @@ def test_write_page_links_files(tmp_path: Path, mlflow_uri: str) -> None:
 
 def test_run_address() -> None:
     address = "http://server:5000/#/experiments/3/runs/abc/artifacts"
-    assert gather.run_address("http://server:5000/", "3", "abc") == address
+    assert content.run_address("http://server:5000/", "3", "abc") == address
     assert page.cell_links(None, address, "countdown", Path()) == [("run in MLflow", address)]
     for uri in ("http://user:word@server:5000", "http://server:5000?key=1", "sqlite:////tmp/mlflow.db", "a.zip"):
-        assert gather.run_address(uri, "3", "abc") is None
+        assert content.run_address(uri, "3", "abc") is None
 
 
 def linked_files(path: Path | None, text: str = "") -> list[Path]:
@@ -170,7 +169,7 @@ def test_content_without_changed_answers(tmp_path: Path, mlflow_uri: str) -> Non
         sync.sync(cell.folder, mlflow_uri)
 
     def content_now() -> list[PageContent]:
-        return [gather.content_of_config(config, matrix, None), content_of_experiment(mlflow_uri, "matrix")]
+        return [content.content_of_config(config, matrix, None), content_of_experiment(mlflow_uri, "matrix")]
 
     assert all(table.questions for each in content_now() for table in each.tables)
     name = f"evaluate-countdown-{STEPS:06d}.jsonl"
@@ -191,8 +190,6 @@ def test_content_cells(page_content: PageContent) -> None:
         (page_content.cells["method"] == "clip_b") & (page_content.cells["seed"] == 1)
     ].itertuples()
     assert cell.step == STEPS
-    # The evaluation before training, and two phases a step; judging happens inside them.
-    assert cell.seconds == pytest.approx(0.5 + STEPS * (2.0 + 2.0))
     entropy = page_content.curves[
         (page_content.curves["cell"] == cell.cell) & (page_content.curves["metric"] == "entropy/mean")
     ]
@@ -543,13 +540,6 @@ def test_summary_with_a_failed_cell(tmp_path: Path, mlflow_uri: str) -> None:
     assert said[1].startswith("Not every expected seed is done for clip_b;")
 
 
-def test_cost_sentences(page_content: PageContent) -> None:
-    [time, entropy] = finding.cost_sentences(page_content.tables[0], page_content.cells, "grpo")
-    assert f"clip_b {(0.5 + 4 * 4) / (0.5 + 4 * 3):.2f}" in time
-    assert entropy.startswith("Entropy at the last training step")
-    assert "grpo 25%" in entropy
-
-
 # The page
 
 
@@ -664,17 +654,6 @@ def test_render_page_of_a_failed_matrix() -> None:
     assert "0 of 1 cells are done, 1 failed." in text
     assert "No cell is done." in text
     assert "no memory" in text
-
-
-def test_setting_differences() -> None:
-    def cell(method: str, lr: float) -> dict[str, Any]:
-        identity = {"train": {"lr": lr, "steps": 3}, "seed": 0, "method": [{"component": method}]}
-        return {"method": method, "task": "t", "model": "m", "state": "done", "identity": identity}
-
-    assert page.setting_differences(page_cells([cell("a", 0.1), cell("b", 0.1)])) == []
-    assert page.setting_differences(page_cells([cell("a", 0.1), cell("b", 0.2), cell("c", 0.1)])) == [
-        ("train.lr", [("0.1", "a on t, m, seed 0; c on t, m, seed 0"), ("0.2", "b on t, m, seed 0")])
-    ]
 
 
 def test_origin_lines() -> None:

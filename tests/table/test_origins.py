@@ -12,7 +12,8 @@ import pytest
 from boards import MadeUpMatrix, json_rows, show_table, smoke_matrix
 
 from harness.base.errors import Damaged
-from harness.page import gather, page
+from harness.page import page
+from harness.page.content import content_of_config, content_of_experiment
 from harness.table import origins
 from harness.table.frames import DONE, cells_frame
 from harness.table.publish import publish
@@ -76,8 +77,8 @@ def test_mixed_code_in_every_format(tmp_path: Path, mlflow_uri: str) -> None:
     [summary] = (tmp_path / "mlartifacts").rglob("leaderboard.md")
     assert f"- {note}\n" in summary.read_text()
     for content in (
-        gather.content_of_experiment(mlflow_uri, "made"),
-        gather.content_of_config(made.config, made.cells, None),
+        content_of_experiment(mlflow_uri, "made"),
+        content_of_config(made.config, made.cells, None),
     ):
         text = html.unescape(page.render_page(content))
         assert f"<li>{note}</li>" in text

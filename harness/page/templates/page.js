@@ -1,33 +1,11 @@
 "use strict";
 (() => {
   const figures = JSON.parse(document.getElementById("figures").textContent);
-  const root = document.documentElement;
   const drawn = new Set(); // elements that hold a figure by now
   const items = [...document.querySelectorAll("#methods li")];
   const hidden = new Set(); // methods whose box is empty
   const view = { isShown: (name) => !hidden.has(name) && matches(name), slots: new Map(), choose };
   const MANY = 8; // of more methods, only those in color have pictures and answers of their own
-
-  // Theme
-
-  const systemDark = matchMedia("(prefers-color-scheme: dark)");
-  const toggle = document.getElementById("theme");
-  const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : systemDark.matches);
-  const showTheme = () => toggle.setAttribute("aria-pressed", String(isDark()));
-
-  const kept = {
-    // A page that is opened from a file may have no storage.
-    read: () => { try { return localStorage.getItem("entrobench-theme"); } catch { return null; } },
-    write: (value) => { try { localStorage.setItem("entrobench-theme", value); } catch { /* then it is not kept */ } },
-  };
-
-  if (["dark", "light"].includes(kept.read())) root.dataset.theme = kept.read();
-  toggle.addEventListener("click", () => {
-    root.dataset.theme = isDark() ? "light" : "dark";
-    kept.write(root.dataset.theme);
-    showTheme();
-  });
-  systemDark.addEventListener("change", showTheme);
 
   // Figures: drawn when they come near the window, and again when something changes
 
@@ -182,7 +160,6 @@
 
   // On a wide window the contents are open at the side.
   document.getElementById("side").open = matchMedia("(min-width: 70rem)").matches;
-  showTheme();
   showMethods();
   plots.forEach((element) => seen.observe(element));
 })();
