@@ -143,15 +143,7 @@ def test_page_of_hostile_names(written: dict[str, Path], browser: Any) -> None:
         assert {"<script>alert(1)</script>", "$x^{$ %{y}", "größe-方法-🙂", '"quoted" & <b>bold</b>'} <= set(axis)
 
 
-<<<<<<< HEAD
 def test_theme(written: dict[str, Path], browser: Any) -> None:
-    def colors(page: Page) -> tuple[str, str]:
-        back = page.evaluate("getComputedStyle(document.body).backgroundColor")
-        return back, page.evaluate("getComputedStyle(document.querySelector('.plot .x-tick')).fill")
-
-=======
-def test_colors_follow_the_system(written: dict[str, Path], browser: Any) -> None:
->>>>>>> 422a7929 (The report is one page without a second plotter, a second table of prose, or a second palette switch; it is read in one module)
     seen = {}
     for scheme in ("light", "dark"):
         with Opened(browser, written["plain"], color_scheme=scheme) as opened:

@@ -150,7 +150,7 @@ def test_doctor_on_this_machine(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert not (tmp_path / "new").exists()
 
 
-def test_engines_are_known_by_their_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_find_embedded_and_find_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor.metadata, "version", lambda name: "5.17")
     assert find_embedded() == Finding("engine embedded", OK, "transformers 5.17 is installed")
     monkeypatch.setattr(choice, "vllm_obstacle", lambda device, shape: None)

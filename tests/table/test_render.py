@@ -92,17 +92,7 @@ def test_render_cards_where_no_table_fits() -> None:
     assert "  entropy, start  0.500 ±0.125" in lines[lines.index("adaptive_entropy") :]
 
 
-<<<<<<< HEAD
-def test_plot_of_names_with_dollar_signs() -> None:
-    """Which matplotlib would refuse where it is none, and draw where it is one."""
-    drawn = plot({"$x^{$": {0.0: [1.0], 1.0: [2.0]}}, "$\\nonsense{$", "of $y$")
-    assert "<!-- $x^{$ -->" in drawn
-
-
 def test_render_names_another_base_model() -> None:
-=======
-def test_the_table_names_a_base_model_that_is_not_the_references() -> None:
->>>>>>> 422a7929 (The report is one page without a second plotter, a second table of prose, or a second palette switch; it is read in one module)
     other = dataclasses.replace(row("grpo", 0.25), model="countdown-tiny", base_model="0123456789ab")
     note = "The base model countdown-tiny is 0123456789ab. The results in results/reference are of another one"
     assert note in render([other], "md")
