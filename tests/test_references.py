@@ -105,7 +105,7 @@ NAMES: dict[str, Iterable[str]] = {
     "quadrant": ["positive_above", "positive_below", "negative_above", "negative_below"],
     "statistic": ["mean", "std", *dynamics.QUANTILES],
 }
-PATTERNS = {"number": r"\w+", "k": r"\d+", "n": r"\d+", "end": "low|high"}
+PATTERNS = {"number": r"\w+", "k": r"\d+", "n": r"\d+"}
 
 
 def pattern_of(metric: LoggedMetric) -> re.Pattern[str]:

@@ -26,7 +26,6 @@ PLACEHOLDERS = {
     "verdict": "`right`, `wrong`, `unparsed`, `timeout` or `error`",
     "level": "`token` or `sequence`",
     "quadrant": "`positive_above`, `positive_below`, `negative_above`, `negative_below`: signs of A and of S* - N",
-    "end": "`low` or `high`",
     "sign": "`positive` or `negative`",
     "statistic": "`mean`, `std`, or the quantiles `q01`, `q50`, `q99`",
 }
