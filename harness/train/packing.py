@@ -118,7 +118,7 @@ def attention(
         q_AHD = q[0].transpose(0, 1).to(v.dtype)
         k_AHD = k[0].transpose(0, 1).to(v.dtype)
         v_AHD = v[0].transpose(0, 1)
-        settings_of_heads = {}
+        settings_of_heads: dict[str, Any] = {}
         if TAKES_GROUPED_HEADS:
             settings_of_heads["enable_gqa"] = True
         else:
