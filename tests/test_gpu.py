@@ -54,7 +54,7 @@ def test_sequences_in_one_row_are_those_with_padding(
     dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One kernel computes them in bfloat16, whose result is rounded to 8 bits; several calls in float32."""
-    results = []
+    results: list[tuple[torch.Tensor, float]] = []
     for long in (10**6, 0):
         monkeypatch.setattr("harness.methods.batch.LONG", long)
         trainer = build(tmp_path / str(long), "grpo", "hardware.device=cuda", f"train.dtype={dtype}")
