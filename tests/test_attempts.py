@@ -5,13 +5,12 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable
-from contextlib import redirect_stdout
-from io import StringIO
 from pathlib import Path
 
 import pytest
+from commands import run_command
 
-from harness import cli, config, runs
+from harness import config, runs
 from harness.base import files
 from harness.config import Config
 from harness.matrix import cells
@@ -73,11 +72,9 @@ def write(folder: Path, factor: int) -> None:
 
 def entrobench(command: str, folder: Path, *options: str, results: str = "results") -> str:
     """Return the output of a command."""
-    arguments = cli.parse_command([command, "smoke", *TINY, f"results={folder / results}", *options])
-    with redirect_stdout(StringIO()) as said, pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", "200")
-        assert arguments.call(arguments) == 0
-    return said.getvalue()
+        return run_command(command, "smoke", *TINY, f"results={folder / results}", *options)
 
 
 def settings(folder: Path, results: str = "results") -> Config:
@@ -93,8 +90,8 @@ def runs_of(folder: Path, key: str) -> list[dict[str, str]]:
     """Return the tags of the runs of a cell, the oldest first."""
     with store(settings(folder).tracking_uri, write=False) as client:
         experiment = client.get_experiment_by_name("smoke").experiment_id
-        found = client.search_runs([experiment], f"tags.cell = '{key}'", order_by=["attributes.start_time ASC"])
-    return [run.data.tags for run in found]
+        runs_of_cell = client.search_runs([experiment], f"tags.cell = '{key}'", order_by=["attributes.start_time ASC"])
+    return [run.data.tags for run in runs_of_cell]
 
 
 def test_run_after_an_edit_of_a_method(folder: Path) -> None:

@@ -13,15 +13,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import chdir
 from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import refusal, run_command, run_python
 from places import REPOSITORY
 
 from benchmarks.patience import HANG, patient
-from harness import cli
 from harness.cells import lease
 from harness.rollout import choice, models
 
@@ -44,44 +43,7 @@ SECRETS = {"HF_TOKEN": "hf_0123456789", "MLFLOW_TRACKING_USERNAME": "me", "MLFLO
 
 
 def entrobench(*arguments: str, cwd: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
-    result = subprocess.run(
-        [sys.executable, "-m", "entrobench", *arguments],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "COLUMNS": "200", **SECRETS},
-        timeout=HANG,
-        check=False,
-    )
-    assert result.returncode == code, f"{arguments} gave {result.returncode}:\n{result.stdout}\n{result.stderr}"
-    assert "Traceback" not in result.stderr
-    return result
-
-
-class Here:
-    """Calls commands in this process; returns what they print."""
-
-    def __init__(self, capture: pytest.CaptureFixture[str]) -> None:
-        self.capture = capture
-
-    def __call__(self, *arguments: str, cwd: Path) -> str:
-        out, err = self.ended(*arguments, cwd=cwd, code=0)
-        assert "Traceback" not in err
-        return out
-
-    def ended(self, *arguments: str, cwd: Path, code: int) -> tuple[str, str]:
-        """Return the output and the errors of a command that ends with a code."""
-        self.capture.readouterr()
-        with chdir(cwd), pytest.raises(SystemExit) as ended:
-            cli.main(arguments)
-        out, err = self.capture.readouterr()
-        assert ended.value.code == code, f"{arguments}\n{out}\n{err}"
-        return out, err
-
-
-@pytest.fixture
-def here(capfd: pytest.CaptureFixture[str]) -> Here:
-    return Here(capfd)
+    return run_python("-m", "entrobench", *arguments, cwd=cwd, code=code, **SECRETS)
 
 
 @pytest.fixture(scope="module")
@@ -116,25 +78,25 @@ def test_run_writes_no_secret(finished: Path) -> None:
         assert b"open-sesame" not in content, path
 
 
-def test_second_run_does_nothing(finished: Path, here: Here) -> None:
+def test_second_run_does_nothing(finished: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in finished.glob("results/demo/*/metrics.jsonl")}
     assert len(before) == 4
-    printed = here("run", "demo", *SHORT, cwd=finished)
+    printed = run_command("run", "demo", *SHORT, cwd=finished)
     model = models.resolve("countdown-tiny")
     assert f"base model countdown-tiny: {model.digest(model.folder())[:12]}\n" in printed
     assert "4 done before, 0 to run" in printed
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
-def test_plan_and_status_of_a_changed_config(finished: Path, here: Here) -> None:
-    planned = here("plan", "demo", *SHORT, "train.lr=1e-4", cwd=finished)
+def test_plan_and_status_of_a_changed_config(finished: Path) -> None:
+    planned = run_command("plan", "demo", *SHORT, "train.lr=1e-4", cwd=finished)
     assert re.search(r"^ *planned +4 *$", planned, re.MULTILINE)
     assert len(cells(finished)) == 4, "a plan runs nothing and writes nothing"
-    assert "4 more cells" in here("status", "demo", *SHORT, "train.lr=1e-4", cwd=finished)
+    assert "4 more cells" in run_command("status", "demo", *SHORT, "train.lr=1e-4", cwd=finished)
 
 
-def test_leaderboard_has_the_scores_of_the_answers(finished: Path, here: Here) -> None:
-    rows = json.loads(here("leaderboard", "demo", *SHORT, "--format", "json", cwd=finished))
+def test_leaderboard_has_the_scores_of_the_answers(finished: Path) -> None:
+    rows = json.loads(run_command("leaderboard", "demo", *SHORT, "--format", "json", cwd=finished))
     assert [row["method"] for row in rows] == ["base model", "grpo", "clip_b"]
     for row in rows[1:]:
         assert row["seeds_done"] == row["seeds_expected"] == 2
@@ -145,11 +107,11 @@ def test_leaderboard_has_the_scores_of_the_answers(finished: Path, here: Here) -
         assert set(row["avg_at_k"]) == {"mean", "low", "high"}
         assert {"1", "2", "4"} <= set(row["pass_at_k"])
     for how, start in [("md", "**countdown, countdown-tiny**"), ("csv", "method,")]:
-        assert here("leaderboard", "demo", *SHORT, "--format", how, cwd=finished).startswith(start)
+        assert run_command("leaderboard", "demo", *SHORT, "--format", how, cwd=finished).startswith(start)
 
 
-def test_status_list_and_report(finished: Path, here: Here) -> None:
-    status = here("status", "demo", *SHORT, cwd=finished)
+def test_status_list_and_report(finished: Path) -> None:
+    status = run_command("status", "demo", *SHORT, cwd=finished)
     assert status.count("done") == 4
     assert "4/4" in status
     for what, name in [
@@ -158,8 +120,8 @@ def test_status_list_and_report(finished: Path, here: Here) -> None:
         ("models", "countdown-tiny"),
         ("configs", "smoke"),
     ]:
-        assert name in here("list", what, cwd=finished)
-    here("report", "demo", *SHORT, cwd=finished)
+        assert name in run_command("list", what, cwd=finished)
+    run_command("report", "demo", *SHORT, cwd=finished)
     page = (finished / "results/demo/report/report.html").read_text()
     assert "clip_b" in page
     assert "default-src 'none'" in page  # a browser fetches nothing for it
@@ -216,7 +178,7 @@ ENDS = {  # of each fault, as the table tells it
 
 @pytest.mark.slow
 def test_run_with_failing_cells(
-    tmp_path: Path, put_store: Callable[[Path], None], here: Here, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, put_store: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put_store(tmp_path / "results")
     (tmp_path / "faulty_methods.py").write_text(FAULTS)
@@ -225,14 +187,14 @@ def test_run_with_failing_cells(
     short = [methods, "seeds=[0]", *SHORT[2:], "train.steps=1", "eval.every=0", "--plugin", "faulty_methods"]
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
-    printed, _ = here.ended("run", "demo", *short, cwd=tmp_path, code=1)
-    rows = json.loads(here("leaderboard", "demo", *short, "--format", "json", cwd=tmp_path))
+    printed = run_command("run", "demo", *short, cwd=tmp_path, code=1)
+    rows = json.loads(run_command("leaderboard", "demo", *short, "--format", "json", cwd=tmp_path))
     assert {row["method"]: row["seeds_done"] for row in rows} == {
         "base model": 1,
         "grpo": 1,
         **dict.fromkeys(faulty, 0),
     }
-    status = here("status", "demo", *short, cwd=tmp_path)
+    status = run_command("status", "demo", *short, cwd=tmp_path)
     for how, end in ENDS.items():
         assert end in printed, how
         assert end[:40] in status, how
@@ -242,18 +204,18 @@ def test_run_with_failing_cells(
 
     (tmp_path / "mended").touch()
     chosen = ["seeds=[0,1]", "--retry-failed", "--only", faulty[0], "--only", "grpo"]
-    again = here("run", "demo", *short, *chosen, cwd=tmp_path)
+    again = run_command("run", "demo", *short, *chosen, cwd=tmp_path)
     assert "matrix demo: 1 of 14 cells, 0 done before, 1 to run" in again
     states = [json.loads((cell / "state.json").read_text())["state"] for cell in cells(tmp_path)]
     assert sorted(states) == ["done"] * 2 + ["failed"] * (len(ENDS) - 1), "and nothing else has run"
-    _, wrong = here.ended("run", "demo", *short, "--only", "grp", cwd=tmp_path, code=2)
+    wrong = refusal("run", "demo", *short, "--only", "grp", cwd=tmp_path)
     assert "--only is 'grp'; allowed: " in wrong
     assert "did you mean 'grpo'?" in wrong
 
 
 @pytest.mark.skipif(choice.installed_vllm() is not None, reason="vLLM is installed here")
-def test_run_without_its_engine(tmp_path: Path, here: Here) -> None:
-    _, error = here.ended("run", "demo", "rollout.engine=vllm", cwd=tmp_path, code=2)
+def test_run_without_its_engine(tmp_path: Path) -> None:
+    error = refusal("run", "demo", "rollout.engine=vllm", cwd=tmp_path)
     assert "vLLM is not installed here; pip install -e '.[" in error
     assert not list(tmp_path.iterdir())
 
@@ -269,10 +231,8 @@ def test_run_without_its_engine(tmp_path: Path, here: Here) -> None:
         (["report", "demo"], "found no MLflow store"),
     ],
 )
-def test_mistakes_write_nothing(arguments: list[str], words: str, tmp_path: Path, here: Here) -> None:
-    _, error = here.ended(*arguments, cwd=tmp_path, code=2)
-    assert words in error
-    assert error.count("\n") == 1
+def test_mistakes_write_nothing(arguments: list[str], words: str, tmp_path: Path) -> None:
+    assert words in refusal(*arguments, cwd=tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -283,20 +243,20 @@ def test_process_prints_one_sentence_after_a_mistake(tmp_path: Path) -> None:
     assert result.stderr.count("\n") == 1
 
 
-def test_run_without_a_prepared_set(tmp_path: Path, here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_without_a_prepared_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENTROBENCH_CACHE", str(tmp_path / "cache"))
-    _, error = here.ended("run", "demo", "eval.tasks=[aime24]", cwd=tmp_path, code=2)
+    error = refusal("run", "demo", "eval.tasks=[aime24]", cwd=tmp_path)
     assert error == "entrobench: the problem set aime24 is not prepared; run `entrobench data prepare aime24`\n"
     assert not list(tmp_path.iterdir())
 
 
-def test_run_leaves_folders_of_others_alone(tmp_path: Path, here: Here) -> None:
+def test_run_leaves_folders_of_others_alone(tmp_path: Path) -> None:
     (tmp_path / "results/demo").mkdir(parents=True)
     (tmp_path / "results/demo/thesis.tex").write_text("precious")
-    assert "did not make" in here.ended("run", "demo", cwd=tmp_path, code=2)[1]
+    assert "did not make" in refusal("run", "demo", cwd=tmp_path)
     (tmp_path / "results/demo/thesis.tex").unlink()
     (tmp_path / "results/demo/matrix.json").write_text('{"matrix": "mine"}')
-    assert "belongs to the matrix 'mine'" in here.ended("run", "demo", cwd=tmp_path, code=2)[1]
+    assert "belongs to the matrix 'mine'" in refusal("run", "demo", cwd=tmp_path)
 
 
 @pytest.fixture
@@ -317,7 +277,7 @@ def hears_interrupts() -> Iterator[None]:
         ("running", signal.SIGTERM, False),
     ],
 )
-def test_run_interrupted(moment: str, sent: signal.Signals, to_all: bool, tmp_path: Path, here: Here) -> None:
+def test_run_interrupted(moment: str, sent: signal.Signals, to_all: bool, tmp_path: Path) -> None:
     """By Ctrl-C or the end of the terminal, which every process of the run hears of, also while the first ones import
     torch; and by SIGTERM, of which the runner alone hears."""
     with subprocess.Popen(
@@ -346,6 +306,6 @@ def test_run_interrupted(moment: str, sent: signal.Signals, to_all: bool, tmp_pa
     assert said == "\nentrobench: interrupted; finished work is kept, and the same command continues\n"
     assert process.returncode == 128 + sent
     assert any(owners) == (moment == "running")
-    status = here("status", "smoke", cwd=tmp_path)
+    status = run_command("status", "smoke", cwd=tmp_path)
     assert "running" not in status
     assert ("stale" in status) == (moment == "running")

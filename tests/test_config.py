@@ -424,12 +424,12 @@ def test_cell_id_by_what_defines_the_result() -> None:
 def test_load_config_of_a_list_from_a_single_value() -> None:
     """On the command line alone: a file that says `seeds: 0` is asked for what it would be read as."""
     given = ["seeds=3", "methods=clip_b(share=0.1,mode=paper)", "eval.tasks=gsm8k", "plugins=mine", "name=grpo"]
-    found = config.load_config("smoke", given)
-    assert found.seeds == [3]
-    assert found.methods == ["clip_b(share=0.1,mode=paper)"]
-    assert found.eval.tasks == ["gsm8k"]
-    assert found.plugins == ["mine"]
-    assert found.name == "grpo"
+    settings = config.load_config("smoke", given)
+    assert settings.seeds == [3]
+    assert settings.methods == ["clip_b(share=0.1,mode=paper)"]
+    assert settings.eval.tasks == ["gsm8k"]
+    assert settings.plugins == ["mine"]
+    assert settings.name == "grpo"
 
 
 def test_load_config_refuses_the_name_of_its_store() -> None:

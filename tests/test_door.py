@@ -7,13 +7,12 @@ import json
 import math
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from commands import run_python
 from places import REPOSITORY
 
 import entrobench
@@ -28,20 +27,7 @@ SMALL = ["train.steps=2", "train.prompts=4", "train.group=4", "eval.problems=4",
 
 
 def run(*arguments: str, cwd: Path, script: str | None = None) -> str:
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        input=script,
-        cwd=cwd,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=HANG,
-    )
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    assert "Traceback" not in done.stderr
-    return done.stdout
+    return run_python(*arguments, cwd=cwd, script=script).stdout
 
 
 # The import

@@ -123,11 +123,11 @@ def test_logits_are_not_rounded_to_bfloat16(backend: str) -> None:
     logp_TV = torch.log_softmax(hidden_TD.double() @ weight_VD.double().T, dim=-1)
     slopes_TV = torch.nn.functional.one_hot(targets_T, 5000) - logp_TV.exp()
     hidden_TD, weight_VD = (x.cuda().requires_grad_() for x in (hidden_TD, weight_VD))
-    found = token_stats(hidden_TD, Head(weight_VD), targets_T.cuda(), 1.0, backend=backend)
-    torch.testing.assert_close(found.logp.double().cpu(), logp_TV[range(50), targets_T], rtol=1e-5, atol=1e-3)
-    assert found.entropy is not None
-    torch.testing.assert_close(found.entropy.double().cpu(), -(logp_TV.exp() * logp_TV).sum(-1), rtol=1e-4, atol=1e-3)
-    found.logp.sum().backward()
+    stats = token_stats(hidden_TD, Head(weight_VD), targets_T.cuda(), 1.0, backend=backend)
+    torch.testing.assert_close(stats.logp.double().cpu(), logp_TV[range(50), targets_T], rtol=1e-5, atol=1e-3)
+    assert stats.entropy is not None
+    torch.testing.assert_close(stats.entropy.double().cpu(), -(logp_TV.exp() * logp_TV).sum(-1), rtol=1e-4, atol=1e-3)
+    stats.logp.sum().backward()
     expected_TD = slopes_TV @ weight_VD.detach().double().cpu()
     assert hidden_TD.grad is not None
     torch.testing.assert_close(hidden_TD.grad.double().cpu(), expected_TD, rtol=2e-2, atol=5e-2)

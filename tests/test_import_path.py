@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from places import REPOSITORY
+from commands import run_python
 
 import baselines
-from benchmarks.patience import HANG
 from harness.base.errors import UserError
 from harness.base.processes import python_command
 
@@ -41,22 +39,6 @@ METHODS = {"half": Half}
 """
 
 
-def call(*arguments: str, cwd: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "COLUMNS": "200"}
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=cwd,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=HANG,
-    )
-    assert done.returncode == code, f"{arguments}\n{done.stdout}\n{done.stderr}"
-    assert "Traceback" not in done.stderr
-    return done
-
-
 @pytest.fixture
 def crowded(tmp_path: Path) -> Path:
     """A folder with a configuration, a plugin, and files that end any process that imports them."""
@@ -78,21 +60,23 @@ def command(tmp_path: Path) -> str:
 
 
 def test_commands_start(command: str, crowded: Path) -> None:
-    assert "Halves every gradient" in call(command, "list", "methods", "--plugin", "my_methods", cwd=crowded).stdout
-    assert "planned  2" in call(command, "plan", "mine.yaml", cwd=crowded).stdout
+    assert (
+        "Halves every gradient" in run_python(command, "list", "methods", "--plugin", "my_methods", cwd=crowded).stdout
+    )
+    assert "planned  2" in run_python(command, "plan", "mine.yaml", cwd=crowded).stdout
 
 
 def test_started_as_a_module(crowded: Path) -> None:
     """`python -m` itself searches the current folder for modules imported before our first line."""
     for name in ("harness", "socket", "types"):
         (crowded / f"{name}.py").unlink()
-    assert "planned  2" in call("-m", "entrobench", "plan", "mine.yaml", cwd=crowded).stdout
+    assert "planned  2" in run_python("-m", "entrobench", "plan", "mine.yaml", cwd=crowded).stdout
 
 
 @pytest.mark.slow
 def test_cells_and_ranks_start(command: str, crowded: Path, mlflow_uri: str) -> None:
     settings = ["hardware.ranks=2", f"tracking.uri={mlflow_uri}", "methods=[half]", "baseline=half"]
-    said = call(command, "run", "mine.yaml", *settings, "--jobs", "1", cwd=crowded)
+    said = run_python(command, "run", "mine.yaml", *settings, "--jobs", "1", cwd=crowded)
     rows = re.findall(r"\b1 of 1$", said.stdout, re.MULTILINE)  # and no line of progress, which slow machines print
     assert len(rows) == 2  # with the base model
     [log] = crowded.glob("results/mine/*/log.txt")
@@ -103,14 +87,14 @@ def test_the_judge_starts(crowded: Path) -> None:
     code = "import os, sys; sys.path.append(os.getcwd()); from harness.verify.pool import VerifierPool\n"
     code += r"pairs = [(r'\frac{1}{2}', r'\boxed{0.5}'), ('x', r'\boxed{y}')]; "
     code += "pool = VerifierPool(1); print(*pool.verdicts(pairs)); pool.close()"
-    assert call("-P", "-c", code, cwd=crowded).stdout == "right wrong\n"
+    assert run_python("-P", "-c", code, cwd=crowded).stdout == "right wrong\n"
 
 
 @pytest.mark.slow
 def test_the_trials_of_doctor_start(command: str, crowded: Path) -> None:
-    printed = call(command, "doctor", "smoke", "--format", "json", cwd=crowded).stdout
-    found = {each["what"]: each for each in json.loads(printed)}
-    assert [found[what]["state"] for what in ("torch", "mlflow")] == ["ok", "ok"]
+    printed = run_python(command, "doctor", "smoke", "--format", "json", cwd=crowded).stdout
+    trials = {each["what"]: each for each in json.loads(printed)}
+    assert [trials[what]["state"] for what in ("torch", "mlflow")] == ["ok", "ok"]
 
 
 def test_a_process_imports_from_where_its_parent_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

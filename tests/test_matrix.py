@@ -53,19 +53,19 @@ def test_identity_has_device_and_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_cells_of_further_axes() -> None:
     axes = ("axes.train.lr=[1e-3, 2e-3]", "axes.correction.kind=[off, truncated]", "seeds=[0, 1]")
-    found = cells(config.load_config("smoke", axes))
-    assert [(c.seed, c.config.setting["train.lr"], c.config.setting["correction.kind"], c.method) for c in found] == [
+    planned = cells(config.load_config("smoke", axes))
+    assert [(c.seed, c.config.setting["train.lr"], c.config.setting["correction.kind"], c.method) for c in planned] == [
         (seed, lr, kind, method)
         for seed in (0, 1)
         for lr in (1e-3, 2e-3)
         for kind in ("off", "truncated")
         for method in ("grpo", "clip_b")
     ]
-    assert len({c.id for c in found}) == len({c.label for c in found}) == 16
-    assert found[3].label == "clip_b train.lr=0.001, correction.kind=truncated seed 0"
-    assert found[3].spec.config == found[3].settled
+    assert len({c.id for c in planned}) == len({c.label for c in planned}) == 16
+    assert planned[3].label == "clip_b train.lr=0.001, correction.kind=truncated seed 0"
+    assert planned[3].spec.config == planned[3].settled
     alone = cells(config.load_config("smoke", ["train.lr=2e-3", "correction.kind=truncated", "seeds=[1]"]))
-    assert [c.folder for c in alone] == [c.folder for c in found[14:]], "who a cell is does not depend on its company"
+    assert [c.folder for c in alone] == [c.folder for c in planned[14:]], "who a cell is does not depend on its company"
 
 
 def test_cells_build_shared_parts_once(monkeypatch: pytest.MonkeyPatch) -> None:

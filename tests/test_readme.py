@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
 import yaml
+from commands import run_command
 from places import REPOSITORY
 
 import entrobench
@@ -51,31 +50,20 @@ NOT_RUN = {  # with the reason
 }
 
 
-def call(*arguments: str, cwd: Path) -> str:
-    """Call a command in this process, so that imports are shared; return the printed text."""
-    printed, errors = io.StringIO(), io.StringIO()
-    with chdir(cwd), redirect_stdout(printed), redirect_stderr(errors), pytest.raises(SystemExit) as ended:
-        cli.main(arguments)
-    assert ended.value.code == 0, printed.getvalue() + errors.getvalue()
-    return printed.getvalue()
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, put_store: Callable[[Path], None]) -> Path:
     """A folder after `entrobench run smoke`, with the README's method and a packed matrix in it."""
     path = tmp_path_factory.mktemp("reader")
     put_store(path / "results")
     (path / "my_methods.py").write_text(A_METHOD)
-    (path / "output.txt").write_text(call("run", "smoke", *TINY, cwd=path))
-    call("pack", "smoke", *TINY, "--out", "demo.zip", cwd=path)  # for `verify demo.zip`
+    (path / "output.txt").write_text(run_command("run", "smoke", *TINY, cwd=path))
+    run_command("pack", "smoke", *TINY, "--out", "demo.zip", cwd=path)  # for `verify demo.zip`
     return path
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("command", [command for command in OURS if command not in NOT_RUN])
-def test_commands_run(
-    command: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_commands_run(command: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In this process, so that imports are shared."""
     arguments = shlex.split(command)[1:]
     if arguments[0] in NAMES_A_MATRIX and "paper" not in arguments:
@@ -84,12 +72,7 @@ def test_commands_run(
         arguments += ["--problems", "4"]
     monkeypatch.chdir(folder)
     monkeypatch.delitem(sys.modules, "my_methods", raising=False)  # other tests have modules of this name
-    with pytest.raises(SystemExit) as ended:
-        cli.main(arguments)
-    out, err = capfd.readouterr()
-    assert ended.value.code == 0, out + err
-    assert out.strip()
-    assert "Traceback" not in err
+    assert run_command(*arguments).strip()
 
 
 @pytest.mark.parametrize("command", NOT_RUN)
@@ -170,13 +153,13 @@ def test_links_lead_somewhere(page: Path) -> None:
 def anchors(page: Path) -> list[str]:
     """Return the anchors that GitHub gives to the headings of a page, which it numbers where they would be equal."""
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
-    found: list[str] = []
+    slugs: list[str] = []
     for heading in re.findall(r"^#{1,6} (.+)$", text, re.MULTILINE):
         plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
         slug = generate.slug(plain.strip())
-        earlier = sum(re.fullmatch(rf"{re.escape(slug)}(-\d+)?", each) is not None for each in found)
-        found.append(f"{slug}-{earlier}" if earlier else slug)
-    return found
+        earlier = sum(re.fullmatch(rf"{re.escape(slug)}(-\d+)?", each) is not None for each in slugs)
+        slugs.append(f"{slug}-{earlier}" if earlier else slug)
+    return slugs
 
 
 @pytest.mark.parametrize(

@@ -32,9 +32,9 @@ def calls() -> Iterator[tuple[str, str, ast.Call]]:
 
 
 def test_code_evaluates_no_text_and_opens_no_pickle() -> None:
-    found = 0
+    count = 0
     for place, name, call in calls():
-        found += 1
+        count += 1
         given = {each.arg: ast.unparse(each.value) for each in call.keywords}
         assert name not in RUNS, place
         if name == "torch.load":
@@ -45,7 +45,7 @@ def test_code_evaluates_no_text_and_opens_no_pickle() -> None:
             assert ast.unparse(call.args[1]) in ("YAML_LOADER", "PlainLoader"), place
         assert given.get("trust_remote_code", "False") == "False", place
         assert given.get("shell", "False") == "False", place
-    assert found > 1000
+    assert count > 1000
 
 
 def test_code_imports_nothing_that_unpickles() -> None:

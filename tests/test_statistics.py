@@ -129,8 +129,8 @@ def test_crossed_interval_without_variation() -> None:
 def test_mean_interval_is_students() -> None:
     x_S = np.array([1.0, 2.0, 4.0, 4.5])
     low, high = t.interval(0.9, df=3, loc=x_S.mean(), scale=x_S.std(ddof=1) / 2)
-    found = mean_interval(x_S, 0.9)
-    assert (found.mean, found.low, found.high) == pytest.approx((2.875, low, high), abs=1e-12)
+    interval = mean_interval(x_S, 0.9)
+    assert (interval.mean, interval.low, interval.high) == pytest.approx((2.875, low, high), abs=1e-12)
 
 
 def test_crossed_interval_in_another_order_and_scale() -> None:
@@ -194,12 +194,16 @@ def test_near_bound() -> None:
 def test_geometric_interval_by_logarithms() -> None:
     x_S = np.array([0.1, 0.2, 0.8])
     low, high = t.interval(0.9, df=2, loc=np.log(x_S).mean(), scale=np.log(x_S).std(ddof=1) / math.sqrt(3))
-    found = geometric_interval(x_S, 0.9)
-    assert (found.mean, found.low, found.high) == pytest.approx((0.016 ** (1 / 3), math.exp(low), math.exp(high)))
-    assert found.low is not None
-    assert found.high is not None
+    interval = geometric_interval(x_S, 0.9)
+    assert (interval.mean, interval.low, interval.high) == pytest.approx(
+        (0.016 ** (1 / 3), math.exp(low), math.exp(high))
+    )
+    assert interval.low is not None
+    assert interval.high is not None
     for scaled in (geometric_interval(7 * x_S, 0.9), geometric_interval(7 * x_S[[2, 0, 1]], 0.9)):
-        assert (scaled.mean, scaled.low, scaled.high) == pytest.approx((7 * found.mean, 7 * found.low, 7 * found.high))
+        assert (scaled.mean, scaled.low, scaled.high) == pytest.approx(
+            (7 * interval.mean, 7 * interval.low, 7 * interval.high)
+        )
 
 
 def test_geometric_interval_of_values_without_a_logarithm() -> None:
@@ -325,8 +329,8 @@ def test_iqm_interval_by_jackknife() -> None:
     pseudo = [4 * whole - 3 * iqm(x_ST[[s for s in range(4) if s != out]]) for out in range(4)]
     half = t.ppf(0.975, 3) * np.std(pseudo, ddof=1) / 2
     for order in ([0, 1, 2, 3], [2, 0, 3, 1]):
-        found = iqm_interval(x_ST[order][:, [2, 0, 1]])
-        assert (found.mean, found.low, found.high) == pytest.approx((whole, whole - half, whole + half))
+        interval = iqm_interval(x_ST[order][:, [2, 0, 1]])
+        assert (interval.mean, interval.low, interval.high) == pytest.approx((whole, whole - half, whole + half))
     assert iqm_interval(x_ST[:1]) == Estimate(iqm(x_ST[0]))
     assert iqm_interval(np.ones((3, 2))) == Estimate(1.0)
 
@@ -392,22 +396,22 @@ def test_false_winners_with_holm(place: Place, old: float) -> None:
 @pytest.mark.parametrize(("seeds", "problems"), [(2, 30), (3, 30), (3, 200), (5, 30), (5, 200)])
 def test_crossed_interval_coverage(seeds: int, problems: int, setting: str) -> None:
     effects = simulation.SETTINGS[setting]
-    found = simulation.coverage(seeds, problems, effects, 1000)
-    assert found.mean >= 0.93
-    assert found.difference >= 0.93
-    assert found.improvement >= 0.9
+    share = simulation.coverage(seeds, problems, effects, 1000)
+    assert share.mean >= 0.93
+    assert share.difference >= 0.93
+    assert share.improvement >= 0.9
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("beta", simulation.NEAR)
 @pytest.mark.parametrize("problems", [30, 200])
 def test_coverage_near_a_bound(beta: tuple[float, float], problems: int) -> None:
-    found = simulation.near(beta, 3, problems, 0.3, 600)
-    assert found.bounded >= 0.92
-    assert not found.unmarked < 0.92  # NaN where all have the mark
-    assert found.wrong <= 0.025
-    if found.truth > 0.995 and problems == 30:
-        assert found.means < 0.7, "the t interval alone fails there"
+    shares = simulation.near(beta, 3, problems, 0.3, 600)
+    assert shares.bounded >= 0.92
+    assert not shares.unmarked < 0.92  # NaN where all have the mark
+    assert shares.wrong <= 0.025
+    if shares.truth > 0.995 and problems == 30:
+        assert shares.means < 0.7, "the t interval alone fails there"
 
 
 @pytest.mark.slow

@@ -58,9 +58,9 @@ def test_chosen_candidates_by_brute_force() -> None:
         candidates = [candidate(f"a(x={i})", *pair) for i, pair in enumerate(pairs)]
         near = [pair for pair in pairs if pair[0] >= 0.15]
         best = max(near, key=lambda pair: pair[1]) if near else max(pairs, key=lambda pair: pair[0])
-        found = chosen_candidates(candidates, baseline_avg=0.2, slack=0.05)["a"]
-        assert (found.avg_at_k, found.pass_at_k)[bool(near)] == best[bool(near)]
-        assert (found.avg_at_k or 0) >= 0.15 or not near
+        chosen = chosen_candidates(candidates, baseline_avg=0.2, slack=0.05)["a"]
+        assert (chosen.avg_at_k, chosen.pass_at_k)[bool(near)] == best[bool(near)]
+        assert (chosen.avg_at_k or 0) >= 0.15 or not near
 
 
 # Bad input

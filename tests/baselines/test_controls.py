@@ -655,17 +655,16 @@ def chosen(rows: Sequence[int]) -> dict[str, torch.Tensor]:
 UNEQUAL = ([*range(4, 8), *range(16, 20)], [*range(4), *range(8, 16), *range(20, 24)])
 
 
-def rank_main(rank: int, folder: Path) -> None:
-    torch.save(chosen(UNEQUAL[rank]), folder / f"{rank}.pt")
+def chosen_on_rank(rank: int, folder: Path) -> dict[str, torch.Tensor]:
+    return chosen(UNEQUAL[rank])
 
 
 @pytest.mark.processes
 def test_two_ranks_choose_the_tokens_that_one_does(tmp_path: Path) -> None:
-    on_ranks(rank_main, tmp_path)
+    by_rank = on_ranks(chosen_on_rank, tmp_path)
     alone = chosen(range(24))
     batch = case(2, groups=6, size=4).batch
-    for rank, rows in enumerate(UNEQUAL):
-        together = torch.load(tmp_path / f"{rank}.pt")
+    for together, rows in zip(by_rank, UNEQUAL, strict=True):
         for spec, weights_T in alone.items():
             assert weights_T.min() < weights_T.max(), spec
             assert torch.equal(together[spec], weights_T[batch.take(rows).index_T]), spec

@@ -74,9 +74,9 @@ def test_hold(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_holder_that_died_on_this_machine(tmp_path: Path, other: BaseProcess) -> None:
-    found = lease.holder(tmp_path)
-    assert found is not None
-    assert found.process == other.pid
+    owner = lease.holder(tmp_path)
+    assert owner is not None
+    assert owner.process == other.pid
     with lease.hold(tmp_path, wait=0) as mine:
         assert mine is None
     other.kill()

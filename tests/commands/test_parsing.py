@@ -85,7 +85,7 @@ def test_version_of_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert run_command("--version") == "entrobench 7\n", "there is no commit yet"
     who = ["-c", "user.name=a", "-c", "user.email=a@b"]
     subprocess.run([git, "-C", str(tmp_path), *who, "commit", "-q", "--allow-empty", "-m", "x"], check=True)
-    found = subprocess.run([git, "-C", str(tmp_path), "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+    commit = subprocess.run([git, "-C", str(tmp_path), "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
     shown = run_command("--version")
     assert shown.startswith("entrobench 7 (commit ")
-    assert found.stdout.startswith(shown.removeprefix("entrobench 7 (commit ").removesuffix(")\n"))
+    assert commit.stdout.startswith(shown.removeprefix("entrobench 7 (commit ").removesuffix(")\n"))

@@ -1,15 +1,19 @@
-"""Commands called in this process, to save the seconds of imports that each process would need."""
+"""Commands called in this process, which saves the seconds of imports, and in processes of their own."""
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import chdir, redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from places import REPOSITORY
 
+from benchmarks.patience import HANG
 from harness import cli
 
 
@@ -21,27 +25,47 @@ class Ended(NamedTuple):
     err: str
 
 
-def end_of(*arguments: str) -> Ended:
+def end_of(*arguments: str, cwd: Path | None = None) -> Ended:
     """Call a command as on the command line, in this process."""
-    with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err, pytest.raises(SystemExit) as end:
+    out, err = StringIO(), StringIO()
+    with chdir(cwd or Path()), redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as end:
         cli.main(arguments)
     assert "Traceback" not in err.getvalue()
     return Ended(end.value.code, out.getvalue(), err.getvalue())
 
 
-def run_command(*arguments: str, code: int = 0) -> str:
+def run_command(*arguments: str, cwd: Path | None = None, code: int = 0) -> str:
     """Call a command that ends with this code, and return all that it prints."""
-    ended = end_of(*arguments)
+    ended = end_of(*arguments, cwd=cwd)
     assert ended.code == code, ended
     return ended.out + ended.err
 
 
-def refusal(*arguments: str) -> str:
+def refusal(*arguments: str, cwd: Path | None = None) -> str:
     """Return the sentence with which a command refuses its arguments."""
-    code, out, err = end_of(*arguments)
+    code, out, err = end_of(*arguments, cwd=cwd)
     assert (code, out, err.count("\n")) == (2, "", 1), err
     assert err.startswith("entrobench: ")
     return err
+
+
+def run_python(
+    *arguments: str, cwd: Path, code: int = 0, script: str | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run Python in a process of its own, where this repository can be imported."""
+    ended = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "COLUMNS": "200", **environment},
+        input=script,
+        capture_output=True,
+        text=True,
+        timeout=HANG,
+        check=False,
+    )
+    assert ended.returncode == code, f"{arguments} gave {ended.returncode}:\n{ended.stdout}\n{ended.stderr}"
+    assert "Traceback" not in ended.stderr
+    return ended
 
 
 class Commands:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,12 +22,17 @@ from torch.multiprocessing import start_processes
 
 from harness.launch import cell
 
-Work = Callable[[int, Path], None]
+Work = Callable[[int, Path], Any]
 
 
-def on_ranks(work: Work, folder: Path, count: int = 2) -> None:
-    """Run a module-level function on all ranks, with the rank's number and a folder for its results."""
+def on_ranks(work: Work, folder: Path, count: int = 2) -> list[Any]:
+    """Run a module-level function on all ranks, with the rank's number and a folder; return its results by rank."""
     start(meet, work, folder, count, count=count)
+    return [torch.load(result_path(folder, rank), weights_only=False) for rank in range(count)]
+
+
+def result_path(folder: Path, rank: int) -> Path:
+    return folder / f"result-{rank}.pt"
 
 
 def start(main: Callable[..., None], *given: object, count: int = 2) -> None:
@@ -45,7 +51,7 @@ def meet(rank: int, work: Work, folder: Path, count: int) -> None:
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=count)
-    work(rank, folder)
+    torch.save(work(rank, folder), result_path(folder, rank))
     dist.destroy_process_group()
 
 

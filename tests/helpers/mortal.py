@@ -1,4 +1,4 @@
-"""Clients of MLflow that die."""
+"""The end of a process within a test, and clients of MLflow that die."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Killed(BaseException):
-    pass
+    """Stands in for SIGKILL: nothing may catch it."""
 
 
 class Mortal:

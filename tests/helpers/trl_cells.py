@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import trainers
+from mortal import Killed
 
 from harness import config
 from harness.cells.checksums import CHECKPOINTS
@@ -20,10 +21,6 @@ from harness.verify.pool import VerifierPool
 
 METHOD = "grpo+clip_b(share=0.05)+adaptive_entropy(target=9,delta=0.01,highest=1)"  # batch statistics, and a memory
 CLOCK = ("time/", "trl/step_time")
-
-
-class Killed(BaseException):
-    """The end of a process, for a test within one."""
 
 
 def cell_trainer() -> Any:

@@ -33,15 +33,15 @@ def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> matrix.Cell:
     """Return a cell as a launcher leaves it, for a process whose log is not redirected."""
     monkeypatch.setattr(cell, "write_log", lambda place: None)
     monkeypatch.setattr(cell, "run_cell", lambda place, *_: set_state(place, "done", durable_step=7))
-    found = matrix.cells(config.load_config("smoke", [f"results={tmp_path}"]))[1]
-    found.spec.write(found.folder)
-    return found
+    planned_cell = matrix.cells(config.load_config("smoke", [f"results={tmp_path}"]))[1]
+    planned_cell.spec.write(planned_cell.folder)
+    return planned_cell
 
 
 def attempt_of(cell: matrix.Cell) -> Made:
-    found = Made.read(cell.folder)
-    assert found is not None
-    return found
+    attempt = Made.read(cell.folder)
+    assert attempt is not None
+    return attempt
 
 
 def test_attempt_has_the_sources_of_the_plan(planned: matrix.Cell) -> None:
@@ -138,8 +138,8 @@ def test_main_of_a_cell_that_collapses(
     (planned,) = matrix.cells(settings)
     planned.spec.write(planned.folder)
     cell.main(str(planned.folder))
-    found = State.read(planned.folder)
-    assert (found.state, found.collapsed, found.durable_step) == ("done", 1, 1)
+    state_now = State.read(planned.folder)
+    assert (state_now.state, state_now.collapsed, state_now.durable_step) == ("done", 1, 1)
     assert sorted(path.name for path in planned.folder.glob("evals/*")) == [f"countdown-00000{n}.json" for n in (0, 1)]
     capsys.readouterr()
     monkeypatch.setattr(console, "_width", 200)
@@ -196,9 +196,9 @@ def test_main_of_a_cell_that_cannot_begin(planned: matrix.Cell, monkeypatch: pyt
     dataclasses.replace(given, settings=given.settings | {"plugins": ["no_such_plugin"]}).write(planned.folder)
     with pytest.raises(SystemExit, match="failed: plugin no_such_plugin cannot be imported"):
         cell.main(str(planned.folder))
-    found = State.read(planned.folder)
-    assert found.state == "failed"
-    assert str(found.reason).startswith("plugin no_such_plugin cannot be imported")
+    state_now = State.read(planned.folder)
+    assert state_now.state == "failed"
+    assert str(state_now.reason).startswith("plugin no_such_plugin cannot be imported")
     assert Made.read(planned.folder) is None
     set_state(planned.folder, "done", seconds=0.0)
     cell.main(str(planned.folder))

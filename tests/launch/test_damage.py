@@ -80,13 +80,13 @@ def test_run_cells_with_damaged_records(
     out = io.StringIO()
     with LiveView(Console(file=out, width=1000), cells, cells, mlflow_uri) as view:
         launcher.run_cells(cells, Local(2, 1), view, poll=0.05)
-    found = {name: cell.progress() for name, cell in zip(WORKS, cells, strict=True)}
+    progress_of = {name: cell.progress() for name, cell in zip(WORKS, cells, strict=True)}
     for name in ("state.json", "metrics.jsonl"):
         folder = cells[list(WORKS).index(name)].folder
-        assert found[name].state == "failed"
-        assert str(found[name].reason).startswith(f"{folder / name} is damaged: ")
-        assert str(found[name].reason) in out.getvalue()
-    assert str(found["reason"].reason).startswith("it said \\udcff")
+        assert progress_of[name].state == "failed"
+        assert str(progress_of[name].reason).startswith(f"{folder / name} is damaged: ")
+        assert str(progress_of[name].reason) in out.getvalue()
+    assert str(progress_of["reason"].reason).startswith("it said \\udcff")
     said = out.getvalue().splitlines()
     assert sum("failed  grpo seed " in line for line in said) + sum("done    " in line for line in said) == 7
     (settings.folder / MARKER).write_bytes(b"")

@@ -94,9 +94,9 @@ def test_run_cells_leaves_no_files_open(tmp_path: Path, monkeypatch: pytest.Monk
 def test_run_cells_ends_a_cell_that_takes_too_long(
     work: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cell, found = ran(work, tmp_path, "0.005", monkeypatch)
-    assert (found.state, found.reason) == ("failed", "it took longer than hardware.timeout_minutes (0.005)")
-    assert found.durable_step == (3 if work is start_work_and_sleep else -1)
+    cell, state = ran(work, tmp_path, "0.005", monkeypatch)
+    assert (state.state, state.reason) == ("failed", "it took longer than hardware.timeout_minutes (0.005)")
+    assert state.durable_step == (3 if work is start_work_and_sleep else -1)
     assert cell.progress().state == "failed"
 
 
@@ -104,8 +104,8 @@ def test_run_cells_ends_a_cell_that_takes_too_long(
 def test_run_cells_with_a_lingering_process(minutes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does the run wait for ever for a process that a thread keeps alive."""
     monkeypatch.setattr(launcher, "LINGERING", 0.5)
-    _, found = ran(finish_and_sleep, tmp_path, minutes, monkeypatch)
-    assert found == State("done")
+    _, state = ran(finish_and_sleep, tmp_path, minutes, monkeypatch)
+    assert state == State("done")
 
 
 def test_run_cells_with_a_cell_of_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,9 +122,9 @@ def test_run_cells_with_a_cell_of_another_run(tmp_path: Path, monkeypatch: pytes
     first.start()
     while not lease.holder(cell.folder):
         time.sleep(0.01)
-    _, found = ran(sleep, tmp_path, "0.005", monkeypatch)
+    _, state = ran(sleep, tmp_path, "0.005", monkeypatch)
     first.join()
-    assert found == State("done")
+    assert state == State("done")
 
 
 def test_fork_cell_with_a_dying_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,8 +146,8 @@ def test_fork_cell_with_a_dying_server(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_run_cells_with_a_cell_that_dies_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, found = ran(die_at_once, tmp_path, "null", monkeypatch)
-    assert (found.state, found.reason) == ("failed", "its process ended by SIGKILL (out of memory?)")
+    _, state = ran(die_at_once, tmp_path, "null", monkeypatch)
+    assert (state.state, state.reason) == ("failed", "its process ended by SIGKILL (out of memory?)")
 
 
 @pytest.mark.parametrize("losses", [1, 2])
@@ -159,9 +159,9 @@ def test_run_cells_with_a_lost_server(losses: int, tmp_path: Path, monkeypatch: 
             os._exit(launcher.LOST)
         State("done").write(folder)
 
-    cell, found = ran(work, tmp_path, "null", monkeypatch)
+    cell, state = ran(work, tmp_path, "null", monkeypatch)
     expected = State("failed", "the process that it was forked from has ended") if losses > 1 else State("done")
-    assert found == expected
+    assert state == expected
     assert (cell.folder / "lives").read_text() == "xx"
 
 
@@ -172,13 +172,13 @@ def test_run_cells_with_a_folder_that_cannot_be_written(tmp_path: Path, monkeypa
     cell.spec.write(cell.folder)
     (cell.folder / "log.txt").symlink_to("/dev/full")
     (cell.folder / "state.json").touch()
-    _, found = ran(lambda folder: State("done").write(folder), tmp_path, "null", monkeypatch)
+    _, state = ran(lambda folder: State("done").write(folder), tmp_path, "null", monkeypatch)
     remedy = "free some space, or change its permissions"
     why = f"{cell.folder / 'log.txt'} cannot be written: No space left on device; {remedy}"
-    assert (found.state, found.reason) == ("failed", why)
+    assert (state.state, state.reason) == ("failed", why)
     (cell.folder / "log.txt").unlink()
-    _, found = ran(lambda folder: State("done").write(folder), tmp_path, "null", monkeypatch)
-    assert found == State("done")
+    _, state = ran(lambda folder: State("done").write(folder), tmp_path, "null", monkeypatch)
+    assert state == State("done")
 
 
 @pytest.mark.slow

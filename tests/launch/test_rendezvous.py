@@ -59,11 +59,11 @@ def test_divide_over_two_machines(tmp_path: Path) -> None:
         assert [agent.wait(HANG) for agent in agents] == [0, 0]
     state = State.read(tmp_path / "cell")
     assert (state.state, state.where) == ("done", [socket.gethostname()] * 2)
-    alone, found = lines(tmp_path / "alone"), lines(tmp_path / "cell")
-    assert list(found) == list(alone) == [0, 1, 2]
+    alone, divided_lines = lines(tmp_path / "alone"), lines(tmp_path / "cell")
+    assert list(divided_lines) == list(alone) == [0, 1, 2]
     for step, record in alone.items():
         for name, value in record.items():
-            assert found[step][name] == pytest.approx(value, rel=1e-3, abs=1e-5), (step, name)
+            assert divided_lines[step][name] == pytest.approx(value, rel=1e-3, abs=1e-5), (step, name)
     assert lease.holder(tmp_path / "cell") is None
 
 

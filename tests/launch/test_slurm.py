@@ -171,8 +171,8 @@ def test_slurm_array_goes_on_from_a_checkpoint(
 
     watcher = Interrupting(wide, interrupt)
     launcher.run_cells([wide], array, watcher, poll=0.05)
-    found = State.read(wide.folder)
-    assert (found.state, found.where) == ("done", [socket.gethostname()] * machines), found
+    state = State.read(wide.folder)
+    assert (state.state, state.where) == ("done", [socket.gethostname()] * machines), state
     stops = (wide.folder / "log.txt").read_text().count("stopped on request; the next run continues from here")
     assert stops == (2 if machines == 2 else 0), "both ranks, once; a job that is killed hears of nothing before"
     assert [*lines(wide.folder)] == [*range(9)]
@@ -215,10 +215,10 @@ def test_slurm_array_with_a_missing_partition(cluster: None, tmp_path: Path) -> 
 def test_slurm_array_with_a_job_that_breaks(cluster: None, tmp_path: Path) -> None:
     broken = planned(tmp_path, "launch.slurm.setup=['echo no such module >&2; exit 3']")
     launcher.run_cells([broken], SlurmArray(broken.config, "cpu"), Watcher(), poll=0.05)
-    found = State.read(broken.folder)
-    assert found.state == "failed"
-    assert found.reason is not None
-    said, _, place = found.reason.partition("; see ")
+    state = State.read(broken.folder)
+    assert state.state == "failed"
+    assert state.reason is not None
+    said, _, place = state.reason.partition("; see ")
     assert "failed (NonZeroExitCode)" in said
     assert "no such module" in Path(place).read_text()
 
@@ -240,8 +240,9 @@ class Jobs:
         submit = given.submit_array
 
         def submitted(work: Any) -> Any:
-            self.jobs += (found := submit(work))
-            return found
+            jobs = submit(work)
+            self.jobs += jobs
+            return jobs
 
         given.submit_array = submitted
         return given

@@ -319,14 +319,13 @@ def measured(c: Case, groups: Sequence[int]) -> dict[str, Tensor]:
     return result
 
 
-def rank_main(rank: int, folder: Path) -> None:
-    torch.save(measured(case(0, groups=8), RANKS[rank]), folder / f"{rank}.pt")
+def measured_on_rank(rank: int, folder: Path) -> dict[str, torch.Tensor]:
+    return measured(case(0, groups=8), RANKS[rank])
 
 
 @pytest.mark.processes
 def test_two_ranks_see_what_one_process_sees(tmp_path: Path) -> None:
-    on_ranks(rank_main, tmp_path)
-    ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+    ranks = on_ranks(measured_on_rank, tmp_path)
     c = case(0, groups=8)
     for name, alone in measured(c, range(8)).items():
         together = alone.new_zeros(alone.shape)

@@ -137,9 +137,9 @@ def test_forest_plot_has_the_numbers_of_compare(rights: dict[str, dict[int, np.n
 
 
 def test_forest_plot_names_another_trainer() -> None:
-    found = [compared("clip_b", Estimate(0.1, 0.0, 0.2), 0.1), compared("grpo", None, None)]
-    found[0] = replace(found[0], trainer="trl")
-    drawn = forest_plot(ScoreTable("countdown, tiny", [], DataFrame(), [], found))
+    two = [compared("clip_b", Estimate(0.1, 0.0, 0.2), 0.1), compared("grpo", None, None)]
+    two[0] = replace(two[0], trainer="trl")
+    drawn = forest_plot(ScoreTable("countdown, tiny", [], DataFrame(), [], two))
     assert drawn is not None
     assert [(line["method"], line["name"]) for line in drawn["lines"]] == [("clip_b", "clip_b (trained by trl)")]
 

@@ -69,8 +69,8 @@ def every_figure(of: PageContent) -> list[figures.Figure]:
 
 
 def titled(of: PageContent, title: str) -> figures.Figure:
-    [found] = [figure for figure in every_figure(of) if figure.title == title]
-    return found
+    [matching] = [figure for figure in every_figure(of) if figure.title == title]
+    return matching
 
 
 # From the records to the story
@@ -385,8 +385,8 @@ def test_figure_of_lost_and_won_problems(page_content: PageContent) -> None:
 
 def test_figure_of_time_by_phase(page_content: PageContent) -> None:
     figure = titled(page_content, "Time per phase")
-    found = {series["name"]: dict(zip(series["methods"], series["x"], strict=True)) for series in figure.series}
-    assert found == {
+    times = {series["name"]: dict(zip(series["methods"], series["x"], strict=True)) for series in figure.series}
+    assert times == {
         "rollout": {"grpo": 1.0, "clip_b": 2.0},
         "update": {"grpo": 2.0, "clip_b": 2.0},
         "evaluate": {"grpo": 0.125, "clip_b": 0.125},
@@ -478,14 +478,14 @@ def test_figure_over_an_axis_of_names(page_content: PageContent) -> None:
 
 
 def titled_in(of: PageContent, group: str, title: str) -> figures.Figure:
-    [found] = [
+    [matching] = [
         figure
         for section in page.sections_of(of)
         for name, drawn in section["groups"]
         for _, figure in drawn
         if name == group and figure.title == title
     ]
-    return found
+    return matching
 
 
 def test_figure_without_a_missing_number(tmp_path: Path, mlflow_uri: str) -> None:

@@ -288,8 +288,8 @@ def test_sort_tables_by_keyboard(written: dict[str, Path], browser: Any) -> None
             return [text.strip() for text in table.locator(f"tbody tr > :nth-child({place})").all_text_contents()]
 
         def numbers(place: int) -> list[float]:
-            found = [re.match(r"[+-]?[\d.]+", text) for text in column(place)]
-            return [float(match.group()) for match in found if match]
+            matches = [re.match(r"[+-]?[\d.]+", text) for text in column(place)]
+            return [float(match.group()) for match in matches if match]
 
         for place, name in ((2, "Avg@K"), (9, "entropy, end")):
             table.get_by_role("button", name=name, exact=True).focus()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -121,8 +121,8 @@ def test_one_process_trains_on_rollouts_in_flight_of_two_killed_ones(tmp_path: P
         torch.testing.assert_close(other[name], weight, rtol=1e-3, atol=1e-4)
 
 
-def collecting_rank(rank: int, folder: Path) -> None:
-    """Saves what a rank trains on, what all have in flight, and that of one process as this rank has it; and which
+def collect_on_rank(rank: int, folder: Path) -> tuple[Any, ...]:
+    """Return what a rank trains on, what all have in flight, and that of one process as this rank has it; and which
     problems of an evaluation it has judged."""
     trainer = build(folder / str(rank), "grpo", "hardware.ranks=2", *AHEAD)
     collector = trainer.collector
@@ -136,7 +136,7 @@ def collecting_rank(rank: int, folder: Path) -> None:
 
     with mock.patch.object(Countdown, "verdicts", verdicts):
         scores = trainer.evaluate(0)
-    torch.save((collected, state, collector.in_flight, judged, scores), folder / f"{rank}.pt")
+    return collected, state, collector.in_flight, judged, scores
 
 
 @pytest.mark.processes
@@ -146,8 +146,7 @@ def test_two_ranks_collect_what_one_process_does(tmp_path: Path) -> None:
     alone = trainer.collector
     whole, state = alone.collect(1, Stopwatch()), alone.state()
     torch.save(state, tmp_path / "alone.pt")
-    on_ranks(collecting_rank, tmp_path)
-    shares = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(2)]
+    shares = on_ranks(collect_on_rank, tmp_path)
     evaluated = [problem.id for problem in trainer.parts.task.problems("test")[:8]]
     assert [judged for *_, judged, _ in shares] == [set(evaluated[::2]), set(evaluated[1::2])]
     assert [scores for *_, scores in shares] == [trainer.evaluate(0), {}]
@@ -169,17 +168,16 @@ def test_two_ranks_collect_what_one_process_does(tmp_path: Path) -> None:
             assert other == {name: value for name, value in packed.items() if name not in ("tokens", "logp")}
 
 
-def logging_rank(rank: int, folder: Path) -> None:
-    """Save the means that a rank logs of its own tokens, of which it has none in one part."""
+def log_on_rank(rank: int, folder: Path) -> dict[str, float]:
+    """Return the means that a rank logs of its own tokens, of which it has none in one part."""
     parts = [[{"x": torch.tensor([1.0, 2.0])}, {"x": torch.tensor([6.0])}], [{"x": torch.tensor([])}]]
-    torch.save(metrics.of_updates(parts[rank] + [{"x": torch.tensor([9.0 + rank])}]), folder / f"{rank}.pt")
+    return metrics.of_updates(parts[rank] + [{"x": torch.tensor([9.0 + rank])}])
 
 
 @pytest.mark.processes
 def test_two_ranks_log_the_mean_of_all_tokens_of_an_update(tmp_path: Path) -> None:
-    on_ranks(logging_rank, tmp_path)
     expected = (1 + 2 + 6 + 9 + 10) / 5
-    assert [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)] == [{"updates/x": expected}] * 2
+    assert on_ranks(log_on_rank, tmp_path) == [{"updates/x": expected}] * 2
 
 
 def of_rank(rank: int, whole: Collected) -> list[Answered]:
@@ -312,22 +310,21 @@ def trained(folder: Path, groups: Sequence[int], recompute: bool) -> dict[str, t
 UNEQUAL = ([0, 1, 2], [3, 4, 5, 6, 7])
 
 
-def rank_main(rank: int, folder: Path) -> None:
+def train_on_rank(rank: int, folder: Path) -> list[dict[str, torch.Tensor]]:
+    results = []
     for batch.LONG in (10**6, 0):  # with padding, and without
-        for recompute in (False, True):
-            result = trained(folder / "model", UNEQUAL[rank], recompute)
-            torch.save(result, folder / f"{rank}-{recompute}-{batch.LONG}.pt")
+        results += [trained(folder / "model", UNEQUAL[rank], recompute) for recompute in (False, True)]
+    return results
 
 
 @pytest.mark.processes
 def test_unequal_shares_add_up_to_one_process(tmp_path: Path) -> None:
     torch.manual_seed(0)
     Qwen3ForCausalLM(Qwen3Config(**SIZES)).save_pretrained(tmp_path / "model")
-    on_ranks(rank_main, tmp_path)
+    by_rank = on_ranks(train_on_rank, tmp_path)
     alone = trained(tmp_path / "model", range(8), recompute=False)
-    for rank in range(2):
-        for recompute, least in itertools.product((False, True), (10**6, 0)):
-            together = torch.load(tmp_path / f"{rank}-{recompute}-{least}.pt")
+    for rank, results in enumerate(by_rank):
+        for together in results:
             assert together.pop("idle").any() == (rank == 0)
             for name, value in together.items():
                 # Adam makes steps of the learning rate, 1e-2, out of the few gradients that are nothing but rounding.
@@ -382,17 +379,14 @@ def tenfold(items: list[int], *, plus: int) -> list[int]:
     return [10 * item + plus + ranks.own_rank() for item in items]
 
 
-def share_main(rank: int, folder: Path) -> None:
+def share_on_rank(rank: int, folder: Path) -> list[list[int]] | None:
     with ranks.on_all_ranks(tenfold) as work:
-        result = None if work is None else [work([1, 2, 3], plus=4), work([7], plus=0)]
-    files.write_json(folder / f"{rank}.json", {"found": result})
+        return None if work is None else [work([1, 2, 3], plus=4), work([7], plus=0)]
 
 
 @pytest.mark.processes
 def test_two_ranks_share_what_the_first_one_asks_for(tmp_path: Path) -> None:
-    on_ranks(share_main, tmp_path)
-    assert files.read_json(tmp_path / "0.json")["found"] == [[14, 25, 34], [70]]
-    assert files.read_json(tmp_path / "1.json")["found"] is None
+    assert on_ranks(share_on_rank, tmp_path) == [[[14, 25, 34], [70]], None]
 
 
 def test_on_all_ranks_of_one_process() -> None:

@@ -33,7 +33,7 @@ def leaving(engine: EmbeddedEngine, names: str, old: dict[str, Tensor]) -> Abstr
     return mock.patch.object(engine, "_fused", left)
 
 
-def rank_main(rank: int, folder: Path) -> None:
+def sample_on_rank(rank: int, folder: Path) -> None:
     sharded.start(rank, folder)
     seen = {
         name: sharded.work(EmbeddedEngine(EOS, "cpu", dtype), name, dtype, rank, leaving)
@@ -45,7 +45,7 @@ def rank_main(rank: int, folder: Path) -> None:
 
 @pytest.mark.processes
 def test_each_rank_samples_from_the_weights_that_all_share_or_the_proof_says_where_not(tmp_path: Path) -> None:
-    start(rank_main, tmp_path)
+    start(sample_on_rank, tmp_path)
     seen = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(2)]
     for name, dtype in CASES.items():
         alone = EmbeddedEngine(EOS, "cpu", dtype)

@@ -172,8 +172,8 @@ def test_made_of_compositions(tmp_path: Path, mlflow_uri: str, at: list[str]) ->
             publish(made.config, made.cells)
         for asked in (from_config, ["--experiment", "made", *at]):
             assert [line for line in show_table(*asked).splitlines() if " = " in line] == notes
-            found = {row["method"]: row["made_of"] for row in json_rows(*asked)}
-            assert found == {"base model": None, "grpo": None, **dict(note.split(" = ") for note in notes)}
+            compositions = {row["method"]: row["made_of"] for row in json_rows(*asked)}
+            assert compositions == {"base model": None, "grpo": None, **dict(note.split(" = ") for note in notes)}
 
 
 def test_leaderboard_without_a_summary(tmp_path: Path, mlflow_uri: str, at: list[str]) -> None:
@@ -229,8 +229,8 @@ def test_leaderboard_with_further_axes(
     assert [row["setting"] for row in rows[::2]] == [{"train.lr": x, second: y} for x, y in settings]
     assert [row["entropy_final"]["mean"] for row in rows] == [1.0, 1.0, 2.0, 2.0, 3.0, 3.0, 4.0, 4.0]
     for base, other in zip(rows[::2], rows[1::2], strict=True):
-        found = other["avg_at_k"]["mean"] - base["avg_at_k"]["mean"]
-        assert other["delta_to_baseline"]["mean"] == pytest.approx(found)
+        difference = other["avg_at_k"]["mean"] - base["avg_at_k"]["mean"]
+        assert other["delta_to_baseline"]["mean"] == pytest.approx(difference)
     compared = json_rows("--experiment", "made", *at, "--compare")
     assert {each["setting"] for each in compared} == {f"train.lr={x}, {second}={y}" for x, y in settings}
     # One cell less: the table counts it, whether or not a summary tells of it.

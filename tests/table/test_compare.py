@@ -31,8 +31,8 @@ def draw(share: float, seeds: int, problems: int = 12, first: int = 0) -> dict[i
     return {seed: (random.random((problems, 8)) < share).astype(int) for seed in range(seeds)}
 
 
-def of(found: list[Comparison], method: str, score: str = "Avg@K", task: str = "countdown") -> Comparison:
-    (one,) = (each for each in found if (each.method, each.score, each.task) == (method, score, task))
+def of(compared: list[Comparison], method: str, score: str = "Avg@K", task: str = "countdown") -> Comparison:
+    (one,) = (each for each in compared if (each.method, each.score, each.task) == (method, score, task))
     return one
 
 
@@ -44,15 +44,15 @@ RIGHT = {"grpo": draw(0.3, 3), "clip_b": draw(0.6, 3), "clip_v": draw(0.58, 3), 
 
 
 def test_comparisons_by_paired_differences() -> None:
-    found = comparisons(made_up_frames(RIGHT), "grpo", {"countdown": 4})
-    assert [(each.method, each.score) for each in found] == [
+    compared = comparisons(made_up_frames(RIGHT), "grpo", {"countdown": 4})
+    assert [(each.method, each.score) for each in compared] == [
         (method, score) for score in ("Avg@K", "Pass@4") for method in RIGHT
     ]
     base = scores(RIGHT["grpo"])
     p_values = [crossed_p_value(scores(RIGHT[method]) - base) for method in ("clip_b", "clip_v", "ppo")]
     adjusted = holm([p for p in p_values if p is not None])
     for i, method in enumerate(("clip_b", "clip_v", "ppo")):
-        one, ours = of(found, method), scores(RIGHT[method])
+        one, ours = of(compared, method), scores(RIGHT[method])
         assert one.difference == difference_interval(ours - base)
         assert (one.p, one.p_holm) == (p_values[i], adjusted[i])
         assert one.detectable == detectable(ours - base)
@@ -63,28 +63,28 @@ def test_comparisons_by_paired_differences() -> None:
         assert one.iqm.mean == pytest.approx(iqm(ours.mean(axis=1)))
         assert one.mean == share_interval(ours)
         assert one.seeds == 3
-    grpo = of(found, "grpo")
+    grpo = of(compared, "grpo")
     assert (grpo.difference, grpo.p, grpo.p_holm, grpo.improvement, grpo.detectable) == (None,) * 5
 
 
 def test_ranks_of_methods_that_intervals_do_not_tell_apart() -> None:
-    found = comparisons(made_up_frames(RIGHT), "grpo", {"countdown": 4})
-    ranks = {method: (of(found, method).rank_best, of(found, method).rank_worst) for method in RIGHT}
+    compared = comparisons(made_up_frames(RIGHT), "grpo", {"countdown": 4})
+    ranks = {method: (of(compared, method).rank_best, of(compared, method).rank_worst) for method in RIGHT}
     assert ranks == {"grpo": (3, 4), "clip_b": (1, 2), "clip_v": (1, 2), "ppo": (3, 4)}
-    assert {method for method in RIGHT if of(found, method).best} == {"clip_b", "clip_v"}
+    assert {method for method in RIGHT if of(compared, method).best} == {"clip_b", "clip_v"}
 
 
 def test_comparisons_in_another_order() -> None:
-    found = comparisons(made_up_frames(RIGHT), "grpo", {"countdown": 4})
+    compared = comparisons(made_up_frames(RIGHT), "grpo", {"countdown": 4})
     turned = {method: dict(reversed(RIGHT[method].items())) for method in reversed(RIGHT)}
     again = comparisons(made_up_frames(turned), "grpo", {"countdown": 4})
-    assert sorted(again, key=repr) == sorted(found, key=repr)
+    assert sorted(again, key=repr) == sorted(compared, key=repr)
 
 
 def test_comparisons_over_shared_seeds() -> None:
     right = {"grpo": RIGHT["grpo"], "clip_b": {s: RIGHT["clip_b"][s] for s in (1, 2)}, "ppo": {5: RIGHT["ppo"][0]}}
-    found = comparisons(made_up_frames(right), "grpo", {"countdown": 4})
-    clip, ppo = of(found, "clip_b"), of(found, "ppo")
+    compared = comparisons(made_up_frames(right), "grpo", {"countdown": 4})
+    clip, ppo = of(compared, "clip_b"), of(compared, "ppo")
     assert clip.seeds == 2
     assert clip.difference == difference_interval(scores(right["clip_b"]) - scores(RIGHT["grpo"])[1:])
     assert (ppo.seeds, ppo.difference, ppo.p, ppo.improvement) == (0, None, None, None)
@@ -93,28 +93,28 @@ def test_comparisons_over_shared_seeds() -> None:
 
 def test_comparisons_of_one_seed() -> None:
     right = {"grpo": draw(0.1, 1), "clip_b": draw(0.9, 1)}
-    found = comparisons(made_up_frames(right), "grpo", {"countdown": 4})
-    assert {(each.rank_best, each.rank_worst, each.p, each.best) for each in found} == {(1, 2, None, True)}
-    assert any("One seed" in note for note in compare.comparison_notes(found))
+    compared = comparisons(made_up_frames(right), "grpo", {"countdown": 4})
+    assert {(each.rank_best, each.rank_worst, each.p, each.best) for each in compared} == {(1, 2, None, True)}
+    assert any("One seed" in note for note in compare.comparison_notes(compared))
 
 
 @pytest.mark.parametrize("missing", ["grpo", "clip_b", "both"])
 def test_comparisons_without_done_cells(missing: str) -> None:
     right = {method: {} if missing in (method, "both") else RIGHT[method] for method in ("grpo", "clip_b")}
-    found = comparisons(made_up_frames(right), "grpo", {"countdown": 4})
-    for each in found:
+    compared = comparisons(made_up_frames(right), "grpo", {"countdown": 4})
+    for each in compared:
         assert (each.mean is None) == (each.iqm is None) == (each.rank_best is None) == (not right[each.method])
         assert (each.difference, each.p) == (None, None)
         assert each.best == bool(right[each.method])
-    text = compare.render_comparisons(found, "md")
+    text = compare.render_comparisons(compared, "md")
     assert "Methods without a rank have no seed that is done." in text
-    assert "--" in formats.render_latex(found)
+    assert "--" in formats.render_latex(compared)
 
 
 def test_comparisons_without_the_baseline() -> None:
-    found = comparisons(made_up_frames({"clip_b": RIGHT["clip_b"], "ppo": RIGHT["ppo"]}), "grpo", {"countdown": 4})
-    assert (of(found, "clip_b").rank_worst, of(found, "ppo").rank_best) == (1, 2)
-    assert {each.difference for each in found} == {None}
+    compared = comparisons(made_up_frames({"clip_b": RIGHT["clip_b"], "ppo": RIGHT["ppo"]}), "grpo", {"countdown": 4})
+    assert (of(compared, "clip_b").rank_worst, of(compared, "ppo").rank_best) == (1, 2)
+    assert {each.difference for each in compared} == {None}
 
 
 def test_comparisons_refuse_other_problems() -> None:
@@ -130,20 +130,20 @@ def test_comparisons_weigh_tasks_of_any_size_alike() -> None:
     small = {"grpo": draw(0.2, 3, 5), "clip_b": draw(0.5, 3, 5)}
     large = {"grpo": draw(0.7, 3, 40), "clip_b": draw(0.6, 3, 40)}
     both = joined_frames(made_up_frames(small, "aime"), made_up_frames(large, "amc"))
-    found = comparisons(both, "grpo", {"aime": 4, "amc": 4})
-    one = of(found, "clip_b", task="all tasks")
+    compared = comparisons(both, "grpo", {"aime": 4, "amc": 4})
+    one = of(compared, "clip_b", task="all tasks")
     means = {m: (scores(small[m]).mean(), scores(large[m]).mean()) for m in small}
     assert one.mean is not None
     assert one.difference is not None
     assert one.mean.mean == pytest.approx(np.mean(means["clip_b"]))
     assert one.difference.mean == pytest.approx(np.mean(means["clip_b"]) - np.mean(means["grpo"]))
-    of_tasks = [of(found, "clip_b", task=task).improvement for task in ("aime", "amc")]
+    of_tasks = [of(compared, "clip_b", task=task).improvement for task in ("aime", "amc")]
     assert one.improvement is not None
     assert one.improvement.mean == pytest.approx(np.mean([each.mean for each in of_tasks if each]))
     runs = np.array([[x.mean() for x in right["clip_b"].values()] for right in (small, large)])
     assert one.iqm is not None
     assert one.iqm.mean == pytest.approx(iqm(runs))
-    assert [each.score for each in found if each.task == "all tasks"] == ["Avg@K", "Avg@K", "Pass@4", "Pass@4"]
+    assert [each.score for each in compared if each.task == "all tasks"] == ["Avg@K", "Avg@K", "Pass@4", "Pass@4"]
     unlike = comparisons(both, "grpo", {"aime": 4, "amc": 8})
     assert [each.score for each in unlike if each.task == "all tasks"] == ["Avg@K", "Avg@K", "Pass@k", "Pass@k"]
 
@@ -172,11 +172,11 @@ def test_pooled_interval_coverage(seed_sd: float) -> None:
             level + seed_S1 + random.normal(0, 0.2, size) + random.normal(0, 0.1, (3, size))
             for size, level in zip(sizes, levels, strict=True)
         ]
-        found = crossed_interval(compare.pooled(tasks))
-        assert found.mean == pytest.approx(np.mean([x_SJ.mean() for x_SJ in tasks]))
-        assert found.low is not None
-        assert found.high is not None
-        held += found.low <= sum(levels) / 3 <= found.high
+        interval = crossed_interval(compare.pooled(tasks))
+        assert interval.mean == pytest.approx(np.mean([x_SJ.mean() for x_SJ in tasks]))
+        assert interval.low is not None
+        assert interval.high is not None
+        held += interval.low <= sum(levels) / 3 <= interval.high
     assert 0.93 <= held / 1000 <= 0.98
 
 
@@ -184,12 +184,12 @@ def test_comparisons_of_several_trainings() -> None:
     right = {"grpo": RIGHT["grpo"], "clip_b": RIGHT["clip_b"]}
     places = itertools.product(("easy", "hard"), ("aime", "amc"))
     both = joined_frames(*(made_up_frames(right, task, trained_on) for trained_on, task in places))
-    found = comparisons(both, "grpo", {"aime": 4, "amc": 4})
-    labels = list(dict.fromkeys(each.task for each in found))
+    compared = comparisons(both, "grpo", {"aime": 4, "amc": 4})
+    labels = list(dict.fromkeys(each.task for each in compared))
     assert labels == [
         f"{task} (trained on {trained_on})" for trained_on in ("easy", "hard") for task in ("aime", "amc", "all tasks")
     ]
-    assert len(compare.render_comparisons(found, "md").split("**")) // 2 == 2 * len(labels)
+    assert len(compare.render_comparisons(compared, "md").split("**")) // 2 == 2 * len(labels)
 
 
 # Showing

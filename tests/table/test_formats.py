@@ -24,14 +24,14 @@ def place(method: str, mean: Estimate | None, best: bool, **changes: Any) -> Com
 
 
 def test_render_latex() -> None:
-    found = [
+    compared = [
         place("grpo", Estimate(0.25, 0.2, 0.3), best=False),
         place("clip_b & 50%", Estimate(0.5, 0.4, 0.6), best=True),
         place("grpo", Estimate(0.75), best=True, score="Pass@16"),
         place("clip_b & 50%", None, best=False, score="Pass@16"),
         place("grpo", Estimate(0.125, 0.0, 0.25), best=True, task="all tasks"),
     ]
-    assert formats.render_latex(found).splitlines()[2:] == [
+    assert formats.render_latex(compared).splitlines()[2:] == [
         r"\begin{tabular}{lccc}",
         r"\toprule",
         r"Method & aime\_24 Avg@K & aime\_24 Pass@16 & all tasks Avg@K \\",
@@ -44,14 +44,14 @@ def test_render_latex() -> None:
 
 
 def test_render_latex_marks_another_trainer() -> None:
-    found = [place("grpo", Estimate(0.25), best=False), place("clip_b", Estimate(0.5), best=True, trainer="trl")]
-    names = [line.partition(" & ")[0] for line in formats.render_latex(found).splitlines() if "$" in line]
+    compared = [place("grpo", Estimate(0.25), best=False), place("clip_b", Estimate(0.5), best=True, trainer="trl")]
+    names = [line.partition(" & ")[0] for line in formats.render_latex(compared).splitlines() if "$" in line]
     assert names == ["grpo", r"clip\_b (trained by trl)"]
 
 
 def test_render_latex_of_two_models() -> None:
-    found = [place("grpo", Estimate(0.5), best=True, model=model) for model in ("one", "two\nlines")]
-    text = formats.render_latex(found)
+    compared = [place("grpo", Estimate(0.5), best=True, model=model) for model in ("one", "two\nlines")]
+    text = formats.render_latex(compared)
     assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 2
     assert [line[:12] for line in text.splitlines() if "means" in line] == ["% one: means", "% two lines:"]
 

@@ -171,8 +171,8 @@ def test_leaderboard_rows_by_task_and_training(matrix: Matrix) -> None:
     for trained_on, share in (("easy", 0.2), ("hard", 0.8)):
         right = {"aime": draw(1, share), trained_on: draw(2, share)}
         matrix.add("grpo", 0, right, trained_on=trained_on)
-    found = {row.task: as_tuple(row.avg_at_k)[0] for row in matrix.rows()}
-    assert found == {
+    means = {row.task: as_tuple(row.avg_at_k)[0] for row in matrix.rows()}
+    assert means == {
         "aime (trained on easy)": pytest.approx(draw(1, 0.2).mean()),
         "easy": pytest.approx(draw(2, 0.2).mean()),
         "aime (trained on hard)": pytest.approx(draw(1, 0.8).mean()),
@@ -184,18 +184,18 @@ def test_flags_are_footnotes_of_their_task(matrix: Matrix) -> None:
     right = {"aime": draw(1, 0.5), "amc": draw(2, 0.5)}
     matrix.add("grpo", 0, right, flags={"amc": ["contaminated: 3 of 6"]})
     matrix.add("clip_b", 0, right)  # as runs of earlier versions are
-    found = matrix.rows()
-    assert {(row.method, row.task): row.flags for row in found if row.flags} == {
+    board = matrix.rows()
+    assert {(row.method, row.task): row.flags for row in board if row.flags} == {
         ("base model", "amc"): ["contaminated: 3 of 6"],
         ("grpo", "amc"): ["contaminated: 3 of 6"],
     }
     for how in ("md", "table"):
-        lines = render.render_rows(found, how).splitlines()
+        lines = render.render_rows(board, how).splitlines()
         assert sum("†" in line for line in lines) == 2
         assert any(line.strip("* ") == "amc, tiny †" for line in lines)
         assert lines[-1].removeprefix("- ") == "† amc: contaminated: 3 of 6"
-    assert [each["flags"] for each in json.loads(render.render_rows(found, "json"))].count([]) == 4
-    lines_of_csv = csv.DictReader(io.StringIO(render.render_rows(found, "csv")))
+    assert [each["flags"] for each in json.loads(render.render_rows(board, "json"))].count([]) == 4
+    lines_of_csv = csv.DictReader(io.StringIO(render.render_rows(board, "csv")))
     assert sorted(line["flags"] for line in lines_of_csv) == ["", "", "", "", *["contaminated: 3 of 6"] * 2]
 
 
@@ -224,12 +224,12 @@ def test_leaderboard_rows_refuse_other_problems(matrix: Matrix) -> None:
 def test_leaderboard_rows_with_a_k_by_task(matrix: Matrix) -> None:
     for method in ("grpo", "clip_b"):
         matrix.add(method, 0, {"countdown": draw(0, 0.5), "other": draw(1, 0.5, (6, 8))})
-    found = rows(matrix.uri, "demo", matrix.expected, "grpo", {"countdown": 4, "other": 8})
-    assert {(row.task, row.k) for row in found} == {("countdown", 4), ("other", 8)}
-    header, *body = columns.table_lines(found)
+    board = rows(matrix.uri, "demo", matrix.expected, "grpo", {"countdown": 4, "other": 8})
+    assert {(row.task, row.k) for row in board} == {("countdown", 4), ("other", 8)}
+    header, *body = columns.table_lines(board)
     assert header[:5] == ["method", "task", "k", "Avg@K", "Pass@k"]
     assert {tuple(line[1:3]) for line in body} == {("countdown", "4"), ("other", "8")}
-    assert "Pass@8" in columns.table_lines([row for row in found if row.task == "other"])[0]
+    assert "Pass@8" in columns.table_lines([row for row in board if row.task == "other"])[0]
 
 
 def test_leaderboard_rows_refuse_another_number_of_samples(matrix: Matrix) -> None:

@@ -48,16 +48,16 @@ class Server:
 def real(tmp_path_factory: pytest.TempPathFactory, migrated: Path) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("server")
     shutil.copy(migrated, folder / "mlflow.db")
-    found = Server(folder)
-    found.start()
-    yield found
-    found.kill()
+    server = Server(folder)
+    server.start()
+    yield server
+    server.kill()
 
 
 @pytest.fixture
 def server(real: Server) -> Iterator[tuple[str, Between]]:
-    with between(f"http://127.0.0.1:{real.port}") as found:
-        yield found
+    with between(f"http://127.0.0.1:{real.port}") as proxy:
+        yield proxy
 
 
 def running_cell(folder: Path, name: str) -> Path:
@@ -94,11 +94,11 @@ def check_whole(uri: str, name: str, last: int = STEPS) -> None:
 
 @pytest.fixture
 def deaf(server: tuple[str, Between]) -> Iterator[str]:
-    uri, found = server
-    found.heard.clear()
-    found.silent.set()
+    uri, proxy = server
+    proxy.heard.clear()
+    proxy.silent.set()
     yield uri
-    found.silent.clear()
+    proxy.silent.clear()
 
 
 def test_feeder_with_a_store_that_never_answers(deaf: str, server: tuple[str, Between], tmp_path: Path) -> None:
@@ -129,13 +129,13 @@ def test_interrupt_with_a_store_that_never_answers(deaf: str, server: tuple[str,
 
 
 def test_feeder_with_a_slow_store(server: tuple[str, Between], tmp_path: Path) -> None:
-    uri, found = server
+    uri, proxy = server
     folder = running_cell(tmp_path / "cell", "slow")
-    found.late = 3.0
+    proxy.late = 3.0
     try:
         assert fed(uri, folder) == []
     finally:
-        found.late = 0.0
+        proxy.late = 0.0
     sync.sync(folder, uri)
     check_whole(uri, "slow")
 
@@ -143,15 +143,15 @@ def test_feeder_with_a_slow_store(server: tuple[str, Between], tmp_path: Path) -
 def test_feeder_with_a_store_that_refuses_calls(
     server: tuple[str, Between], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    uri, found = server
+    uri, proxy = server
     monkeypatch.setattr(feeder, "PAUSE", 0.2)
     folder = running_cell(tmp_path / "cell", "refuses")
-    found.refuses = lambda number: number % 5 < 2  # so that one more try does not help
+    proxy.refuses = lambda number: number % 5 < 2  # so that one more try does not help
     try:
         said = fed(uri, folder)
         time.sleep(1)
     finally:
-        found.refuses = lambda number: False
+        proxy.refuses = lambda number: False
     assert len(said) == 1, "it is said once"
     assert said[0].startswith(f"MLflow is not fed: the MLflow store at {uri} cannot be used: ")
     assert said[0].endswith("The records are kept; `entrobench sync` feeds it later.")
@@ -231,23 +231,23 @@ def test_run_with_a_store_that_is_down(
 def test_sync_with_a_server_that_is_killed(
     real: Server, server: tuple[str, Between], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    uri, found = server
+    uri, proxy = server
     monkeypatch.setattr(sync, "METRICS_PER_CALL", 10)
     folder = running_cell(tmp_path / "cell", "killed")
     sync.sync(folder, uri)
     set_state(folder, "done", durable_step=STEPS)
-    found.calls = 0
+    proxy.calls = 0
 
     def kills(number: int) -> bool:
         if number == 8:
             real.kill()
         return False
 
-    found.refuses = kills
+    proxy.refuses = kills
     with pytest.raises(UserError, match="cannot be used"):
         sync.sync(folder, uri)
-    assert found.calls >= 8
+    assert proxy.calls >= 8
     real.start()
-    found.refuses = lambda number: False
+    proxy.refuses = lambda number: False
     sync.sync(folder, uri)
     check_whole(uri, "killed")

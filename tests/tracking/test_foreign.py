@@ -210,8 +210,8 @@ def test_store_on_a_full_disk(whole: Path, tmp_path: Path, capfd: pytest.Capture
 def test_runs_with_tags_of_a_missing_run(whole: Path, tmp_path: Path) -> None:
     class Contradicting(sqlite3.Connection):
         def execute(self, query: str, *given: object) -> sqlite3.Cursor:
-            found = super().execute(query, *given)  # type: ignore[arg-type]
-            return iter([("nobody", "key", "value")]) if "FROM tags" in query else found  # type: ignore[return-value]
+            rows = super().execute(query, *given)  # type: ignore[arg-type]
+            return iter([("nobody", "key", "value")]) if "FROM tags" in query else rows  # type: ignore[return-value]
 
     uri = f"sqlite:///{whole / 'mlflow.db'}"
 

@@ -393,8 +393,8 @@ def test_sync_killed_at_any_call(tmp_path: Path, migrated: Path, monkeypatch: py
         with pytest.raises(Killed):
             sync_dying_at(call, uri)
         with store.store(uri, write=False) as client:
-            found = client.search_runs([e.experiment_id for e in client.search_experiments()], "tags.status = 'done'")
-        assert len(found) == (call == calls)
+            done = client.search_runs([e.experiment_id for e in client.search_experiments()], "tags.status = 'done'")
+        assert len(done) == (call == calls)
         sync.sync(folder, uri)
         assert everything(uri) == everything(whole)
 
@@ -613,14 +613,14 @@ def test_artifact_folder_of_moved_and_copied_stores(tmp_path: Path, mlflow_uri: 
     shutil.copytree(tmp_path / "mlartifacts", tmp_path / "copy" / "mlartifacts")
 
     def places() -> list[Path]:
-        found = []
+        folders = []
         for name in (".", "copy", "alone", "moved"):
             uri = f"sqlite:///{tmp_path / name / 'mlflow.db'}"
             with store.store(uri, write=False) as client:
                 place = artifact_folder(client.get_run(run.info.run_id).info.artifact_uri, uri)
             assert place is not None
-            found.append(place.relative_to(tmp_path))
-        return found
+            folders.append(place.relative_to(tmp_path))
+        return folders
 
     assert places() == [part, "copy" / part, part, part]
     (tmp_path / "mlartifacts").rename(tmp_path / "moved" / "mlartifacts")

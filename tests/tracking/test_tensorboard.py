@@ -22,13 +22,13 @@ def test_write_tensorboard_run(tmp_path: Path) -> None:
         export.write_tensorboard(tmp_path / "cell", logs)  # each time anew
     file, notes = sorted(logs.iterdir())
     assert notes.read_text() == "kept"
-    found = [
+    points = [
         (event.step, event.wall_time, {value.tag: value.tensor.float_val[0] for value in event.summary.value})
         for event in EventFileLoader(str(file)).Load()
         if event.summary.value
     ]
     lines = [json.loads(line) for line in log.path.read_text().splitlines()]
-    assert found == [(line["step"], line["time"], line["metrics"]) for line in lines]
+    assert points == [(line["step"], line["time"], line["metrics"]) for line in lines]
 
 
 def test_write_tensorboard_run_without_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,11 +35,11 @@ def test_write_wandb_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         write_cell(folder, spec, steps=steps)
         for _ in range(2):
             export.write_wandb_run(folder, logs)  # each time anew
-    found = {path.stem.removeprefix("run-"): path for path in logs.glob("wandb/offline-run-*/*.wandb")}
-    assert sorted(found) == sorted(path.name[-12:] for path in logs.glob("wandb/offline-run-*"))
-    assert found.keys() == {one.id, other.id}
+    paths = {path.stem.removeprefix("run-"): path for path in logs.glob("wandb/offline-run-*/*.wandb")}
+    assert sorted(paths) == sorted(path.name[-12:] for path in logs.glob("wandb/offline-run-*"))
+    assert paths.keys() == {one.id, other.id}
 
-    records = [Record.FromString(data) for data in records_of(found[other.id].read_bytes())]
+    records = [Record.FromString(data) for data in records_of(paths[other.id].read_bytes())]
     [run] = [record.run for record in records if record.HasField("run")]
     assert (run.run_id, run.project, run.display_name, run.run_group) == (other.id, "demo", "clip_b s3", "clip_b")
     config = {item.key: json.loads(item.value_json) for item in run.config.update}

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from companions import on_ranks
+from mortal import Killed
 from torch import Tensor
 from trainers import build, records, same, weights
 from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -164,10 +165,6 @@ def test_large_tensors_go_to_files_of_their_own(tmp_path: Path, monkeypatch: pyt
     check(tmp_path, 2)
 
 
-class Killed(Exception):
-    pass
-
-
 @pytest.mark.slow
 def test_a_cell_whose_newest_checkpoint_is_damaged_ends_as_if_it_was_not(tmp_path: Path) -> None:
     settings = ("rollout.lag=1", "train.resample.multiplier=1.5", "checkpoint.every=1")
@@ -236,8 +233,8 @@ def hand_over(folder: Path, source: str | None, target: str) -> Found:
     }
 
 
-def rank_main(rank: int, folder: Path) -> None:
-    torch.save(hand_over(folder, "of one", "of three"), folder / f"{rank}.pt")
+def hand_over_on_rank(rank: int, folder: Path) -> dict[str, torch.Tensor]:
+    return hand_over(folder, "of one", "of three")
 
 
 @pytest.mark.processes
@@ -249,9 +246,9 @@ def test_three_ranks_and_one_read_each_other_bit_for_bit(tmp_path: Path) -> None
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "tie_word_embeddings": True}
     Qwen2ForCausalLM(Qwen2Config(**sizes, **heads)).save_pretrained(tmp_path / "model")
     one = hand_over(tmp_path, None, "of one")
-    on_ranks(rank_main, tmp_path, 3)
+    by_rank = on_ranks(hand_over_on_rank, tmp_path, 3)
     again = hand_over(tmp_path, "of three", "of one again")
-    for tensors in (*(torch.load(tmp_path / f"{rank}.pt") for rank in range(3)), again):
+    for tensors in (*by_rank, again):
         assert tensors.keys() == one.keys()
         assert all(torch.equal(tensors[name], x) for name, x in one.items())
     assert "policy.exp_avg.model.embed_tokens.weight" in one

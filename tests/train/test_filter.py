@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from mortal import Killed
 from trainers import asked
 
 from harness import config, matrix
@@ -263,10 +264,6 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 # Killed, and several at once
-
-
-class Killed(Exception):
-    pass
 
 
 class Mortal(Numbered):

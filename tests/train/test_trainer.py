@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from mortal import Killed
 from trainers import asked, build, records, same, sampled, weights
 
 from harness.base.errors import CellFailure, UserError
@@ -39,9 +40,6 @@ def test_same_seed_same_bits_and_a_resumed_run_is_the_uninterrupted_one(
     whole = build(tmp_path / "whole", method, *overrides)
     whole.run(lambda step: None)
     again = build(tmp_path / "again", method, *overrides)
-
-    class Killed(Exception):
-        pass
 
     def kill(step: int) -> None:
         # As a SIGKILL in the middle of step 4 would leave it: step 3 logged, the checkpoint at step 2.

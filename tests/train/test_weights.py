@@ -65,7 +65,8 @@ def mine(learner: Learner) -> dict[str, torch.Tensor]:
     return {name: weight.to_local() for name, weight in learner.weights.items()}  # type: ignore[attr-defined]
 
 
-def rank_main(rank: int, folder: Path) -> None:
+def load_on_rank(rank: int, folder: Path) -> dict[str, tuple[Any, ...]]:
+    loaded = {}
     for path in (folder / name for name in ("tied", "untied", "body")):
         output = io.StringIO()
         with contextlib.redirect_stdout(output):
@@ -75,27 +76,28 @@ def rank_main(rank: int, folder: Path) -> None:
         tied = policy.module.lm_head.weight is policy.module.model.embed_tokens.weight
         assert tied == (path.name != "untied")
         policy.save(folder / f"{path.name} saved")
-        torch.save((mine(policy), mine(critic), frequencies), folder / f"{path.name}-{rank}.pt")
+        loaded[path.name] = (mine(policy), mine(critic), frequencies)
+    return loaded
 
 
 @pytest.mark.processes
 def test_two_ranks_hold_the_rows_of_the_whole_model(tmp_path: Path) -> None:
     paths = models(tmp_path)
-    on_ranks(rank_main, tmp_path)
+    by_rank = on_ranks(load_on_rank, tmp_path)
     for path in paths:
         policy = weights.load_model(path)
         body = AutoModel.from_pretrained(path, dtype=torch.float32)
         critic = {f"body.{name}": weight for name, weight in body.named_parameters()}
         critic |= {"head.weight": torch.zeros(1, 16), "head.bias": torch.zeros(1)}
         for rank in range(2):
-            result = torch.load(tmp_path / f"{path.name}-{rank}.pt", weights_only=False)
-            for shards, all_of_it in ((result[0], dict(policy.named_parameters())), (result[1], critic)):
+            of_policy, of_critic, frequencies = by_rank[rank][path.name]
+            for shards, all_of_it in ((of_policy, dict(policy.named_parameters())), (of_critic, critic)):
                 assert shards.keys() == all_of_it.keys()
                 for name, weight in all_of_it.items():
                     rows = -(-len(weight) // 2)  # of the first rank
                     assert torch.equal(shards[name], weight.detach()[rank * rows : (rank + 1) * rows]), name
                     assert shards[name].dtype == torch.float32
-            assert torch.equal(result[2], policy.model.rotary_emb.inv_freq)
+            assert torch.equal(frequencies, policy.model.rotary_emb.inv_freq)
         if path.name != "body":  # which has no settings for generation
             policy.save_pretrained(tmp_path / f"{path.name} whole")
             saved, whole = (content(tmp_path / f"{path.name} {way}") for way in ("saved", "whole"))
@@ -209,12 +211,12 @@ def test_a_rank_names_the_tensor_of_another_shape(tmp_path: Path) -> None:
     assert "\n" not in str(error.value)
 
 
-def falling_back_rank(rank: int, folder: Path) -> None:
-    """Load a model whose files lack weights, and keep what this rank prints."""
+def outline_on_rank(rank: int, folder: Path) -> str:
+    """Load a model whose files lack weights, and return what this rank prints."""
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
         weights.outline(folder / "m", AutoModelForCausalLM)
-    (folder / f"{rank}.txt").write_text(output.getvalue())
+    return output.getvalue()
 
 
 @pytest.mark.processes
@@ -224,8 +226,7 @@ def test_two_ranks_say_once_that_each_reads_all_of_a_model(tmp_path: Path) -> No
     tensors = load_file(file)
     del tensors["model.norm.weight"]
     save_file(tensors, file, {"format": "pt"})
-    on_ranks(falling_back_rank, tmp_path)
-    first, second = ((tmp_path / f"{rank}.txt").read_text() for rank in range(2))
+    first, second = on_ranks(outline_on_rank, tmp_path)
     assert first == f"each of 2 ranks reads all of {folder}: its safetensors files lack weights\n"
     assert second == ""
 

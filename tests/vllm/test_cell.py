@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from cells import write_cell
+from mortal import Killed
 
 from harness import config
 from harness.base import files
@@ -112,9 +113,6 @@ def test_two_ranks_on_two_engines_are_one_process(tmp_path: Path) -> None:
 def test_a_killed_run_ends_as_an_uninterrupted_one(tmp_path: Path) -> None:
     whole = build(tmp_path / "whole", "vllm", 0, SHORT)
     whole.run(lambda step: None)
-
-    class Killed(Exception):
-        pass
 
     def kill(step: int) -> None:
         raise Killed

@@ -36,7 +36,7 @@ def start(folder: Path) -> VllmEngine:
     return VllmEngine(folder, EOS, "cpu", torch.float32, cache_gib=0.1)
 
 
-def rank_main(rank: int, folder: Path) -> None:
+def sample_on_rank(rank: int, folder: Path) -> None:
     sharded.start(rank, folder)
     seen, engines = {}, []
     for name in MODELS:
@@ -53,7 +53,7 @@ def test_each_rank_samples_from_the_weights_that_all_share_or_the_proof_says_whe
 ) -> None:
     for name in MODELS:  # weights other than the shared ones
         faults.model_of(name, seed=1).save_pretrained(tmp_path / name)
-    spawn(rank_main, args=(tmp_path,), nprocs=2)
+    spawn(sample_on_rank, args=(tmp_path,), nprocs=2)
     assert "Traceback" not in capfd.readouterr().err, "vLLM leaves the process groups to those who made them"
     seen = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(2)]
     for name in MODELS:
