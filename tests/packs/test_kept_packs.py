@@ -11,22 +11,9 @@ from places import REPOSITORY
 
 PACKS = REPOSITORY / "results/packs"
 REFERENCE = REPOSITORY / "results/reference"
-# The packs of each table whose folder is not named like its only pack. The answers of the first runs of the field and
-# of its shortlist are lost, so the packs of these names hold the second runs.
-OTHERS = {
-    "field-other-base": ["field"],
-    "field-coloring-other-base": ["field-coloring"],
-    "field-shortlist-other-base": ["field-shortlist"],
-    "field-shortlist-coloring-other-base": ["field-shortlist-coloring"],
-    "field-tuned-other-base": ["field-tuned-again"],
-    "field-tuned-shortlist": ["field-shortlist-tuned"],
-    "field-tuned-new-seeds": ["field-tuned-new"],
-    "field-tuned-all-gains": ["field-tuned-new", "field-tuned-more"],
-    "field-tuned-coloring-new-seeds": ["field-tuned-coloring-new"],
-    "field-tuned-coloring-all-gains": ["field-tuned-coloring-new", "field-tuned-coloring-more"],
-}
-ALONE = {path.stem for path in PACKS.glob("*.zip")} - {packs[-1] for packs in OTHERS.values()}
-TABLES = OTHERS | {name: [name] for name in ALONE}
+TABLES = {path.stem: [path.stem] for path in PACKS.glob("*.zip")}
+for study in ("field-tuned", "field-tuned-coloring"):  # a pack of all gains has the methods that the other pack lacks
+    TABLES[f"{study}-all-gains"].insert(0, f"{study}-new-seeds")
 QUICK = ("transfer-5m", "demo")
 # The others take a minute together.
 LONG = [pytest.param(table, marks=pytest.mark.long) for table in sorted(TABLES.keys() - set(QUICK))]
