@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 from servers import guarded_server, mlflow_server
 
-from harness.rollout import templates
 from harness.tracking import store
 
 if TYPE_CHECKING:
@@ -158,5 +157,4 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         patch.setattr(subprocess.Popen, "__init__", tools_alone)
         patch.setattr(BaseProcess, "start", refuse)
         patch.setattr(os, "fork", refuse)
-        patch.setattr(templates, "renderer", refuse)  # an earlier test may have started its process
         return (yield)

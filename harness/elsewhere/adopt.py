@@ -25,7 +25,7 @@ from harness.config import PUBLISHED, Config
 from harness.elsewhere.checkpoints import TrainedCheckpoint, logged_metrics
 from harness.matrix import Shared, evaluation_identity, readable_name
 from harness.methods.composition import Method, composed
-from harness.rollout import choice, engines, templates
+from harness.rollout import choice, engines
 from harness.rollout.models import Model
 from harness.rollout.proof import check_engine_weights
 from harness.terminal.units import plural
@@ -277,7 +277,6 @@ def evaluate_checkpoints(cell: AdoptedCell, say: Callable[[str], None]) -> str:
     config, base = cell.config, cell.model.folder()
     device, dtype = training_device(config)
     torch.set_num_threads(config.hardware.threads)
-    templates.warm_up(base)
     tokenizer = opened(AutoTokenizer, base)
     engine = engines.build_engine(config.rollout.engine, base, tokenizer.eos_token_id, device, dtype, config.hardware)
     key, seed = cell.spec.key, cell.spec.key.seed

@@ -27,7 +27,7 @@ from harness.cells.source_digest import source_digest
 from harness.config import Config, Hardware, Verify
 from harness.matrix import settle_auto
 from harness.methods.batch import Rollout
-from harness.rollout import choice, engines, templates
+from harness.rollout import choice, engines
 from harness.rollout.embedded import EmbeddedEngine
 from harness.rollout.models import Model
 from harness.rollout.proof import check_engine_weights
@@ -182,7 +182,6 @@ def assess(
     folder = model.folder(say=say)
     digest = model.digest(folder)
     disable_progress_bar()
-    templates.warm_up(folder)
     tokenizer = opened(AutoTokenizer, folder)
     context = None if wanted.beyond_context else context_of(opened(AutoConfig, folder))
     sampling = [wanted.of(task) for task in prepared]

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from harness.base.errors import UserError, short
 from harness.base.task import Task
-from harness.rollout.templates import render_template
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -49,10 +49,14 @@ def render_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str, chat: Chat = 
         return list(tokenizer(text, **silent)["input_ids"])
     messages = [{"role": "system", "content": chat.system}] if chat.system else []
     messages.append({"role": "user", "content": prompt})
-    # The same steps as in apply_chat_template of transformers, except that another process renders the template. It has
-    # written the special tokens, so the tokenizer must not add them again.
-    options = {**tokenizer.special_tokens_map, **chat.template_options}
-    text = render_template(tokenizer.get_chat_template(chat.template), messages, options, tokenizer.name_or_path)
+    try:
+        text = tokenizer.apply_chat_template(
+            messages, chat_template=chat.template, tokenize=False, add_generation_prompt=True, **chat.template_options
+        )
+    except Exception as error:  # a template is a program, and may raise any type
+        reason = short(f"{type(error).__name__}: {error}")
+        raise UserError(f"the chat template of {tokenizer.name_or_path} cannot render a prompt: {reason}") from error
+    # The template has written the special tokens.
     return list(tokenizer(text, add_special_tokens=False, **silent)["input_ids"])
 
 

@@ -20,7 +20,7 @@ from harness.cells.heartbeat import Heartbeat
 from harness.cells.spec import CellSpec
 from harness.config import OWN, Config
 from harness.methods.composition import Method, method_classes
-from harness.rollout import engines, models, templates
+from harness.rollout import engines, models
 from harness.rollout.proof import check_engine_weights
 from harness.rollout.protocol import Engine
 from harness.rollout.rendering import Chat, count_unread, with_instruction
@@ -85,7 +85,6 @@ def build_parts(
     method = Method.of(spec.key.method, baselines.table(config.plugins), config.method_options)
     model = models.resolve(spec.key.model)
     base = model.folder()
-    templates.warm_up(base)  # before the weights are loaded, which it overlaps with
     train = dataclasses.replace(config.train, lr=method.learning_rate(config.train.lr))
     common = (train, config.rollout.temperature, device, dtype, config.hardware, heartbeat.forward)
     # TRL shards the policy, if anything does, so it starts from whole weights on every rank.
