@@ -22,7 +22,7 @@ def afresh() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "found", "built", "visible", "kind"),
+    ("wanted", "gpus", "built", "visible", "kind"),
     [
         ("auto", 0, True, None, "cpu"),
         ("auto", 1, True, None, "cuda"),
@@ -35,9 +35,9 @@ def afresh() -> Iterator[None]:
     ],
 )
 def test_resolve_device_on_machines(
-    wanted: str, found: int, built: bool, visible: str | None, kind: str, monkeypatch: pytest.MonkeyPatch
+    wanted: str, gpus: int, built: bool, visible: str | None, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(devices, "cuda_devices", lambda: (Device("any", None),) * found)
+    monkeypatch.setattr(devices, "cuda_devices", lambda: (Device("any", None),) * gpus)
     monkeypatch.setattr(devices, "built_for_cuda", lambda: built)
     if visible is None:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

@@ -45,7 +45,7 @@ def test_at_least_takes_finite_numbers_alone(value: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "shown"),
+    ("message", "shown"),
     [
         ("at http://me:secret@host:5000 it failed", "at http://***@host:5000 it failed"),
         ("postgresql://me:se@cret@host/db", "postgresql://***"),
@@ -56,5 +56,5 @@ def test_at_least_takes_finite_numbers_alone(value: float) -> None:
         ("postgresql://host/db?user=me&password=se@cret", "postgresql://***"),
     ],
 )
-def test_user_error_hides_passwords(said: str, shown: str) -> None:
-    assert str(UserError(said)) == shown
+def test_user_error_hides_passwords(message: str, shown: str) -> None:
+    assert str(UserError(message)) == shown

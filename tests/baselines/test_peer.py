@@ -213,7 +213,7 @@ def gradient(loss: Tensor, c: Case) -> Tensor:
 
 
 @pytest.fixture(autouse=True)
-def silent(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_telemetry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Turn off the peer's reports of its use."""
     monkeypatch.setattr(trl.GRPOTrainer, "_send_telemetry", lambda self: None)
 

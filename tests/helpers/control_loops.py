@@ -17,7 +17,7 @@ from harness.base import seeds
 
 
 @dataclass
-class Told:
+class PolicyValues:
     """A policy's statistics of each token."""
 
     logp: list[float]
@@ -26,24 +26,24 @@ class Told:
     expected: list[float]
 
     @classmethod
-    def of(cls, logits_TV: Tensor, targets_T: Tensor) -> Told:
-        told = cls([], [], [], [])
+    def of(cls, logits_TV: Tensor, targets_T: Tensor) -> PolicyValues:
+        policy = cls([], [], [], [])
         for logits, y in zip(logits_TV.tolist(), targets_T.tolist(), strict=True):
             p = softmax(logits)
             s = discriminators(p)
-            told.logp.append(math.log(p[y]))
-            told.entropy.append(entropy(p))
-            told.s_star.append(p[y] * entropy(p) + xlogx(p[y]))
-            told.expected.append(math.fsum(x * y for x, y in zip(p, s, strict=True)))
-        return told
+            policy.logp.append(math.log(p[y]))
+            policy.entropy.append(entropy(p))
+            policy.s_star.append(p[y] * entropy(p) + xlogx(p[y]))
+            policy.expected.append(math.fsum(x * y for x, y in zip(p, s, strict=True)))
+        return policy
 
 
-def before(c: Case) -> Told:
-    return Told.of(c.old_logits_TV, c.targets_T)
+def before(c: Case) -> PolicyValues:
+    return PolicyValues.of(c.old_logits_TV, c.targets_T)
 
 
-def now(c: Case) -> Told:
-    return Told.of(c.logits_TV, c.targets_T)
+def now(c: Case) -> PolicyValues:
+    return PolicyValues.of(c.logits_TV, c.targets_T)
 
 
 def lp_reg_term(
@@ -70,11 +70,11 @@ def less_for_repetition(c: Case, a: list[float], coefficient: float) -> list[flo
     """Takes a part from each advantage for every other response of the group with the same answer, also with none."""
     groups = [(number, rollout) for number, group in enumerate(c.groups) for rollout in group]
     named = [(number, answer) for (number, _), answer in zip(groups, answers_of(c.groups), strict=True)]
-    found = []
+    result = []
     for row, span in enumerate(responses(c)):
         others = sum(other == named[row] for i, other in enumerate(named) if i != row)
-        found += [a[t] - coefficient * others / len(c.groups[0]) for t in span]
-    return found
+        result += [a[t] - coefficient * others / len(c.groups[0]) for t in span]
+    return result
 
 
 def near_behaviour(c: Case, a: list[float], threshold: float) -> list[bool]:
@@ -163,13 +163,13 @@ def within_entropy_ratio(c: Case, low: float, high: float) -> list[bool]:
 
 
 def steer(c: Case, a: Sequence[float], mode: str, lowest: float, highest: float) -> list[float]:
-    def sizes(told: Told) -> list[float]:
-        found = []
+    def sizes(policy: PolicyValues) -> list[float]:
+        result = []
         for t, x in enumerate(a):
-            p = math.exp(told.logp[t])
-            omega = x / math.exp(before_logp[t]) * p * (1 - p) * (told.logp[t] + told.entropy[t])
-            found.append(abs(omega))
-        return found
+            p = math.exp(policy.logp[t])
+            omega = x / math.exp(before_logp[t]) * p * (1 - p) * (policy.logp[t] + policy.entropy[t])
+            result.append(abs(omega))
+        return result
 
     before_logp = before(c).logp
     fixed, weights = sizes(before(c)), []
@@ -186,20 +186,20 @@ def steer(c: Case, a: Sequence[float], mode: str, lowest: float, highest: float)
 def stare(
     c: Case, a: Sequence[float], target: float, share: float, positive: float, negative: float | None
 ) -> list[float]:
-    told, weights = before(c), [1.0] * len(a)
-    if statistics.fmean(told.entropy) >= target:
+    policy, weights = before(c), [1.0] * len(a)
+    if statistics.fmean(policy.entropy) >= target:
         return weights
     for side, weight in ((1, positive), (-1, negative)):
         members = [t for t, x in enumerate(a) if sign(x) == side]
-        for t in sorted(members, key=lambda t: told.logp[t])[: math.ceil(part_of(share, len(members)))]:
+        for t in sorted(members, key=lambda t: policy.logp[t])[: math.ceil(part_of(share, len(members)))]:
             weights[t] = 1.0 if weight is None else weight
     return weights
 
 
 def entropy_changes(c: Case, a: Sequence[float]) -> list[float]:
     """Predict the change of each token's entropy for a common step, -A (S* - N)."""
-    told = before(c)
-    return [-x * (s - n) for x, s, n in zip(a, told.s_star, told.expected, strict=True)]
+    policy = before(c)
+    return [-x * (s - n) for x, s, n in zip(a, policy.s_star, policy.expected, strict=True)]
 
 
 def opefo(c: Case, a: Sequence[float]) -> list[float]:
@@ -221,8 +221,8 @@ def entrocraft(c: Case, a: Sequence[float], lower: float, upper: float) -> list[
 
 
 def keep_quadrants(c: Case, a: Sequence[float], keep: set[tuple[int, int]], with_baseline: bool) -> list[bool]:
-    told = before(c)
-    deviations = [s - n * with_baseline for s, n in zip(told.s_star, told.expected, strict=True)]
+    policy = before(c)
+    deviations = [s - n * with_baseline for s, n in zip(policy.s_star, policy.expected, strict=True)]
     return [(sign(x), sign(d)) in keep for x, d in zip(a, deviations, strict=True)]
 
 

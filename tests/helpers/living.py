@@ -12,11 +12,11 @@ from benchmarks.patience import HANG
 
 def at_work(folder: Path) -> list[str]:
     """Return the processes whose command line names the folder."""
-    found = []
+    result = []
     for process in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):  # it has ended
-            found += [process.parent.name] if str(folder).encode() in process.read_bytes() else []
-    return found
+            result += [process.parent.name] if str(folder).encode() in process.read_bytes() else []
+    return result
 
 
 def wait_until(holds: Callable[[], bool], seconds: float = HANG) -> None:

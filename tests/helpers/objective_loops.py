@@ -20,10 +20,10 @@ def by_group(case: Case, advantages: Group, rewards: Sequence[float] | None = No
     """Return the advantages of all tokens, computed for each response from the rewards of its group."""
     given = case.batch.rewards_B.tolist() if rewards is None else rewards
     numbers = case.batch.groups_B.tolist()
-    found: list[float] = []
+    result: list[float] = []
     for number in sorted(set(numbers)):
-        found += advantages([r for r, n in zip(given, numbers, strict=True) if n == number])
-    return [a for a, span in zip(found, loops.responses(case), strict=True) for _ in span]
+        result += advantages([r for r, n in zip(given, numbers, strict=True) if n == number])
+    return [a for a, span in zip(result, loops.responses(case), strict=True) for _ in span]
 
 
 def leave_one_out(rewards: list[float]) -> list[float]:
@@ -124,13 +124,13 @@ def by_difficulty(case: Case, alpha: float = 1.0) -> list[float]:
 def over_length(case: Case) -> list[float]:
     """Takes the mean reward of all tokens of the group from each reward."""
     lengths, rewards = case.batch.lengths_B.tolist(), case.batch.rewards_B.tolist()
-    numbers, found = case.batch.groups_B.tolist(), []
+    numbers, result = case.batch.groups_B.tolist(), []
     for i, number in enumerate(numbers):
         of_tokens = [
             r for r, n, length in zip(rewards, numbers, lengths, strict=True) if n == number for _ in range(length)
         ]
-        found += [rewards[i] - statistics.fmean(of_tokens)] * lengths[i]
-    return found
+        result += [rewards[i] - statistics.fmean(of_tokens)] * lengths[i]
+    return result
 
 
 def scaled_up(case: Case) -> list[float]:
@@ -164,15 +164,15 @@ def optimal_token_baseline(case: Case, zero_tail: bool = True) -> list[float]:
     for logits, y in zip(case.old_logits_TV.tolist(), case.targets_T.tolist(), strict=True):
         p = loops.softmax(logits)
         energy.append(1 - 2 * p[y] + math.fsum(x * x for x in p))
-    found = []
+    result = []
     for row, span in enumerate(spans):
         for place in range(len(span)):
             peers = [i for i in range(len(spans)) if numbers[i] == numbers[row] and len(spans[i]) > place]
             weights = [math.fsum(energy[spans[i].start : spans[i].start + place + 1]) for i in peers]
             above = math.fsum(w * rewards[i] for w, i in zip(weights, peers, strict=True))
             baseline = above / (math.fsum(weights) + 1e-8)
-            found.append(rewards[row] - (0.0 if zero_tail and len(peers) == 1 else baseline))
-    return found
+            result.append(rewards[row] - (0.0 if zero_tail and len(peers) == 1 else baseline))
+    return result
 
 
 def verdicts(case: Case, right: float, wrong: float) -> list[float]:

@@ -56,11 +56,11 @@ def stats_of(logits_TV: Tensor, targets_T: Tensor) -> TokenStats:
 
 def filtered_logp(p: list[list[float]], targets: list[int]) -> Tensor:
     """Renormalises over the tokens that have at least 0.02 of the largest probability."""
-    found = []
+    result = []
     for row, y in zip(p, targets, strict=True):
         kept = [x for x in row if x >= 0.02 * max(row)]
-        found.append(math.log(row[y] / math.fsum(kept)) if row[y] in kept else -math.inf)
-    return torch.tensor(found, dtype=torch.float64)
+        result.append(math.log(row[y] / math.fsum(kept)) if row[y] in kept else -math.inf)
+    return torch.tensor(result, dtype=torch.float64)
 
 
 @dataclasses.dataclass

@@ -110,14 +110,14 @@ class Gathered:
 
 def outcomes(engine: Engine, model: PreTrainedModel, dtype: torch.dtype) -> list[str]:
     """Return the outcomes of the proof, with other columns each time."""
-    found = []
+    result = []
     for seed in range(3):
         try:
             check_engine_weights(engine, model, dtype, seed)
-            found.append("sound")
+            result.append("sound")
         except CellFailure as failure:
-            found.append(str(failure))
-    return found
+            result.append(str(failure))
+    return result
 
 
 def work(engine: E, name: str, dtype: torch.dtype, rank: int, leaving: Leaving[E]) -> dict[str, Any]:

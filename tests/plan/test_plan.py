@@ -121,9 +121,9 @@ def network(family: str, **changes: Any) -> transformers.PreTrainedModel:
 
 def shape_of(model: transformers.PreTrainedModel, folder: Path) -> Shape:
     model.config.save_pretrained(folder)
-    found = shape_of_config(json.loads((folder / "config.json").read_text()))
-    assert found is not None
-    return found
+    shape = shape_of_config(json.loads((folder / "config.json").read_text()))
+    assert shape is not None
+    return shape
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -290,9 +290,9 @@ def test_fixed_numbers_are_those_of_the_code() -> None:
 def test_memory_by_hand() -> None:
     """8 responses of at most 40 tokens, 2 updates; 15 evaluated at once; micro-batches of 64 tokens."""
     P, body, embedding = TINY.parameters, TINY.body, 80
-    found = cost.memory_estimate(TINY, small(), NOTHING, 2, EMBEDDED)
+    estimate = cost.memory_estimate(TINY, small(), NOTHING, 2, EMBEDDED)
     layer = (16 + 10) * 8 + 8 + 2 * (4 * 20 + 2 * (12 + 6)) + 4 * 4
-    assert found == Memory(
+    assert estimate == Memory(
         training={
             "weights": 4 * P,
             "AdamW": 8 * P,
@@ -313,10 +313,10 @@ def test_memory_by_hand() -> None:
         main_memory=12 * P,
     )
     offloaded = cost.memory_estimate(TINY, small(hardware={"offload": True}), NOTHING, 2, EMBEDDED)
-    assert offloaded.training == found.training | {"AdamW": 0}
-    assert offloaded.generation == found.generation | {"AdamW": 0}
+    assert offloaded.training == estimate.training | {"AdamW": 0}
+    assert offloaded.generation == estimate.generation | {"AdamW": 0}
     assert offloaded.main_memory == 24 * P
-    assert found.peak == sum(found.training.values()), "they take turns"
+    assert estimate.peak == sum(estimate.training.values()), "they take turns"
     critic = cost.memory_estimate(TINY, small(), frozenset({"values", "ref_logp"}), 4, EMBEDDED).training
     assert critic["weights"] == 4 * (2 * P + TINY.critic)
     assert critic["AdamW"] == 8 * (P + TINY.critic)
@@ -347,10 +347,10 @@ def test_memory_of_a_rank_by_hand() -> None:
     P, C = TINY.parameters, TINY.critic
     layer, edges = 784, 2 * 10 * 8 + 8  # parameters of one, and of embedding, head and last norm
     assert 2 * layer + edges == P
-    found = cost.memory_estimate(TINY, of_eight(), frozenset({"values", "ref_logp"}), 2, EMBEDDED)
+    estimate = cost.memory_estimate(TINY, of_eight(), frozenset({"values", "ref_logp"}), 2, EMBEDDED)
     kept = (16 + 10) * 8 + 8 + 2 * (4 * 20 + 2 * (12 + 6)) + 4 * 4
     held = {"weights": math.ceil(4 * (2 * P + C) / 8), "AdamW": P + C}
-    assert found == Memory(
+    assert estimate == Memory(
         training={
             **held,
             "engine": 2 * P,
@@ -407,8 +407,8 @@ def test_memory_with_vllm_is_that_of_its_cache(settings: Config) -> None:
 
 def test_a_filter_samples_as_well() -> None:
     settings = small(train={"filter": config.Filter(n=16)})
-    found = cost.memory_estimate(TINY, settings, NOTHING, 2, EngineLimits(1024, 1, sleeps=True))
-    assert found.generation["sampling"] == 1024 * 10 * 24, "all that are decoded at once"
+    estimate = cost.memory_estimate(TINY, settings, NOTHING, 2, EngineLimits(1024, 1, sleeps=True))
+    assert estimate.generation["sampling"] == 1024 * 10 * 24, "all that are decoded at once"
 
 
 def test_disk_by_hand() -> None:
@@ -473,25 +473,25 @@ def test_time_is_that_of_finished_cells_of_the_same_size(tmp_path: Path) -> None
     assert (before.measured, before.seconds) == (None, None)
     by_model = {name: [each for each in cells if each.model == name] for name in settings.models}
     finish(by_model["countdown-tiny"][0], 10)
-    found = plan_for(settings, cells, CPU)
-    assert found.measured == MeasuredTime(2 * 10, cells=2, finished=1)
-    assert found.seconds is None, "of the three larger cells none has finished"
+    plan = plan_for(settings, cells, CPU)
+    assert plan.measured == MeasuredTime(2 * 10, cells=2, finished=1)
+    assert plan.seconds is None, "of the three larger cells none has finished"
     finish(by_model["countdown-tiny"][1], 20)
     finish(by_model["countdown-small"][0], 300)
-    found = plan_for(settings, cells, CPU)
-    assert found.measured == MeasuredTime(15 + 2 * 300, cells=3, finished=3)
-    assert found.seconds == 615
-    assert found.states == {"done": 3, "planned": 3}
+    plan = plan_for(settings, cells, CPU)
+    assert plan.measured == MeasuredTime(15 + 2 * 300, cells=3, finished=3)
+    assert plan.seconds == 615
+    assert plan.states == {"done": 3, "planned": 3}
     stopped = by_model["countdown-small"][1].folder
     stopped.mkdir()
     (stopped / STOP_MARK).touch()
-    found = plan_for(settings, cells, CPU)
-    assert (found.states, found.missing) == ({"done": 3, "stopped": 1, "planned": 2}, 2)
-    assert found.measured == MeasuredTime(15 + 300, cells=2, finished=3), "run does not start what was stopped by hand"
+    plan = plan_for(settings, cells, CPU)
+    assert (plan.states, plan.missing) == ({"done": 3, "stopped": 1, "planned": 2}, 2)
+    assert plan.measured == MeasuredTime(15 + 300, cells=2, finished=3), "run does not start what was stopped by hand"
     for each in cells:
         finish(each, 1)
-    found = plan_for(settings, cells, Machine(ram=1, cores=1, free=1))
-    assert (found.missing, found.lacks) == (0, []), "a matrix that is done lacks nothing"
+    plan = plan_for(settings, cells, Machine(ram=1, cores=1, free=1))
+    assert (plan.missing, plan.lacks) == (0, []), "a matrix that is done lacks nothing"
 
 
 def test_time_is_also_that_of_earlier_cells_in_the_folder(tmp_path: Path) -> None:
@@ -523,8 +523,8 @@ def test_time_is_also_that_of_earlier_cells_in_the_folder(tmp_path: Path) -> Non
     assert "--probe" not in text
     [own] = planned()[1]
     finish(own, 70)
-    found = plan_for(*planned("seeds=[0,1]"), CPU)
-    assert found.measured == MeasuredTime(70, cells=1, finished=1), "a cell of this plan says more than others"
+    plan = plan_for(*planned("seeds=[0,1]"), CPU)
+    assert plan.measured == MeasuredTime(70, cells=1, finished=1), "a cell of this plan says more than others"
 
 
 # The machine
@@ -552,9 +552,9 @@ def test_cuda_devices_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_this_machine(tmp_path: Path) -> None:
-    found = this_machine(dataclasses.replace(small(), results=str(tmp_path / "not" / "there")))
-    assert found.ram == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    assert found.free > 0
+    machine = this_machine(dataclasses.replace(small(), results=str(tmp_path / "not" / "there")))
+    assert machine.ram == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert machine.free > 0
     assert not (tmp_path / "not").exists()
 
 
@@ -709,10 +709,10 @@ def test_a_node_of_8_gpus_of_80_gb_has_room_for_the_paper(name: str, monkeypatch
     monkeypatch.setattr(choice, "installed_vllm", lambda: ("vllm", "0.32.0"))
     monkeypatch.setattr(choice.metadata, "requires", lambda name: [])
     for machine in (NODE, dataclasses.replace(NODE, devices=(Device("smallest", 80 * 10**9),) * 8)):
-        said = lacking(name, machine).splitlines()
-        assert len(said) == 2, "data and model"
-        assert "not prepared" in said[0]
-        assert "downloads" in said[1]
+        lines = lacking(name, machine).splitlines()
+        assert len(lines) == 2, "data and model"
+        assert "not prepared" in lines[0]
+        assert "downloads" in lines[1]
 
 
 def test_which_models_transformers_has_itself() -> None:
@@ -823,13 +823,13 @@ sys.exit(f"loaded {heavy}" if heavy else 0)
 @pytest.mark.usefixtures("empty")
 def test_cells_side_by_side_end_when_they_say() -> None:
     settings = config.load_config("demo", ["methods=[grpo]", "seeds=[0,1,2,3,4]", "hardware.threads=2"])
-    found = plan_for(settings, matrix.cells(settings), dataclasses.replace(CPU, cores=4))
-    assert found.at_once == 2
-    before, told = datetime.now(), show.side_by_side_line(found, 5 * 3600.0)
+    plan = plan_for(settings, matrix.cells(settings), dataclasses.replace(CPU, cores=4))
+    assert plan.at_once == 2
+    before, line = datetime.now(), show.side_by_side_line(plan, 5 * 3600.0)
     begins = "2 cells at once: about 3 h 00 min, so until "
-    assert told.startswith(begins)
-    assert told.endswith(" if started now; 10.0 core-hours")
-    end = datetime.strptime(told.removeprefix(begins).partition(" if")[0], "%a %d %b %Y %H:%M")
+    assert line.startswith(begins)
+    assert line.endswith(" if started now; 10.0 core-hours")
+    end = datetime.strptime(line.removeprefix(begins).partition(" if")[0], "%a %d %b %Y %H:%M")
     assert abs(end - before - timedelta(hours=3)) < timedelta(minutes=2)
     on_gpus = config.load_config("paper", ["seeds=[0]", "methods=[grpo]"])
     node = plan_for(on_gpus, matrix.cells(on_gpus), NODE)
@@ -841,8 +841,8 @@ def test_cells_side_by_side_end_when_they_say() -> None:
 @pytest.mark.usefixtures("empty")
 def test_what_makes_a_cell_fit_is_named() -> None:
     settings = config.load_config("paper", ["hardware.recompute=false", "methods=[grpo]"])
-    found = plan_for(settings, matrix.cells(settings), NODE)
-    [each], kind = found.footprints, cost.compute_bytes(matrix.cells(settings)[0].settled)
+    plan = plan_for(settings, matrix.cells(settings), NODE)
+    [each], kind = plan.footprints, cost.compute_bytes(matrix.cells(settings)[0].settled)
     smaller = dataclasses.replace(settings, hardware=dataclasses.replace(settings.hardware, recompute=True))
     peak = cost.memory_estimate(each.shape, smaller, each.needs, kind, each.engine).peak
     models_of = {name: models.resolve(name) for name in settings.models}

@@ -88,11 +88,11 @@ def test_columns_cover_a_parameter_and_depend_on_the_seed_alone() -> None:
 
 
 @pytest.mark.parametrize("key", ["p99", "max"])
-@pytest.mark.parametrize("found", [0.02, math.nan, math.inf])
-def test_a_bound_holds_for_its_own_number_alone(key: str, found: float) -> None:
+@pytest.mark.parametrize("value", [0.02, math.nan, math.inf])
+def test_a_bound_holds_for_its_own_number_alone(key: str, value: float) -> None:
     mismatch = {"mismatch/p99": 0.01, "mismatch/max": 0.01}
     check_log_ratios(mismatch, Bounds(p99=0.01, max=0.01), torch.float32)
-    mismatch[f"mismatch/{key}"] = found
+    mismatch[f"mismatch/{key}"] = value
     with pytest.raises(CellFailure, match=rf"mismatch/{key} is .*, and mismatch.float32.{key} allows 0.01: .*likely"):
         check_log_ratios(mismatch, Bounds(p99=0.01, max=0.01), torch.float32)
     check_log_ratios(mismatch, Bounds(), torch.float32)

@@ -159,8 +159,8 @@ def test_the_instruction_of_a_model_replaces_that_of_a_task_which_gives_one() ->
     short = Chat(instruction="Box it.")
     assert with_instruction(tasks.build_task("aime24"), short) == tasks.build_task("aime24(instruction='Box it.')")
     assert with_instruction(tasks.build_task("countdown(count=4)"), short) == tasks.build_task("countdown(count=4)")
-    silent = tasks.build_task("aime24(instruction='')")
-    assert with_instruction(silent, short) == silent
+    without = tasks.build_task("aime24(instruction='')")
+    assert with_instruction(without, short) == without
     assert with_instruction(tasks.build_task("aime24"), Chat(system="s")) == tasks.build_task("aime24")
 
 

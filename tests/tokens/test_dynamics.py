@@ -39,8 +39,8 @@ def entropy_of(z_V: Tensor, temperature: float) -> Tensor:
     return -(logp_V.exp() * logp_V).sum()
 
 
-def close(found: Tensor, expected: Tensor, tolerance: float = 1e-12) -> None:
-    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+def close(actual: Tensor, expected: Tensor, tolerance: float = 1e-12) -> None:
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
 # One token, all of its vocabulary

@@ -96,9 +96,9 @@ def gradients(module: nn.Module) -> list[Tensor]:
     return [weight.grad.clone() for weight in module.parameters() if weight.grad is not None]
 
 
-def close(found: list[Tensor], expected: list[Tensor]) -> None:
-    assert len(found) == len(expected) > 0
-    for one, other in zip(found, expected, strict=True):
+def close(actual: list[Tensor], expected: list[Tensor]) -> None:
+    assert len(actual) == len(expected) > 0
+    for one, other in zip(actual, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
