@@ -156,22 +156,6 @@ def test_a_response_that_was_changed_is_not_judged(tmp_path: Path) -> None:
     assert (tmp_path / "results.json").read_text() == before
 
 
-def test_another_model_at_the_same_path_is_another_evaluation(tmp_path: Path, calls: list[int]) -> None:
-    folder = Path(shutil.copytree(TINY.folder(), tmp_path / "model"))
-    model = models.resolve(str(folder))
-    few = Wanted(samples=4, temperature=1.0, max_new_tokens=8, problems=4)
-    for _ in range(2):
-        assess.assess(model, [Countdown()], few, VerifierPool(), tmp_path / "out", lambda text: None)
-    assert calls == [4]
-    weights = folder / "model.safetensors"
-    weights.touch()
-    assess.assess(model, [Countdown()], few, VerifierPool(), tmp_path / "out", lambda text: None)
-    assert calls == [4], "the same weights at another time"
-    weights.write_bytes(weights.read_bytes()[:-4] + b"\0\0\0\0")
-    assess.assess(model, [Countdown()], few, VerifierPool(), tmp_path / "out", lambda text: None)
-    assert calls == [4, 4]
-
-
 def test_folders_of_one_name_have_results_of_their_own(
     tmp_path: Path, calls: list[int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

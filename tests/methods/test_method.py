@@ -506,19 +506,3 @@ def test_loss_far_log_ratios(spec: str, dtype: torch.dtype) -> None:
     if not method.controls:  # which may take statistics of all tokens
         other_T = probe.batch.within_T > 0
         assert torch.equal(near.gradient_TV[other_T], distant.gradient_TV[other_T])
-
-
-def test_four_bounds_clip_all_four_sides() -> None:
-    c = case(3)
-    method = Method.of("grpo(clip_low_positive=0.3, clip_high_negative=0.4, dual_clip=null)", table())
-    signal = method.signal(c.old, c.batch, [c.batch])
-    low_T, high_T = method.objective.clips(method.view("grpo", c.current(), signal, c.batch))
-    total, clipped = 0.0, []
-    ratios = (c.current().logp - c.old.logp).exp().tolist()
-    for r, a in zip(ratios, signal.advantages_T.tolist(), strict=True):
-        low, high = (0.7, 1.2) if a > 0 else (0.8, 1.4) if a < 0 else (0, math.inf)
-        total -= min(max(r, low), high) * a / len(ratios)
-        clipped.append((r < low, r > high))
-    assert method.loss(c.current(), signal, c.batch).item() == pytest.approx(total, rel=1e-12)
-    assert list(zip(low_T.tolist(), high_T.tolist(), strict=True)) == clipped
-    assert len({(a > 0, *pair) for pair, a in zip(clipped, signal.advantages_T.tolist(), strict=True)}) == 6

@@ -19,7 +19,7 @@ from harness.base.errors import UserError
 from harness.config import Correction
 from harness.methods.batch import Rollout, TokenBatch
 from harness.methods.composition import Method, Signal
-from harness.tokens import correction, metrics
+from harness.tokens import metrics
 from harness.tokens.correction import correct, correction_factors
 from harness.tokens.metrics import Stopwatch
 
@@ -143,29 +143,6 @@ def test_where_engine_and_trainer_agree_no_bit_changes(dtype: torch.dtype) -> No
         signal = correct(plain, batch, given)
         assert signal.weights_T.dtype == dtype
         assert torch.equal(signal.weights_T, plain.weights_T)
-
-
-@pytest.mark.parametrize(
-    "overrides", [["correction.kind=truncated"], ["correction.kind=masked", "correction.level=sequence"]]
-)
-def test_training_with_an_exact_engine_is_the_same_bit_for_bit(
-    overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    off, on = (
-        build(tmp_path / "off", "grpo+clip_b(share=0.1)"),
-        build(tmp_path / "on", "grpo+clip_b(share=0.1)", *overrides),
-    )
-
-    def exact(batch: TokenBatch, logp_T: torch.Tensor, level: str) -> torch.Tensor:
-        return torch.zeros_like(logp_T if level == "token" else batch.lengths_B, dtype=torch.float64)
-
-    off.train_step(1, Stopwatch())
-    off.train_step(2, Stopwatch())
-    with monkeypatch.context() as patched:
-        patched.setattr(correction, "log_ratios", exact)
-        on.train_step(1, Stopwatch())
-        on.train_step(2, Stopwatch())
-    assert same(weights(off), weights(on))
 
 
 def test_training_with_a_correction_differs_where_the_engine_is_off(

@@ -97,13 +97,13 @@ def permutation(seed: int, number: int, size: int) -> list[int]:
     return order
 
 
-def of(found: Collected) -> dict[str, Any]:
+def of(collected: Collected) -> dict[str, Any]:
     return {
-        "places": found.places,
-        "problems": found.problems,
-        "tokens": tokens(found.groups),
-        "verdicts": found.verdicts,
-        "generated": found.generated,
+        "places": collected.places,
+        "problems": collected.problems,
+        "tokens": tokens(collected.groups),
+        "verdicts": collected.verdicts,
+        "generated": collected.generated,
     }
 
 

@@ -140,14 +140,6 @@ def test_bounds_are_those_of_the_decimals(n: int, low: float, high: float) -> No
         assert (fewest <= right <= most) == (exactly[0] < Fraction(right, n) < exactly[1])
 
 
-def test_floats_would_get_a_bound_wrong() -> None:
-    """9 of 10 is not less than 0.9, and 29 of 100 not more than 0.29, although they are as floats."""
-    assert Fraction(9, 10) < Fraction(0.9)
-    assert Filter(10, 0.1, 0.9).bounds() == (2, 8)
-    assert 100 * 0.29 < 29
-    assert Filter(100, 0.29, 1.0).bounds()[0] == 30
-
-
 @pytest.mark.parametrize(
     ("override", "words"),
     [
