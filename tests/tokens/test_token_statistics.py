@@ -120,6 +120,7 @@ def test_gradients(backend: str, of_logp: float, of_entropy: float) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("entropy_grad", [False, True])
+@pytest.mark.parametrize("form", ["plain", "both"], indirect=True)
 def test_gradients_by_finite_differences(backend: str, form: tuple[bool, float | None], entropy_grad: bool) -> None:
     hidden_TD, head, targets_T = inputs(torch.float64, bias=form[0], softcap=form[1])
     two_TD, targets_T = hidden_TD.detach()[-2:].requires_grad_(), targets_T[-2:]
