@@ -34,6 +34,11 @@ def evaluation_path(folder: Path, task: str, step: int) -> Path:
     return folder / FOLDER / f"{task}-{step:06d}.json"
 
 
+def answers_path(evaluation: Path) -> Path:
+    """Return the file with the answers of an evaluation, by the file of that."""
+    return evaluation.parents[1] / "samples" / f"evaluate-{evaluation.stem}.jsonl"
+
+
 def write_evaluation(folder: Path, record: Mapping[str, Any]) -> None:
     """Write the evaluation of a cell on one task at one step."""
     text = json.dumps(record, allow_nan=False)
@@ -85,6 +90,12 @@ def check_scores(path: Path, record: Mapping[str, Any], logged: Mapping[str, flo
             continue
         if not math.isclose(score, value, rel_tol=ROUNDING, abs_tol=ROUNDING):
             raise Damaged(path, f"its answers give {key} = {score:.6g}, and metrics.jsonl has {value:.6g}")
+
+
+def stored_answers_digest(evaluation: Path) -> dict[str, Any] | None:
+    """Return the digests of the answers of an evaluation, by its file; None if they were left out."""
+    path = answers_path(evaluation)
+    return answers_digest(files.stream_lines(path)) if path.exists() else None
 
 
 def answers_digest(samples: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.base.errors import UserError, nearest
 from harness.base.plugins import import_plugin
-from harness.cells.spec import CellSpec
 from harness.commands.common import Commands, command, with_plugins
 from harness.terminal.layout import boxed, console, visible
 from harness.terminal.units import plural
@@ -38,6 +36,7 @@ def add(commands: Commands) -> None:
 def call(arguments: argparse.Namespace) -> int:
     from harness.packs.archive import unpacked
     from harness.packs.audit import audit_pack
+    from harness.packs.replay import check_replay
     from harness.table.verified import COUNTED, write_marks
     from harness.verify.pool import VerifierPool
 
@@ -45,7 +44,7 @@ def call(arguments: argparse.Namespace) -> int:
         import_plugin(plugin)
     with unpacked(arguments.file) as pack, VerifierPool() as verifier:
         if arguments.replay is not None:  # before the answers are judged, which takes longer
-            check_replay_of(pack, arguments.replay, arguments.steps)
+            check_replay(pack, arguments.replay, arguments.steps)
         audited = audit_pack(pack, verifier, arguments.plugin)
         audits = audited.cells
         console.print(f"{pack.path}: matrix {pack.matrix}, protocol {pack.protocol.name}, sums and identities checked")
@@ -71,16 +70,6 @@ def call(arguments: argparse.Namespace) -> int:
     cells = plural(len(wrong), "cell")
     console.print(f"{cells} of {len(audits)} contradict their own records or answers", style="red")
     return 1
-
-
-def check_replay_of(pack: Pack, name: str, steps: int) -> None:
-    """Refuse a cell that the pack lacks, or that cannot be replayed here."""
-    from harness.packs.replay import check_replay
-
-    by_id = {CellSpec.read(folder).id: folder for folder in pack.cells}
-    if name not in by_id:
-        raise UserError(f"--replay is {name!r}, which is not a cell of the pack; {nearest(name, by_id)}")
-    check_replay(by_id[name], steps)
 
 
 def replay_cell(audit: CellAudit, steps: int, plugins: Sequence[str]) -> None:

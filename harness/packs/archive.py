@@ -34,11 +34,9 @@ from typing import IO, Any
 
 from harness.base import files, seal
 from harness.base.errors import Damaged, UserError
-from harness.cells.log import FILE as METRICS
 from harness.packs import slim
 from harness.packs.protocol import PARTS, Protocol
 from harness.table.board import Board
-from harness.terminal.units import plural
 
 SUFFIX = ".zip"
 FORMAT = 2
@@ -46,25 +44,19 @@ MANIFEST, SUMMARY, CELLS = "manifest.json", "matrix.json", "cells"
 RECORDS_FILE, COLUMNS_FILE = "cells.tar.xz", "columns.jsonl.xz"
 RECORDS = ("config.yaml", "state.json", "made.json", "metrics.jsonl", "sums.json", "evals/*.json", "samples/*.jsonl")
 # A pack may come from a stranger: no other path is written to disk.
-MEMBER = re.compile(
-    rf"{CELLS}/(?!\.{{1,2}}/)[^/\\]+/(config\.yaml|state\.json|made\.json|metrics\.jsonl|sums\.json|evals/[^/\\]+\.json"
-    r"|samples/[^/\\]+\.jsonl)"
-)
+NAMES = "|".join(re.escape(pattern).replace(r"\*", r"[^/\\]+") for pattern in RECORDS)
+MEMBER = re.compile(rf"{CELLS}/(?!\.{{1,2}}/)[^/\\]+/({NAMES})")
 BROKEN = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, tarfile.TarError, NotImplementedError, RuntimeError, EOFError)
 BLOCK = 1 << 16  # bytes that are read at once
 HEADERS = 4096 + 2 * tarfile.RECORDSIZE  # bytes between two records of a tar, with those that tarfile reads ahead
-# A small file may hold any number of zeros. These are some ten times what honest packs have, and no pack is read
-# beyond them.
-MOST_BYTES = 8 << 30  # of all records
-RATIO = 1000  # of their bytes to those of the pack: 22 in our packs
-MOST_TEXT, RATIO_OF_TEXT = 16 << 20, 100  # of manifest.json and matrix.json: 5 and 18 in our packs
-# Of a record that is read at once, and of all columns, with the same ratio: JSON may take 24 times its bytes in memory.
-MOST_READ = 256 << 20
-MOST_DICTIONARY = 100 << 20  # bytes
+# A small file may hold any number of zeros, and a stranger states any protocol: so the bounds follow from the bytes of
+# the pack. They are some ten times what honest packs have, and nothing is read beyond them.
+MOST_BYTES, RATIO = 8 << 30, 1000  # of all records, which are read by line: 22 times the pack in ours
+MOST_READ, RATIO_READ = 256 << 20, 100  # of what is read at once: JSON may take 24 times its bytes; 9 times in ours
+MOST_TEXT = 16 << 20  # of manifest.json and matrix.json
+FREE = 1 << 20  # that every pack may have
+MOST_DICTIONARY = 100 << 20  # of xz: a header may ask for 4 GiB, and that of our presets has 8 or 64 MiB
 FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "pb": 0}]  # of text: no byte is aligned
-FREE = 1 << 20  # bytes that every file may have
-MOST_PROBLEMS = 20_000  # of an evaluation, if the protocol names no number
-TOKEN, ANSWER, COUNT, LINE = 16, 1000, 32, 1 << 16  # bytes of a token, of an answer without it, of a count, of a step
 BEGAN = (1980, 1, 1, 0, 0, 0)  # the time of every member, so that the same records give the same bytes
 
 
@@ -109,22 +101,19 @@ def write_pack(
     path: Path, matrix: str, summary: str, folders: Sequence[Path], protocol: Protocol, *, slim_form: bool = False
 ) -> None:
     """Write the records of cells as one file; the same records give the same bytes."""
-    summary_content = summary.encode()
-    sums = {SUMMARY: [len(summary_content), hashlib.sha256(summary_content).hexdigest()]}
+    sums = {SUMMARY: entry_of(summary.encode())}
     sources: dict[str, Path] = {}
-    lines: list[bytes] = []
+    columns = b""
     if slim_form:
-        lines = [
-            json.dumps(column, separators=(",", ":")).encode() + b"\n" for column in slim.slim_columns(folders).items()
-        ]
-        content = b"".join(lines)
-        sums[COLUMNS_FILE] = [len(content), hashlib.sha256(content).hexdigest()]
+        lines = [json.dumps(column, separators=(",", ":")) + "\n" for column in slim.slim_columns(folders).items()]
+        columns = "".join(lines).encode()
+        sums[COLUMNS_FILE] = entry_of(columns)
     else:
         for folder in folders:
             for source in record_paths(folder):
                 name = f"{CELLS}/{folder.name}/{source.relative_to(folder).as_posix()}"
                 sources[name] = source
-                sums[name] = [source.stat().st_size, files.sha256_of(source)]
+                sums[name] = entry_of_file(source)
     manifest = {
         "format": FORMAT,
         "matrix": matrix,
@@ -136,9 +125,9 @@ def write_pack(
     with files.temporary_path(path) as temporary:
         with zipfile.ZipFile(temporary, "w") as archive:
             add_member(archive, MANIFEST, json.dumps(manifest, indent=1).encode())
-            add_member(archive, SUMMARY, summary_content)
+            add_member(archive, SUMMARY, summary.encode())
             if slim_form:
-                archive.writestr(member_of(COLUMNS_FILE), lzma.compress(content, lzma.FORMAT_XZ, filters=FILTERS))
+                archive.writestr(member_of(COLUMNS_FILE), lzma.compress(columns, lzma.FORMAT_XZ, filters=FILTERS))
             else:
                 add_records(archive, sources)
             archive.comment = bytes(seal.FILE_LENGTH)  # of the right length, which is part of what is summed
@@ -155,18 +144,15 @@ def check_replaceable(path: Path, sums: Mapping[str, Any]) -> None:
     with zipfile.ZipFile(path) as archive:
         manifest = checked_manifest(read_text(archive, MANIFEST, path), path)
         held = manifest["files"]
-    lost = set()
-    for name, digest in held.items():
-        is_result = name.split("/")[2:3] in (["evals"], ["samples"])
-        if is_result and sums.get(name) != digest:
-            lost.add(name.split("/")[1])
+    lost = []
+    for name, entry in held.items():
+        is_result = name == COLUMNS_FILE or name.split("/")[2:3] in (["evals"], ["samples"])
+        if is_result and sums.get(name) != entry:
+            lost.append(name)
     if lost:
         raise UserError(
-            f"{path} holds answers that the new pack lacks, of {plural(len(lost), 'cell')} ({min(lost)}); --out names "
-            "another file, or remove this one"
+            f"{path} holds answers that the new pack lacks ({min(lost)}); --out names another file, or remove this one"
         )
-    if COLUMNS_FILE in held and held[COLUMNS_FILE] != sums.get(COLUMNS_FILE):
-        raise UserError(f"{path} holds other counts than the new pack; --out names another file, or remove this one")
 
 
 def record_paths(folder: Path) -> list[Path]:
@@ -244,18 +230,11 @@ def extracted(path: Path, folder: Path) -> dict[str, Any]:
             if {member.filename for member in archive.infolist()} != {MANIFEST, SUMMARY, records}:
                 raise Damaged(path, f"its files are not {MANIFEST}, {SUMMARY} and {records}")
             summary = read_text(archive, SUMMARY, path)
-            check_sum(path, SUMMARY, [len(summary), hashlib.sha256(summary).hexdigest()], manifest)
+            check_sum(path, SUMMARY, entry_of(summary), manifest)
             (folder / SUMMARY).write_bytes(summary)
-            try:
-                limits = Limits.of(manifest, path.stat().st_size)
-            except (KeyError, TypeError, AttributeError) as error:
-                raise Damaged(path, f"its protocol lacks a number ({error})") from error
             with archive.open(records) as member:
-                stream = Unpacking(member)
-                if records == COLUMNS_FILE:
-                    extract_columns(stream, path, folder, manifest, limits)
-                else:
-                    extract_records(stream, path, folder, manifest, limits)
+                extract = extract_columns if records == COLUMNS_FILE else extract_records
+                extract(Unpacking(member), path, folder, manifest)
     except (*BROKEN, OSError) as error:
         if reason := files.unwritten(error):
             raise UserError(
@@ -279,55 +258,35 @@ def read_text(archive: zipfile.ZipFile, name: str, path: Path) -> bytes:
         member = archive.getinfo(name)
     except KeyError:
         raise Damaged(path, f"it has no {name}") from None
-    if member.file_size > min(MOST_TEXT, RATIO_OF_TEXT * member.compress_size + FREE):
-        raise Damaged(path, f"its {name} has {member.file_size:,} bytes, more than one that `entrobench pack` writes")
+    check_size(path, name, member.file_size, min(MOST_TEXT, most_read(path)))
     return archive.read(name)  # never more than the stated size
 
 
-@dataclass(frozen=True)
-class Limits:
-    """The largest sizes of the records of a cell, which follow from the protocol: a small file may hold any number."""
-
-    total: int
-    read: int  # of what is read at once
-    samples: int
-    metrics: int
-    other: int
-
-    @classmethod
-    def of(cls, manifest: Mapping[str, Any], size: int) -> Limits:
-        """Return the limits for a pack of this size."""
-        definition = manifest["protocol"]["definition"]
-        train, evaluation = definition["train"], definition["eval"]
-        by_task = [evaluation, *({**evaluation, **own} for own in evaluation["by_task"].values())]
-        answers = max((each["problems"] or MOST_PROBLEMS) * each["samples"] for each in by_task)
-        answers = max(answers, train["prompts"] * train["group"])
-        of_answer = TOKEN * definition["rollout"]["max_new_tokens"] + ANSWER
-        return cls(
-            total=min(MOST_BYTES, RATIO * size + FREE),
-            read=min(MOST_READ, RATIO_OF_TEXT * size + FREE),
-            samples=answers * of_answer + FREE,
-            metrics=(train["steps"] + 1) * LINE + FREE,
-            other=answers * COUNT + FREE,
-        )
-
-    def of_record(self, name: str) -> int:
-        """Return the limit of a record by its name."""
-        if "/samples/" in name:
-            return min(self.samples, self.total)
-        return min(self.metrics if name.endswith(METRICS) else self.other, self.read)
+def most_read(path: Path) -> int:
+    """Return the largest size of what is read at once from a pack."""
+    return min(MOST_READ, RATIO_READ * path.stat().st_size + FREE)
 
 
-def extract_records(stream: Unpacking, path: Path, folder: Path, manifest: Mapping[str, Any], limits: Limits) -> None:
+def most_bytes(path: Path) -> int:
+    """Return the largest size of all records of a pack together."""
+    return min(MOST_BYTES, RATIO * path.stat().st_size + FREE)
+
+
+def check_size(path: Path, name: str, size: int, most: int) -> None:
+    """Refuse a file in a pack that is larger than it may be."""
+    if size > most:
+        raise Damaged(path, f"{name} in it has {size:,} bytes, more than a pack of its size may hold")
+
+
+def extract_records(stream: Unpacking, path: Path, folder: Path, manifest: Mapping[str, Any]) -> None:
     """Write the records of the cells into a folder; refuse any that are not exactly those of the manifest."""
     sums = {name: entry for name, entry in manifest["files"].items() if name != SUMMARY}
-    total = 0
+    check_size(path, RECORDS_FILE, sum(size for size, _ in sums.values()), most_bytes(path))
     for name, (size, _) in sums.items():
-        total += size
         if not MEMBER.fullmatch(name):
             raise Damaged(path, f"it holds {name!r}, which is not a record of a cell")
-        if size > limits.of_record(name) or total > limits.total:
-            raise Damaged(path, f"{name} in it has {size:,} bytes, more than its protocol allows")
+        if "/samples/" not in name:  # which are read by line
+            check_size(path, name, size, most_read(path))
     left = set(sums)
     stream.allow(HEADERS)
     with tarfile.open(fileobj=io.BufferedReader(stream), mode="r|") as tar:
@@ -340,17 +299,16 @@ def extract_records(stream: Unpacking, path: Path, folder: Path, manifest: Mappi
             target.parent.mkdir(parents=True, exist_ok=True)
             with open(target, "wb") as copy:
                 shutil.copyfileobj(file, copy, BLOCK)
-            check_sum(path, record.name, [record.size, files.sha256_of(target)], manifest)
+            check_sum(path, record.name, entry_of_file(target), manifest)
             left.remove(record.name)
     if left:
         raise Damaged(path, f"it lacks {min(left)}, which its {MANIFEST} names")
 
 
-def extract_columns(stream: Unpacking, path: Path, folder: Path, manifest: Mapping[str, Any], limits: Limits) -> None:
+def extract_columns(stream: Unpacking, path: Path, folder: Path, manifest: Mapping[str, Any]) -> None:
     """Write the records of slim cells into a folder."""
     size = manifest["files"][COLUMNS_FILE][0]
-    if size > limits.read:
-        raise Damaged(path, f"{COLUMNS_FILE} in it has {size:,} bytes, more than its protocol allows")
+    check_size(path, COLUMNS_FILE, size, most_read(path))
     stream.allow(size)
     seen = hashlib.sha256()
 
@@ -363,7 +321,7 @@ def extract_columns(stream: Unpacking, path: Path, folder: Path, manifest: Mappi
             yield name, by_cell
 
     try:
-        slim.write_cells(columns(), folder / CELLS, most_answers=limits.read)
+        slim.write_cells(columns(), folder / CELLS, most_answers=most_read(path))
     except UserError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
@@ -376,7 +334,6 @@ class Unpacking(io.RawIOBase):
 
     def __init__(self, stream: IO[bytes]) -> None:
         self.stream, self.left = stream, 0
-        # A header may ask for a dictionary of 4 GiB; that of our presets has 8 or 64 MiB.
         self.xz = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MOST_DICTIONARY)
 
     def allow(self, number: int) -> None:
@@ -400,9 +357,18 @@ class Unpacking(io.RawIOBase):
         return len(content)
 
 
-def check_sum(path: Path, name: str, found: list[Any], manifest: Mapping[str, Any]) -> None:
+def entry_of(content: bytes) -> list[Any]:
+    """Return the size and the SHA-256 of a file's content, as a manifest has them."""
+    return [len(content), hashlib.sha256(content).hexdigest()]
+
+
+def entry_of_file(path: Path) -> list[Any]:
+    return [path.stat().st_size, files.sha256_of(path)]
+
+
+def check_sum(path: Path, name: str, present: list[Any], manifest: Mapping[str, Any]) -> None:
     """Refuse a file of a pack whose size and SHA-256 are not those in the manifest."""
-    if found != manifest["files"][name]:
+    if present != manifest["files"][name]:
         raise Damaged(path, f"{name} in it does not fit its sum")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -11,6 +11,7 @@ from typing import Any
 from harness.base import files, identities
 from harness.base.errors import Damaged, UserError
 from harness.cells import checksums, evaluation_files
+from harness.cells.evaluation_files import answers_path
 from harness.cells.log import MetricsLog
 from harness.cells.provenance import Made
 from harness.cells.spec import CellSpec
@@ -110,7 +111,7 @@ def audit_answers(audit: CellAudit, verifier: Verifier, library: Library) -> Non
     spec, folder = audit.spec, audit.folder
     logged = {line["step"]: line["metrics"] for line in MetricsLog(folder).read()}
     specs = evaluation_specs(spec)
-    for _, record in evaluation_files.all_evaluations(folder):
+    for path, record in evaluation_files.all_evaluations(folder):
         name = record["task"]
         if name not in specs:
             continue  # which `other_records` names
@@ -119,12 +120,10 @@ def audit_answers(audit: CellAudit, verifier: Verifier, library: Library) -> Non
             problems = library.problems(specs[name], spec.config.eval.of(name).split)
             trained_on = library.task(spec.key.task).name
         except UserError as error:
-            note = f"the task {specs[name]} is not available here ({error})"
-            if note not in audit.notes:
-                audit.notes.append(note)
+            audit.notes.append(f"the task {specs[name]} is not available here ({error})")
             continue
         findings = other_problems(record, audit.spec, task, problems, trained_on)
-        samples = claims.samples_path(folder, record)
+        samples = answers_path(path)
         if not samples.exists():
             audit.counted += sum(map(len, record["right"]))
         elif not findings:
@@ -168,7 +167,6 @@ def judged_again(
 ) -> list[str]:
     """Judge the answers of one evaluation, and return how verdicts, counts, scores and prompts differ, as sentences."""
     findings: list[str] = []
-    names = []
     kept_verdicts: list[str] = []
     new_verdicts: list[str] = []
     scores_J: list[dict[str, Any]] = []
@@ -177,7 +175,6 @@ def judged_again(
         if number == len(record["problems"]) or sample["problem"] != record["problems"][number]:
             return ["its answers are not those of its problems"]
         problem, verdicts = problems[sample["problem"]], sample["verdicts"]
-        names.append(problem.id)
         # A model's own instruction may replace that of a task, and is then part of the stored prompt.
         if sample["prompt"] != problem.prompt and not hasattr(task, "instruction"):
             findings.append(f"the prompt of {problem.id} is another one")
@@ -203,7 +200,7 @@ def judged_again(
             findings.append(f"the distinct right answers to {problem.id} are not those stored")
         kept = [Verdict(verdict) for verdict in verdicts]
         scores_J.append(scores(sample["responses"], kept, answers, goes_on, solutions(task, problem)))
-    if len(names) != len(record["problems"]):
+    if len(scores_J) != len(record["problems"]):
         return ["its answers are not those of its problems"]
     for verdicts in (kept_verdicts, new_verdicts):
         try:
@@ -214,15 +211,7 @@ def judged_again(
         where = f"{record['task']} at step {record['step']}"
         audit.notes.append(f"{where}: {unconfirmed} answers stored as right could not be decided here")
     elif not findings:
-        findings += other_means(scores_J, f"eval/{record['task']}/", logged)
+        keys = [key for key in scores_J[0] if key != "avg"]  # which was compared with the counts
+        means = {key: fmean(of_problem[key] for of_problem in scores_J) for key in keys}
+        findings += claims.other_values(means, record, logged, path.name)
     return findings
-
-
-def other_means(scores_J: Sequence[dict[str, Any]], prefix: str, logged: dict[str, float]) -> Iterator[str]:
-    """Yield the scores of a cell that are not the means over its problems, as sentences; `scores_J`: of each."""
-    for key in scores_J[0]:
-        if key == "avg":
-            continue  # which is compared with the counts
-        mean, value = fmean(of_problem[key] for of_problem in scores_J), logged.get(prefix + key)
-        if value is None or abs(mean - value) > evaluation_files.ROUNDING * abs(mean):
-            yield f"its answers give {prefix}{key} = {mean:.6g}, and metrics.jsonl has {value}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,11 @@ import numpy as np
 
 import baselines
 import tasks
-from harness.base import files, identities
+from harness.base import identities
 from harness.base.errors import UserError, shown
 from harness.base.schema import typed
 from harness.cells import evaluation_files
-from harness.cells.evaluation_files import evaluation_due, evaluation_path
+from harness.cells.evaluation_files import evaluation_due, evaluation_path, stored_answers_digest
 from harness.cells.log import MetricsLog, collapse, last_step
 from harness.cells.provenance import Made
 from harness.cells.spec import CellSpec
@@ -144,19 +145,25 @@ def other_records(folder: Path, spec: CellSpec) -> Iterator[str]:
 
 def other_scores(path: Path, record: Mapping[str, Any], logged: Mapping[str, float], spec: CellSpec) -> Iterator[str]:
     """Yield how the counts of an evaluation contradict the scores that the cell logged with it, as sentences."""
-    name, settings = record["task"], spec.config.eval.of(record["task"])
-    if {len(row) for row in record["right"]} != {settings.samples}:
-        yield f"{path.name} does not hold {settings.samples} samples of each problem"
+    samples = spec.config.eval.of(record["task"]).samples
+    if {len(row) for row in record["right"]} != {samples}:
+        yield f"{path.name} does not hold {samples} samples of each problem"
         return
-    prefix = f"eval/{name}/"
-    of_record = {key.removeprefix(prefix) for key in logged if key.startswith(prefix)}
-    scores = scores_of_counts(record)
-    if missing := sorted(scores.keys() - of_record):
-        yield f"{path.name} has no {missing[0]} among the metrics of its step"
-    for key in sorted(of_record & scores.keys()):
-        if not np.isclose(logged[prefix + key], scores[key], rtol=evaluation_files.ROUNDING, atol=0):
-            value = logged[prefix + key]
-            yield f"its answers give {prefix}{key} = {scores[key]:.6g}, and metrics.jsonl has {value:.6g}"
+    yield from other_values(scores_of_counts(record), record, logged, path.name)
+
+
+def other_values(
+    scores: Mapping[str, float], record: Mapping[str, Any], logged: Mapping[str, float], name: str
+) -> Iterator[str]:
+    """Yield how the scores of an evaluation, whose file has this name, differ from those logged, as sentences."""
+    prefix = f"eval/{record['task']}/"
+    if missing := [key for key in scores if prefix + key not in logged]:
+        yield f"{name} has no {missing[0]} among the metrics of its step"
+        return
+    for key, score in scores.items():
+        value = logged[prefix + key]
+        if not math.isclose(score, value, rel_tol=evaluation_files.ROUNDING):
+            yield f"its answers give {prefix}{key} = {score:.6g}, and metrics.jsonl has {value:.6g}"
 
 
 def scores_of_counts(record: Mapping[str, Any]) -> dict[str, float]:
@@ -197,17 +204,8 @@ def copies(cells: Sequence[tuple[CellSpec, Path]]) -> Iterator[tuple[str, str]]:
 
 def digest_of(path: Path, record: Mapping[str, Any]) -> str:
     """Return the digest of the answers of an evaluation; empty if they were left out without one."""
-    if "answers" in record:
-        digest: str = record["answers"]["sha256"]
-        return digest
-    samples = samples_path(path.parents[1], record)
-    if not samples.exists():
-        return ""
-    return str(evaluation_files.answers_digest(files.stream_lines(samples))["sha256"])
-
-
-def samples_path(folder: Path, record: Mapping[str, Any]) -> Path:
-    return folder / "samples" / f"evaluate-{record['task']}-{record['step']:06d}.jsonl"
+    answers = record.get("answers") or stored_answers_digest(path)
+    return str(answers["sha256"]) if answers else ""
 
 
 # The matrix
@@ -224,7 +222,7 @@ def other_matrix(board: Board, protocol: Protocol, specs: Iterable[CellSpec]) ->
     of_axes = set()
     for values in itertools.product(*axes, *config.get("axes", {}).values()):
         of_axes.add(tuple(map(str, values)))
-    for place in sorted(of_axes ^ {place_of(cell) for cell in board.expected}):
+    for place in sorted(of_axes ^ {cell.place for cell in board.expected}):
         yield f"its expected cells are not those of its axes ({' '.join(place)})"
     evaluation = typed(Eval(), definition["eval"], "eval.")
     for task, k in board.ks.items():
@@ -245,14 +243,9 @@ def other_matrix(board: Board, protocol: Protocol, specs: Iterable[CellSpec]) ->
             yield f"its baseline is {shown(board.baseline)}, and that of {spec.key.run_name} another one"
 
 
-def place_of(cell: Expected) -> tuple[str, ...]:
-    """Return the values of a cell at all axes as text."""
-    return (cell.method, cell.task, cell.model, str(cell.seed), *cell.setting.values())
-
-
 def claims_of(cell: Expected) -> dict[str, Any]:
     params = {key: value for key, value in cell.params.items() if key != HEADLINE}
-    return {"factors": place_of(cell)[: len(AXES)], "params": params, "made_of": cell.made_of}
+    return {"factors": cell.place[: len(AXES)], "params": params, "made_of": cell.made_of}
 
 
 def claims_of_spec(spec: CellSpec) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from harness.cells.state import State
 from harness.config import Config
 from harness.matrix import Cell, cells, claim
 from harness.packs.archive import Pack, write_pack
-from harness.packs.protocol import DIFFERENCES_LISTED, Protocol, protocol_of
+from harness.packs.protocol import Protocol, listed, protocol_of
 from harness.table.board import Board
 from harness.table.verified import REPORTED, marks_of_pack
 from harness.terminal.units import plural
@@ -87,12 +87,10 @@ def unpack_cells(pack: Pack, config: Config, matrix: Sequence[Cell]) -> Unpacked
         differences = protocol_of_cells(config, matrix).differences(pack.protocol)
         why = "cells are the same if method, task, model, seed, settings and the kind of device are"
         if differences:
-            why = f"the protocols differ in {', '.join(differences[:DIFFERENCES_LISTED])}"
+            why = f"the protocols differ in {listed(differences)}"
         if edited := edited_since(specs.values(), matrix):
-            if len(edited) > DIFFERENCES_LISTED:
-                edited[DIFFERENCES_LISTED:] = [f"{len(edited) - DIFFERENCES_LISTED} more"]
             why = (
-                f"its cells are of another version of {', '.join(edited)}, which this one cannot continue; "
+                f"its cells are of another version of {listed(edited)}, which this one cannot continue; "
                 "`leaderboard --pack`, `report --pack` and `verify` read them"
             )
         raise UserError(f"no cell of {pack.path} (matrix {pack.matrix!r}) is one of the matrix {config.name!r}; {why}")

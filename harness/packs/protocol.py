@@ -20,7 +20,7 @@ SECTIONS = ("train", "rollout", "correction", "eval", "stop", "verify")
 # Keys of these sections that the machine decides, or that the definition has in another form.
 ELSEWHERE = {"train": ("dtype",), "rollout": ("engine",), "eval": ("tasks",), "verify": ("workers",)}
 PARTS = ("rules", "ruleset", "tasks", "evaluations", "seeds", "axes", *SECTIONS)  # of each definition
-DIFFERENCES_LISTED = 3  # keys in a sentence, at most
+LISTED = 3  # words in a sentence, at most
 LONGEST_VALUE = 20  # characters of a value in it
 
 
@@ -61,6 +61,12 @@ def flat_values(values: Mapping[str, Any], where: str = "") -> Iterator[tuple[st
             yield from flat_values(value, f"{where}{key}.")
         else:
             yield f"{where}{key}", value
+
+
+def listed(words: Sequence[str]) -> str:
+    """Return the first of these words and the number of the others, as a sentence lists them."""
+    first, more = ", ".join(words[:LISTED]), len(words) - LISTED
+    return f"{first} and {more} more" if more > 0 else first
 
 
 def protocol_of(settings: Mapping[str, Any], specs: Sequence[CellSpec]) -> Protocol:
@@ -149,10 +155,7 @@ def check_same_protocol(ours: tuple[str, Protocol], theirs: tuple[str, Protocol]
     if our_protocol.digest == their_protocol.digest:
         return
     differences = our_protocol.differences(their_protocol)
-    listed = ", ".join(differences[:DIFFERENCES_LISTED])
-    if len(differences) > DIFFERENCES_LISTED:
-        listed += f" and {len(differences) - DIFFERENCES_LISTED} more"
     raise UserError(
         f"{their_name} is of protocol {their_protocol.name} and {our_name} of {our_protocol.name}; rows of another "
-        f"protocol do not enter a table (different: {listed})"
+        f"protocol do not enter a table (different: {listed(differences)})"
     )

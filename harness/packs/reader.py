@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from harness.cells.log import MetricsLog
 from harness.cells.outcome import FILE as OUTCOME
@@ -110,13 +109,13 @@ class PackReader:
 
 def with_all_seeds(board: Board, protocol: Protocol) -> Board:
     """Return a board with a cell for each seed of the protocol, so that a table counts the seeds that a pack lacks."""
-    present = {place_of(cell) for cell in board.expected}
-    missing: dict[tuple[Any, ...], Expected] = {}
+    present = {cell.place for cell in board.expected}
+    missing: dict[tuple[str, ...], Expected] = {}
     for cell in board.expected:
         for seed in protocol.definition["seeds"]:
             other = dataclasses.replace(cell, seed=seed, cell=NO_CELL)
-            if place_of(other) not in present:
-                missing[place_of(other)] = other
+            if other.place not in present:
+                missing[other.place] = other
     return dataclasses.replace(board, expected=[*board.expected, *missing.values()])
 
 
@@ -129,19 +128,14 @@ def added_cells(ours: Board, theirs: Board) -> list[Expected]:
     present, places = set(), set()
     for cell in ours.expected:
         present.add(cell.cell)
-        places.add(place_of(cell))
+        places.add(cell.place)
     new = [cell for cell in theirs.expected if cell.cell not in present]
-    doubled = {cell.method for cell in new if place_of(cell) in places}
+    doubled = {cell.method for cell in new if cell.place in places}
     renamed = []
     for cell in new:
         name = f"{cell.method} ({theirs.experiment})" if cell.method in doubled else cell.method
         renamed.append(dataclasses.replace(cell, method=name))
     return renamed
-
-
-def place_of(cell: Expected) -> tuple[Any, ...]:
-    """Return the values of a cell at all axes."""
-    return (cell.method, cell.task, cell.model, cell.seed, *cell.setting.items())
 
 
 def started_at(folder: Path) -> float:

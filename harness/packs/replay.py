@@ -9,12 +9,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.base.errors import UserError
+from harness.base.errors import UserError, nearest
 from harness.cells import evaluation_files
 from harness.cells.evaluation_files import evaluation_path
 from harness.cells.log import MetricsLog
 from harness.cells.provenance import Made, processor
 from harness.cells.spec import CellSpec
+from harness.packs.archive import Pack
 from harness.packs.claims import digest_of
 from harness.packs.slim import is_slim, slim_line
 from harness.rollout import digests, models
@@ -33,6 +34,14 @@ def obstacle(folder: Path, spec: CellSpec) -> str | None:
         return f"it was trained by {spec.config.hardware.world} ranks"
     if made.processor != processor():
         return f"it was trained on {made.processor}, and this machine is {processor()}: floating-point sums may differ"
+    model = models.resolve(spec.key.model)
+    present = model.digest(model.folder())
+    if made.base_model != present:
+        recorded = (made.base_model or "an unknown one")[: digests.SHOWN]
+        return (
+            f"the base model {spec.key.model} is {present[: digests.SHOWN]} on this machine, and it began from "
+            f"{recorded}"
+        )
     return None
 
 
@@ -65,29 +74,17 @@ def different_answers(folder: Path, trained: Path, steps: int) -> Iterator[str]:
             yield f"{record['task']} at step {record['step']}: its answers are other ones"
 
 
-def check_replay(folder: Path, steps: int) -> None:
-    """Refuse more steps than a cell has, and a cell that this machine cannot repeat."""
-    spec = CellSpec.read(folder)
+def check_replay(pack: Pack, cell: str, steps: int) -> None:
+    """Refuse a cell that the pack lacks or this machine cannot repeat, and more steps than it has."""
+    folders = {CellSpec.read(folder).id: folder for folder in pack.cells}
+    if cell not in folders:
+        raise UserError(f"--replay is {cell!r}, which is not a cell of the pack; {nearest(cell, folders)}")
+    folder, spec = folders[cell], CellSpec.read(folders[cell])
     most = len(MetricsLog(folder).read()) - 1  # the first line is of step 0, before any training
     if not 1 <= steps <= most:
         raise UserError(f"--steps is {steps}; allowed: 1 to {most}, the steps of the cell")
-    reason = obstacle(folder, spec) or other_base_model(folder, spec)
-    if reason is not None:
+    if reason := obstacle(folder, spec):
         raise UserError(f"{spec.key.run_name} cannot be replayed here: {reason}")
-
-
-def other_base_model(folder: Path, spec: CellSpec) -> str | None:
-    """Return that the base model of this machine is another one, as a sentence; None if it is the same."""
-    made = Made.read(folder)
-    assert made is not None
-    model = models.resolve(spec.key.model)
-    present = model.digest(model.folder())
-    if made.base_model == present:
-        return None
-    recorded = (made.base_model or "an unknown one")[: digests.SHOWN]
-    return (
-        f"the base model {spec.key.model} is {present[: digests.SHOWN]} on this machine, and it began from {recorded}"
-    )
 
 
 def trained_lines(spec: CellSpec, folder: Path, steps: int) -> list[dict[str, Any]]:

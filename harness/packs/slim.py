@@ -19,7 +19,7 @@ from typing import Any
 
 from harness.base import files
 from harness.cells import checksums, evaluation_files
-from harness.cells.evaluation_files import answers_digest, evaluation_path
+from harness.cells.evaluation_files import evaluation_path, stored_answers_digest
 from harness.cells.log import MetricsLog
 from harness.cells.state import State
 from harness.tokens.logged import DRAWN
@@ -63,7 +63,7 @@ def columns_of_cell(folder: Path) -> Iterator[tuple[str, Any]]:
         if (folder / name).exists():
             yield f"{TEXT} {name}", (folder / name).read_text()
     for path, record in evaluation_files.all_evaluations(folder):
-        for key, value in slim_evaluation(folder, path, record).items():
+        for key, value in slim_evaluation(path, record).items():
             yield f"{EVALUATION} {key} {path.name}", value
     lines = MetricsLog(folder).read()
     yield f"{STEPS} step", [line["step"] for line in lines]
@@ -81,12 +81,11 @@ def columns_of_cell(folder: Path) -> Iterator[tuple[str, Any]]:
         yield f"{METRIC} {key}", [steps, [*values.values()]]
 
 
-def slim_evaluation(folder: Path, path: Path, record: Mapping[str, Any]) -> dict[str, Any]:
+def slim_evaluation(path: Path, record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parts of an evaluation, with the number of right answers to each problem."""
     parts = dict(record)
-    samples = folder / "samples" / f"evaluate-{path.stem}.jsonl"
-    if samples.exists():
-        parts["answers"] = answers_digest(files.stream_lines(samples))
+    if answers := stored_answers_digest(path):
+        parts["answers"] = answers
     parts["samples"] = len(record["right"][0])
     parts["right"] = list(map(sum, record["right"]))
     return parts

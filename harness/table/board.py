@@ -56,6 +56,11 @@ class Expected:
         """Its value at each axis of its configuration apart from methods, tasks, models and seeds."""
         return {key: self.params[key] for key in further_axes(self.params)}
 
+    @property
+    def place(self) -> tuple[str, ...]:
+        """Its values at all axes as text."""
+        return (self.method, self.task, self.model, str(self.seed), *self.setting.values())
+
 
 @dataclass(frozen=True)
 class Board:

@@ -96,7 +96,8 @@ class CellEvaluator:
             "flags": task.flags(self.trained_on),
         }
         evaluation_files.write_evaluation(self.folder, record)
-        files.write_lines(self.folder / "samples" / f"evaluate-{name}-{step:06d}.jsonl", result.samples)
+        answers = evaluation_files.answers_path(evaluation_files.evaluation_path(self.folder, name, step))
+        files.write_lines(answers, result.samples)
         return evaluation_metrics(name, result.metrics)
 
 

@@ -109,12 +109,12 @@ def test_pack_matrix_keeps_answers_that_it_lacks(tmp_path: Path) -> None:
     pack_matrix(made.config, path)  # with more cells
     whole = path.read_bytes()
     part = dataclasses.replace(made.config, seeds=[0])
-    with pytest.raises(UserError, match=r"made\.zip holds answers that the new pack lacks, of 3 cells \(clip_b-"):
+    with pytest.raises(UserError, match=r"made\.zip holds answers that the new pack lacks \(cells/clip_b-"):
         pack_matrix(part, path)
     changed = made.cells[0].folder / "evals" / "countdown-000001.json"
     changed.write_bytes(changed.read_bytes().replace(b"1", b"0"))
     checksums.write_checksums(made.cells[0].folder)
-    with pytest.raises(UserError, match=r"of 1 cell \(grpo-.*--out names another file"):
+    with pytest.raises(UserError, match=r"\(cells/grpo-.*--out names another file"):
         pack_matrix(made.config, path)
     assert path.read_bytes() == whole
     notes = tmp_path / "notes.zip"
@@ -166,22 +166,14 @@ def test_pack_matrix_refuses_a_damaged_cell(tmp_path: Path) -> None:
 
 def test_check_whole_notices_every_byte(pack: Path, tmp_path: Path) -> None:
     content = pack.read_bytes()
-    changed = tmp_path / "changed.zip"
+    damaged = [content[:end] for end in (0, 3, 100, -200, -1)]
     for place in range(0, len(content), max(len(content) // 400, 1)):
-        damaged = bytearray(content)
-        damaged[place] ^= 1 << (place % 8)
-        changed.write_bytes(damaged)
+        damaged.append(content[:place] + bytes([content[place] ^ 1 << (place % 8)]) + content[place + 1 :])
+    changed = tmp_path / "changed.zip"
+    for each in damaged:
+        changed.write_bytes(each)
         with pytest.raises(UserError, match=r"is not a pack|it was cut off|it was edited"):
             archive.check_whole(changed)
-
-
-@pytest.mark.parametrize("kept", [0, 3, 100, -1, -200])
-def test_leaderboard_refuses_a_pack_cut_off(pack: Path, tmp_path: Path, kept: int) -> None:
-    short = tmp_path / "short.zip"
-    short.write_bytes(pack.read_bytes()[:kept])
-    sentence = refusal("leaderboard", "--pack", str(short))
-    assert "is not a pack" in sentence or "was cut off" in sentence
-    assert len(sentence.splitlines()) == 1
 
 
 def test_unpacked_in_a_full_temporary_folder(pack: Path) -> None:
@@ -205,13 +197,8 @@ def test_unpacked_in_a_full_temporary_folder(pack: Path) -> None:
     [
         (["leaderboard", "--pack", "gone.zip"], "the pack gone.zip is missing"),
         (["leaderboard", "--pack", "."], ". is a folder; a pack is a file"),
-        (["leaderboard", "--pack", "a.zip", "--out", "."], "--out . is a folder; it must name a file"),
-        (["report", "--pack", "a.zip", "--out", "."], "--out . is a folder; it must name a file"),
         (["pack", "demo", "--out", "."], "--out . is a folder; it must name a file"),
         (["leaderboard", "demo", "--pack", "a.zip"], "needs one of three"),
-        (["report", "demo", "--pack", "a.zip"], "needs one of three"),
-        (["report"], "--experiment"),
-        (["report", "demo", "--experiment", "matrix"], "--experiment"),
         (["report", "demo", "--uri", "sqlite:///x.db"], "--experiment"),
     ],
 )
@@ -219,17 +206,25 @@ def test_pack_options_that_are_refused(arguments: list[str], words: str) -> None
     assert words in refusal(*arguments)
 
 
-def edited(pack: Path, path: Path, changes: dict[str, bytes], *, mend: bool) -> Path:
-    """Copy a pack with other files in it; `mend`: with the sum at its end computed again, but not its manifest."""
+def edited(pack: Path, path: Path, changes: dict[str, bytes | None], *, mend: bool) -> Path:
+    """Copy a pack with other files in it, None for one less; `mend`: with the sum at its end computed again."""
     with zipfile.ZipFile(pack) as old, zipfile.ZipFile(path, "w") as new:
-        for member in old.infolist():
-            archive.add_member(new, member.filename, changes.get(member.filename, old.read(member.filename)))
-        for name in changes.keys() - {*old.namelist()}:
-            archive.add_member(new, name, changes[name])
+        present = {name: old.read(name) for name in old.namelist()}
+        for name, content in (present | changes).items():
+            if content is not None:
+                archive.add_member(new, name, content)
         new.comment = old.comment
     if mend:
         seal.close_file(path)
     return path
+
+
+def manifest_with(pack: Path, files: dict[str, Any]) -> bytes:
+    """Return the manifest of a pack with other files beside matrix.json."""
+    with zipfile.ZipFile(pack) as old:
+        manifest = json.loads(old.read("manifest.json"))
+    manifest["files"] = {"matrix.json": manifest["files"]["matrix.json"], **files}
+    return json.dumps(manifest).encode()
 
 
 def test_leaderboard_refuses_an_edited_pack(pack: Path, tmp_path: Path) -> None:
@@ -250,10 +245,10 @@ def with_records(
             header.size, header.type = len(content), kind
             compressed.write(header.tobuf() + content + bytes(-len(content) % tarfile.BLOCKSIZE))
         compressed.write(bytes(2 * tarfile.BLOCKSIZE))  # the end of a tar
-    with zipfile.ZipFile(pack) as old:
-        manifest = json.loads(old.read("manifest.json"))
-    manifest["files"] = {"matrix.json": manifest["files"]["matrix.json"], **files}
-    changes = {archive.RECORDS_FILE: stream.getvalue(), "manifest.json": json.dumps(manifest).encode()}
+    changes: dict[str, bytes | None] = {
+        archive.RECORDS_FILE: stream.getvalue(),
+        "manifest.json": manifest_with(pack, files),
+    }
     return edited(pack, path, changes, mend=True)
 
 
@@ -298,13 +293,13 @@ def test_unpacked_refuses_a_bomb(pack: Path, tmp_path: Path) -> None:
     large_records = ("evals/countdown-000000.json", "samples/evaluate-countdown-000000.jsonl", "metrics.jsonl")
     for record in (name, *(f"cells/x/{large}" for large in large_records)):
         large = with_records(pack, path, {}, {record: [100_000_000, "0" * 64]})
-        check_refused(large, "in it has 100,000,000 bytes, more than its protocol allows")
+        check_refused(large, "in it has 100,000,000 bytes, more than a pack of its size may hold")
 
 
 def test_unpacked_refuses_a_large_manifest(pack: Path, tmp_path: Path) -> None:
     for name in ("manifest.json", "matrix.json"):
         bomb = edited(pack, tmp_path / "bomb.zip", {name: b" " * 50_000_000}, mend=True)
-        check_refused(bomb, f"its {name} has 50,000,000 bytes, more than one that")
+        check_refused(bomb, f"{name} in it has 50,000,000 bytes, more than a pack of its size may hold")
 
 
 # The slim form
@@ -329,17 +324,13 @@ def test_pack_slim_gives_the_same_table_and_page(pack: Path, tmp_path: Path) -> 
 
 def with_columns(pack: Path, path: Path, content: bytes, size: int | None = None) -> Path:
     """Write the slim form of a pack with these columns; `size`: of them by the manifest, if it is another one."""
-    with zipfile.ZipFile(pack) as whole:
-        manifest, summary = json.loads(whole.read("manifest.json")), whole.read("matrix.json")
-    manifest["files"] = {"matrix.json": manifest["files"]["matrix.json"]}
-    manifest["files"][archive.COLUMNS_FILE] = [size or len(content), hashlib.sha256(content).hexdigest()]
-    with zipfile.ZipFile(path, "w") as new:
-        archive.add_member(new, "manifest.json", json.dumps(manifest).encode())
-        archive.add_member(new, "matrix.json", summary)
-        archive.add_member(new, archive.COLUMNS_FILE, lzma.compress(content))
-        new.comment = bytes(seal.FILE_LENGTH)
-    seal.close_file(path)
-    return path
+    sums = {archive.COLUMNS_FILE: [size or len(content), hashlib.sha256(content).hexdigest()]}
+    changes = {
+        archive.RECORDS_FILE: None,
+        archive.COLUMNS_FILE: lzma.compress(content),
+        "manifest.json": manifest_with(pack, sums),
+    }
+    return edited(pack, path, changes, mend=True)
 
 
 @pytest.mark.parametrize(
@@ -367,7 +358,7 @@ def test_a_number_of_answers_in_a_slim_pack_takes_no_memory(
 
 def test_columns_are_never_larger_than_honest_ones(pack: Path, tmp_path: Path) -> None:
     large = with_columns(pack, tmp_path / "large.zip", b"", 100_000_000)
-    check_refused(large, "in it has 100,000,000 bytes, more than its protocol allows")
+    check_refused(large, "in it has 100,000,000 bytes, more than a pack of its size may hold")
 
 
 # Several packs, and protocols
