@@ -1,9 +1,11 @@
-"""Cells with answers to real problems of the embedded task, judged by it, without any training."""
+"""Packs of cells with answers to real problems of the embedded task, without any training, and forgeries of them."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -11,17 +13,22 @@ from typing import Any
 import numpy as np
 from cells import Answers, write_cell
 
-from harness.cells import evaluation_files
-from harness.cells.provenance import Made
+from harness.base import files
+from harness.cells import checksums, evaluation_files
+from harness.cells.evaluation_files import answers_path, evaluation_path
+from harness.cells.log import MetricsLog
+from harness.cells.spec import CellSpec
 from harness.config import load_config
 from harness.matrix import Cell, cells
+from harness.packs.archive import Pack, write_pack
 from harness.packs.exchange import pack_matrix
+from harness.packs.protocol import Protocol
 from tasks import Problem, Verdict
 from tasks.countdown import Countdown
 from tasks.scoring import distinct_right, judged, scores
 
 SMALL = ["train.steps=1", "eval.problems=5", "eval.samples=4", "eval.k=2", "seeds=[0,1]"]
-Records = dict[str, Any]
+Record = dict[str, Any]
 
 
 def responses_to(problem: Problem, seed: int) -> list[str]:
@@ -33,14 +40,14 @@ def responses_to(problem: Problem, seed: int) -> list[str]:
     return [first, f"\\boxed{{{tries[seed]}}}", "none", first]
 
 
-def write_answered(cell: Cell, edit: Callable[[list[Records]], None] | None = None) -> None:
-    """Write a cell that is done; `edit` changes the samples before counts, scores and sums are computed from them."""
+def write_answered(cell: Cell) -> None:
+    """Write a cell that is done."""
     task, last = Countdown(), cell.config.train.steps
     steps, evaluations = [], []
     for step in range(last + 1):
         metrics = {"entropy/mean": 2.0 - step, "tokens/generated": 10.0, "loss/policy": 0.5}
         if evaluation_files.evaluation_due(cell.config, step, last):
-            answers, scores = evaluation_of(cell, task, step, edit)
+            answers, scores = evaluation_of(cell, task, step)
             evaluations.append(answers)
             metrics |= scores
         steps.append(metrics)
@@ -48,29 +55,21 @@ def write_answered(cell: Cell, edit: Callable[[list[Records]], None] | None = No
     write_cell(cell.folder, cell.spec, steps=steps, answers=evaluations, began=1000.0, made=made, seconds=60)
 
 
-def evaluation_of(
-    cell: Cell, task: Countdown, step: int, edit: Callable[[list[Records]], None] | None
-) -> tuple[Answers, dict[str, float]]:
+def evaluation_of(cell: Cell, task: Countdown, step: int) -> tuple[Answers, dict[str, float]]:
     """Return the evaluation of a step, and its metrics."""
     problems = task.problems("test")[:5]
-    samples: list[Records] = []
+    samples: list[Record] = []
+    by_problem, right, distinct = [], [], []
     for problem in problems:
         responses = responses_to(problem, cell.seed)
         results = judged(task, None, problem, responses)  # type: ignore[arg-type]
-        answers, verdicts = [result.text for result in results], [str(result.verdict) for result in results]
-        sample: Records = {"problem": problem.id, "prompt": problem.prompt, "responses": responses}
+        answers, verdicts = [result.text for result in results], [result.verdict for result in results]
         goes_on = [result.goes_on for result in results]
-        samples.append({**sample, "answers": answers, "verdicts": verdicts, "goes_on": goes_on})
-    if edit is not None:
-        edit(samples)
-    by_problem, right, distinct = [], [], []
-    for problem, sample in zip(problems, samples, strict=True):
-        judgments = list(map(Verdict, sample["verdicts"]))
-        right.append([int(verdict == Verdict.RIGHT) for verdict in judgments])
-        distinct.append(distinct_right(judgments, sample["answers"]))
-        by_problem.append(
-            scores(sample["responses"], judgments, sample["answers"], sample["goes_on"], task.solutions(problem))
-        )
+        sample: Record = {"problem": problem.id, "prompt": problem.prompt, "responses": responses}
+        samples.append({**sample, "answers": answers, "verdicts": list(map(str, verdicts)), "goes_on": goes_on})
+        right.append([int(verdict == Verdict.RIGHT) for verdict in verdicts])
+        distinct.append(distinct_right(verdicts, answers))
+        by_problem.append(scores(responses, verdicts, answers, goes_on, task.solutions(problem)))
     metrics = {"avg": float(np.mean(right)), "length": 9.5, "distinct": 0.5}
     for key in by_problem[0].keys() - {"avg"}:
         metrics[key] = fmean(scores_of_problem[key] for scores_of_problem in by_problem)
@@ -86,26 +85,70 @@ def evaluation_of(
     return evaluation, {f"eval/countdown/{key}": score for key, score in metrics.items()}
 
 
-def answered_pack(
-    folder: Path,
-    *overrides: str,
-    edit: Callable[[list[Records]], None] | None = None,
-    then: Callable[[Cell], None] | None = None,
-) -> Path:
-    """Write the pack of a small matrix; `edit`: of the samples of its last cell, `then`: called with that cell."""
+def answered_pack(folder: Path, *overrides: str) -> Path:
+    """Write the pack of a small matrix."""
     config = load_config("smoke", [f"results={folder / 'results'}", *SMALL, *overrides])
-    matrix = cells(config)
-    for cell in matrix:
-        write_answered(cell, edit if cell is matrix[-1] else None)
-    if then is not None:
-        then(matrix[-1])
+    for cell in cells(config):
+        write_answered(cell)
     path = folder / "smoke.zip"
     pack_matrix(config, path)
     return path
 
 
-def change_made(cell: Cell, **fields: Any) -> None:
-    """Change the record of what made a cell."""
-    made = Made.read(cell.folder)
-    assert made is not None
-    dataclasses.replace(made, **fields).write(cell.folder)
+@dataclass
+class Forgery:
+    """The records of a pack, to be edited; `folder` is that of its cell clip_b s0."""
+
+    pack: Path
+    matrix: str
+    summary: Record  # its matrix.json
+    definition: Record  # of its protocol
+
+    @classmethod
+    def of(cls, pack: Pack) -> Forgery:
+        return cls(pack.folder, pack.matrix, json.loads(pack.summary), pack.protocol.definition)
+
+    @property
+    def cells(self) -> list[Path]:
+        return sorted((self.pack / "cells").iterdir())
+
+    def cell(self, method: str, seed: int) -> Path:
+        [folder] = (self.pack / "cells").glob(f"{method}-*-s{seed}-*")
+        return folder
+
+    @property
+    def folder(self) -> Path:
+        return self.cell("clip_b", 0)
+
+    def edit_spec(self, **fields: Any) -> None:
+        dataclasses.replace(CellSpec.read(self.folder), **fields).write(self.folder)
+
+    def edit_record(self, name: str, **fields: Any) -> None:
+        """Change values in state.json or made.json."""
+        files.write_json(self.folder / name, files.read_json(self.folder / name) | fields)
+
+    def edit_evaluation(self, **fields: Any) -> None:
+        """Change the last evaluation; at another `step`, write one beside it."""
+        record = evaluation_files.read_evaluation(evaluation_path(self.folder, "countdown", 4))
+        evaluation_files.write_evaluation(self.folder, record | fields)
+
+    def edit_answers(self, edit: Callable[[list[Record]], None]) -> None:
+        """Change the answers of the last evaluation."""
+        path = answers_path(evaluation_path(self.folder, "countdown", 4))
+        answers = files.read_lines(path)
+        edit(answers)
+        files.write_lines(path, answers)
+
+    def edit_log(self, edit: Callable[[list[Record]], None]) -> None:
+        """Change the lines of metrics.jsonl."""
+        log = MetricsLog(self.folder)
+        lines = log.read()
+        edit(lines)
+        log.write(lines)
+
+    def write(self, path: Path) -> Path:
+        """Write a pack of these records, in which all sums fit."""
+        for folder in self.cells:
+            checksums.write_checksums(folder)
+        write_pack(path, self.matrix, json.dumps(self.summary), self.cells, Protocol(self.definition))
+        return path

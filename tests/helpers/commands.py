@@ -41,6 +41,11 @@ def run_command(*arguments: str, cwd: Path | None = None, code: int = 0) -> str:
     return ended.out + ended.err
 
 
+def verify(*arguments: str, code: int = 0) -> str:
+    """Return the output of `entrobench verify`, on one line."""
+    return " ".join(run_command("verify", *arguments, code=code).split())
+
+
 def refusal(*arguments: str, cwd: Path | None = None) -> str:
     """Return the sentence with which a command refuses its arguments."""
     code, out, err = end_of(*arguments, cwd=cwd)

@@ -1,168 +1,117 @@
-"""`verify` judges the answers in a pack again: a wrong verdict, score or identity is found, whatever its sums say."""
+"""`verify` judges the answers in a pack again, and its marks reach the table; `--replay` repeats a training."""
 
 from __future__ import annotations
 
-import dataclasses
+import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
-from answered import answered_pack, change_made
-from boards import json_rows
+from answered import Forgery, Record
+from boards import json_rows, show_table
 from cells import set_state
-from commands import run_command
+from commands import verify
 from trainers import SHORT
 
 from harness.base import files
-from harness.cells import checksums
 from harness.cells.log import MetricsLog
 from harness.cells.provenance import Made, processor
 from harness.cells.spec import CellSpec
 from harness.config import load_config
-from harness.matrix import Cell, cells
-from harness.packs import archive, replay
+from harness.matrix import cells
+from harness.packs import replay
+from harness.packs.archive import unpacked
 from harness.packs.exchange import pack_matrix
-from harness.table import verified
 from harness.table.verified import marks_of_pack
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(autouse=True)
-def marks_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep marks out of the user's cache."""
-    monkeypatch.setattr(verified, "marks_path", lambda digest: tmp_path / "marks" / f"{digest}.json")
-
-
-def verify(*arguments: str, code: int = 0) -> str:
-    """Return the output of `entrobench verify`, on one line."""
-    return " ".join(run_command("verify", *arguments, code=code).split())
-
-
-def test_verify_a_sound_pack(tmp_path: Path) -> None:
-    pack = answered_pack(tmp_path)
-    output = verify(str(pack))
-    assert "grpo 2 80 0 0 judged again" in output
-    assert "clip_b 2 80 0 0 judged again" in output
+def test_verify_a_sound_pack(honest: Path) -> None:
+    output = verify(str(honest))
+    assert "grpo 2 120 0 0 judged again" in output
+    assert "clip_b 2 120 0 0 judged again" in output
     assert "protocol v1 " in output
-    rows = json_rows("--pack", str(pack))
+    rows = json_rows("--pack", str(honest))
     assert {row["checked"] for row in rows if row["method"] != "base model"} == {"judged again"}
 
 
-def test_verify_refuses_options_before_judging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pack = answered_pack(tmp_path)
-    verify(str(pack))
-    digest = files.sha256_of(pack)
-    marks = marks_of_pack(digest)
+def test_verify_a_wrong_verdict(forgery: Forgery, tmp_path: Path) -> None:
+    def claim_right(answers: list[Record]) -> None:
+        """Claim that an answer without a box is right."""
+        answers[2]["verdicts"][2] = "right"
 
-    def judge(*_: object) -> None:
-        raise AssertionError("judged")
-
-    monkeypatch.setattr("harness.packs.audit.audit_pack", judge)
-    assert "plugin nope cannot be imported" in verify(str(pack), "--plugin", "nope", code=2)
-    assert "--replay is 'nope', which is not a cell" in verify(str(pack), "--replay", "nope", code=2)
-    with archive.unpacked(pack) as opened:
-        cell = CellSpec.read(opened.cells[0]).id
-    assert "--steps is 0; allowed: 1 to" in verify(str(pack), "--replay", cell, "--steps", "0", code=2)
-    assert marks_of_pack(digest) == marks
-
-
-def wrong_verdict(samples: list[dict[str, Any]]) -> None:
-    """Claim that an answer without a box is right, and has a form of its own."""
-    samples[2]["verdicts"][2] = "right"
-    samples[2]["answers"][2] = "1+1"
-
-
-def test_verify_finds_a_wrong_verdict(tmp_path: Path) -> None:
-    output = verify(str(answered_pack(tmp_path, edit=wrong_verdict)), code=1)
-    assert "wrong: clip_b s1" in output
-    assert "countdown at step 1: answer 3 to" in output
+    forgery.edit_answers(claim_right)
+    output = verify(str(forgery.write(tmp_path / "forged.zip")), code=1)
+    assert "wrong: clip_b s0" in output
+    assert "countdown at step 4: answer 3 to" in output
     assert "is unparsed, stored as right" in output
     assert "1 cell of 4 contradict" in output
-    assert "clip_b 2 80 0 1 reported" in output
-    assert "grpo 2 80 0 0 judged again" in output
+    assert "clip_b 2 120 0 1 reported" in output
+    assert "grpo 2 120 0 0 judged again" in output
 
 
-def raised_score(cell: Cell) -> None:
-    log = MetricsLog(cell.folder)
-    lines = log.read()
-    lines[1]["metrics"]["eval/countdown/avg"] += 0.05
-    log.write(lines)
-    checksums.write_checksums(cell.folder)
+def test_verify_counts_without_answers(forgery: Forgery, tmp_path: Path) -> None:
+    shutil.rmtree(forgery.folder / "samples")
+    output = verify(str(forgery.write(tmp_path / "counts.zip")))
+    assert "clip_b 2 60 0 0 counts checked" in output
+    assert "60 answers are in the pack as counts alone, and were not judged again" in output
 
 
-def other_identity(cell: Cell) -> None:
-    spec = CellSpec.read(cell.folder)
-    spec.identity["train"]["lr"] = 0.5
-    spec.write(cell.folder)
-
-
-def fewer_steps(cell: Cell) -> None:
-    MetricsLog(cell.folder).truncate(0)
-    checksums.write_checksums(cell.folder)
-
-
-def other_prompt(samples: list[dict[str, Any]]) -> None:
-    samples[0]["prompt"] = "1 1 2=4:"
-
-
-def other_problem(samples: list[dict[str, Any]]) -> None:
-    samples[0]["problem"] = "of my own"
-
-
-def no_verdicts(cell: Cell) -> None:
-    """Leave samples out of which a key is missing, with right sums."""
-    for path in (cell.folder / "samples").glob("evaluate-*"):
-        records = files.read_lines(path)
-        del records[0]["verdicts"]
-        files.write_lines(path, records)
-    checksums.write_checksums(cell.folder)
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"then": raised_score}, "its answers give eval/countdown/avg = "),
-        ({"then": other_identity}, "its identity has the hash "),
-        ({"then": fewer_steps}, "metrics.jsonl does not hold the steps 0 to 1"),
-        ({"then": no_verdicts}, "its records are not those of a cell (KeyError"),
-        ({"edit": other_prompt}, "is another one"),
-        ({"edit": other_problem}, "its problems are not the first 5 of test"),
-    ],
-)
-def test_verify_finds_contradictions(tmp_path: Path, changes: dict[str, Any], sentence: str) -> None:
-    output = verify(str(answered_pack(tmp_path, **changes)), code=1)
-    assert sentence in output
-    assert "reported" in output
-
-
-def test_verify_counts_without_answers(tmp_path: Path) -> None:
-    def without_samples(cell: Cell) -> None:
-        for path in (cell.folder / "samples").glob("*"):
-            path.unlink()
-        checksums.write_checksums(cell.folder)
-
-    output = verify(str(answered_pack(tmp_path, then=without_samples)))
-    assert "clip_b 2 40 0 0 counts checked" in output
-    assert "40 answers are in the pack as counts alone, and were not judged again" in output
-
-
-def test_verify_imports_no_plugin_of_a_pack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def with_plugin(cell: Cell) -> None:
-        spec = CellSpec.read(cell.folder)
-        dataclasses.replace(spec, settings={**spec.settings, "plugins": ["hostile"]}).write(cell.folder)
-
+def test_verify_imports_no_plugin_of_a_pack(forgery: Forgery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "hostile.py").write_text("raise RuntimeError('imported')\n")
     monkeypatch.chdir(tmp_path)
-    pack = answered_pack(tmp_path, then=with_plugin)
-    assert "clip_b 2 80 0 0 judged again" in verify(str(pack))
+    forgery.edit_spec(settings={**CellSpec.read(forgery.folder).settings, "plugins": ["hostile"]})
+    assert "clip_b 2 120 0 0 judged again" in verify(str(forgery.write(tmp_path / "forged.zip")))
+
+
+# Marks
+
+
+def test_leaderboard_ignores_marks_beside_a_pack(honest: Path, tmp_path: Path) -> None:
+    pack = Path(shutil.copy(honest, tmp_path / "theirs.zip"))
+    with unpacked(pack) as opened:
+        marks = {CellSpec.read(folder).id: "replayed" for folder in opened.cells}
+    files.write_json(tmp_path / "theirs.zip.verified.json", {"sha256": files.sha256_of(pack), "cells": marks})
+    assert {row["checked"] for row in json_rows("--pack", str(pack))[1:]} == {"reported"}
+
+
+def test_leaderboard_ignores_marks_of_another_pack(honest: Path, forgery: Forgery, tmp_path: Path) -> None:
+    verify(str(honest))
+    forgery.edit_evaluation(step=5)
+    forged = forgery.write(tmp_path / "forged.zip")
+    rows = json_rows("--pack", str(forged), "--pack", str(honest))
+    assert {row["checked"] for row in rows[1:]} == {"reported"}
+
+
+def test_leaderboard_names_columns_stated_by_the_author(forgery: Forgery, tmp_path: Path) -> None:
+    forgery.edit_log(lambda lines: lines[-1]["metrics"].update({"entropy/mean": 3.0}))
+    pack = forgery.write(tmp_path / "forged.zip")
+    verify(str(pack))
+    text = show_table("--pack", str(pack), "--format", "md")
+    [stated] = [line for line in text.splitlines() if "As the author states, unless replayed" in line]
+    assert "entropy, end" in stated
+    [judged] = [line for line in text.splitlines() if "Recomputed from the answers in rows judged again" in line]
+    assert "Avg@K" in judged
+    assert "entropy" not in judged
 
 
 # Replay
 
 
-def last_cell(pack: Path) -> str:
-    return [*marks_of_pack(files.sha256_of(pack))][-1]
+def test_verify_refuses_options_before_judging(honest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    verify(str(honest))
+    marks = marks_of_pack(files.sha256_of(honest))
+
+    def judge(*_: object) -> None:
+        raise AssertionError("judged")
+
+    monkeypatch.setattr("harness.packs.audit.audit_pack", judge)
+    assert "plugin nope cannot be imported" in verify(str(honest), "--plugin", "nope", code=2)
+    assert "--replay is 'nope', which is not a cell" in verify(str(honest), "--replay", "nope", code=2)
+    for steps in ("0", "5"):
+        refused = verify(str(honest), "--replay", min(marks), "--steps", steps, code=2)
+        assert f"--steps is {steps}; allowed: 1 to 4, the steps of the cell" in refused
+    assert marks_of_pack(files.sha256_of(honest)) == marks
 
 
 @pytest.mark.parametrize(
@@ -173,23 +122,12 @@ def last_cell(pack: Path) -> str:
         ({"processor": processor()}, "cannot be replayed here: the base model countdown-tiny is "),
     ],
 )
-def test_replay_refuses_what_cannot_be_repeated(tmp_path: Path, fields: dict[str, Any], sentence: str) -> None:
-    changed: list[str] = []
-
-    def change(cell: Cell) -> None:
-        change_made(cell, **fields)
-        changed.append(cell.id)
-
-    pack = answered_pack(tmp_path, then=change)
-    assert sentence in verify(str(pack), "--replay", changed[0], "--steps", "1", code=2)
-
-
-def test_replay_refuses_unknown_cells_and_steps(tmp_path: Path) -> None:
-    pack = answered_pack(tmp_path)
-    assert "--replay is 'x', which is not a cell of the pack" in verify(str(pack), "--replay", "x", code=2)
-    verify(str(pack))
-    steps = ["--replay", last_cell(pack), "--steps", "7"]
-    assert "--steps is 7; allowed: 1 to 1" in verify(str(pack), *steps, code=2)
+def test_replay_refuses_what_cannot_be_repeated(
+    fields: dict[str, str], sentence: str, forgery: Forgery, tmp_path: Path
+) -> None:
+    forgery.edit_record("made.json", **fields)
+    pack = forgery.write(tmp_path / "other.zip")
+    assert sentence in verify(str(pack), "--replay", CellSpec.read(forgery.folder).id, code=2)
 
 
 def test_replay_bit_for_bit(tmp_path: Path) -> None:
