@@ -258,7 +258,7 @@ def read_text(archive: zipfile.ZipFile, name: str, path: Path) -> bytes:
         member = archive.getinfo(name)
     except KeyError:
         raise Damaged(path, f"it has no {name}") from None
-    check_size(path, name, member.file_size, min(MOST_TEXT, most_read(path)))
+    check_bytes(path, name, member.file_size, min(MOST_TEXT, most_read(path)))
     return archive.read(name)  # never more than the stated size
 
 
@@ -272,7 +272,7 @@ def most_bytes(path: Path) -> int:
     return min(MOST_BYTES, RATIO * path.stat().st_size + FREE)
 
 
-def check_size(path: Path, name: str, size: int, most: int) -> None:
+def check_bytes(path: Path, name: str, size: int, most: int) -> None:
     """Refuse a file in a pack that is larger than it may be."""
     if size > most:
         raise Damaged(path, f"{name} in it has {size:,} bytes, more than a pack of its size may hold")
@@ -281,12 +281,12 @@ def check_size(path: Path, name: str, size: int, most: int) -> None:
 def extract_records(stream: Unpacking, path: Path, folder: Path, manifest: Mapping[str, Any]) -> None:
     """Write the records of the cells into a folder; refuse any that are not exactly those of the manifest."""
     sums = {name: entry for name, entry in manifest["files"].items() if name != SUMMARY}
-    check_size(path, RECORDS_FILE, sum(size for size, _ in sums.values()), most_bytes(path))
+    check_bytes(path, RECORDS_FILE, sum(size for size, _ in sums.values()), most_bytes(path))
     for name, (size, _) in sums.items():
         if not MEMBER.fullmatch(name):
             raise Damaged(path, f"it holds {name!r}, which is not a record of a cell")
         if "/samples/" not in name:  # which are read by line
-            check_size(path, name, size, most_read(path))
+            check_bytes(path, name, size, most_read(path))
     left = set(sums)
     stream.allow(HEADERS)
     with tarfile.open(fileobj=io.BufferedReader(stream), mode="r|") as tar:
@@ -308,7 +308,7 @@ def extract_records(stream: Unpacking, path: Path, folder: Path, manifest: Mappi
 def extract_columns(stream: Unpacking, path: Path, folder: Path, manifest: Mapping[str, Any]) -> None:
     """Write the records of slim cells into a folder."""
     size = manifest["files"][COLUMNS_FILE][0]
-    check_size(path, COLUMNS_FILE, size, most_read(path))
+    check_bytes(path, COLUMNS_FILE, size, most_read(path))
     stream.allow(size)
     seen = hashlib.sha256()
 

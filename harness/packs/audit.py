@@ -211,7 +211,9 @@ def judged_again(
         where = f"{record['task']} at step {record['step']}"
         audit.notes.append(f"{where}: {unconfirmed} answers stored as right could not be decided here")
     elif not findings:
-        keys = [key for key in scores_J[0] if key != "avg"]  # which was compared with the counts
-        means = {key: fmean(of_problem[key] for of_problem in scores_J) for key in keys}
+        means = {}
+        for key in scores_J[0]:
+            if key != "avg":  # which was compared with the counts
+                means[key] = fmean(of_problem[key] for of_problem in scores_J)
         findings += claims.other_values(means, record, logged, path.name)
     return findings

@@ -61,19 +61,15 @@ class Unpacked:
     of_others: int = 0  # that the matrix does not have
 
     def __str__(self) -> str:
-        parts = [f"{plural(self.put, 'cell')} put into the matrix"]
-        if self.kept:
-            parts.append(f"{self.kept} left out because they are done there")
-        if self.begun:
-            parts.append(
-                f"{self.begun} left out because they have a folder there, though they are not done (to get them from "
-                "the pack, remove these folders and unpack again)"
-            )
-        if self.failed:
-            parts.append(f"{self.failed} left out because they failed")
-        if self.of_others:
-            parts.append(f"{self.of_others} left out because they are of another matrix or setting")
-        return ", ".join(parts)
+        reasons = {
+            "because they are done there": self.kept,
+            "because they have a folder there, though they are not done (to get them from the pack, remove these "
+            "folders and unpack again)": self.begun,
+            "because they failed": self.failed,
+            "because they are of another matrix or setting": self.of_others,
+        }
+        left_out = [f"{number} left out {why}" for why, number in reasons.items() if number]
+        return ", ".join([f"{plural(self.put, 'cell')} put into the matrix", *left_out])
 
 
 def unpack_cells(pack: Pack, config: Config, matrix: Sequence[Cell]) -> Unpacked:
