@@ -6,8 +6,9 @@
 Tables lie between `<!-- table: NAME -->` and `<!-- end -->`. A figure in the text is followed by a comment with its
 place in a table, for example `0.533<!-- demo/grpo/Pass@16 -->`; it keeps its interval if it has one. A verdict in the
 text is followed by its table and the methods that have it: `win<!-- field-shortlist/unlikeliness, rs_grpo/verdict -->`.
-The comment `<!-- demo/none/verdict -->` says that no method of a table wins or trades.
-tests/test_reference.py fails where a page shows another number than results/reference.
+The comment `<!-- demo/none/verdict -->` says that no method of a table wins or trades. If the pages of a study mark any
+verdict of a table, they mark all of its methods that win or trade. `python -m studies.checks` fails where a page shows
+another number than results/reference.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from studies.field import tuned as field_tuned
 from studies.transfer import analysis as transfer
 
 REPOSITORY = Path(__file__).parent.parent
+FOLDERS = REPOSITORY / "studies"
 REFERENCE = REPOSITORY / "results/reference"
 CURVES = REFERENCE / "demo/curves.csv"
 PICTURE = REFERENCE / "demo/curves.svg"
@@ -54,16 +56,8 @@ FURTHER = {
     "lr-kl-clip-settings": "lr-kl-clip/lr.csv",
     "staleness-ends": "staleness/ends.csv",
 }
-PAGE_NAMES = (
-    "README.md",
-    "docs/evidence/demo.md",
-    "studies/coloring/README.md",
-    "studies/field/README.md",
-    "studies/field/tuned.md",
-    "studies/transfer/README.md",
-    *(f"studies/{name}/README.md" for name in STUDIES),
-)
-PAGES = tuple(REPOSITORY / name for name in PAGE_NAMES)
+OF_DEMO = (REPOSITORY / "README.md", REPOSITORY / "docs/evidence/demo.md")
+PAGES = (*OF_DEMO, *sorted(FOLDERS.glob("*/*.md")))
 
 SEVERAL_VERSIONS = " §"  # after a method whose cells are of several versions of the code
 PASS_AT_16 = "eval/countdown/pass@16"

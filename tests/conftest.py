@@ -23,6 +23,7 @@ from harness.tracking import store
 if TYPE_CHECKING:
     from boards import MadeUpMatrix
 
+pytest.register_assert_rewrite("studies")  # a finding that fails shows its numbers
 PROGRAMS = Path(sys.executable).parent
 # Python looks for unreachable cycles whenever the number of objects has grown by a quarter. While tests are collected,
 # torch, transformers, MLflow and the tests themselves become millions of objects that all stay: a fifth of that time.

@@ -23,6 +23,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from pandas import DataFrame
 
+from harness import config
 from harness.config import study_configs
 
 REFERENCE = Path(__file__).parents[2] / "results/reference"
@@ -55,6 +56,12 @@ def configuration(matrix: str) -> list[str]:
     files = [name for name in study_configs() if f"{matrix}-".startswith(f"{name}-")]
     file = max(files, key=len)
     return [file] if file == matrix else [file, f"round={matrix.removeprefix(f'{file}-')}"]
+
+
+def loaded(matrix: str) -> config.Config:
+    """Return the configuration of a matrix, with its round."""
+    name, *overrides = configuration(matrix)
+    return config.load_config(name, overrides)
 
 
 def take_table(results: str, matrix: str, folder: Path, *overrides: str) -> None:
@@ -196,10 +203,15 @@ def agreement(first: Rows, second: Rows, score: str) -> tuple[float, float, floa
     return *tau_with_interval(*means), len(methods)
 
 
+def shown_agreement(first: Rows, second: Rows, score: str) -> str:
+    tau, low, high, _ = agreement(first, second, score)
+    return f"{tau:.2f} [{low:.2f}, {high:.2f}]"
+
+
 def tell_agreement(settings: str, first: Rows, second: Rows) -> None:
     for score in (AVG, PASS):
-        tau, low, high, methods = agreement(first, second, score)
-        print(f"{settings}: {score}: Kendall's tau {tau:.2f} [{low:.2f}, {high:.2f}], {methods} methods")
+        *_, methods = agreement(first, second, score)
+        print(f"{settings}: {score}: Kendall's tau {shown_agreement(first, second, score)}, {methods} methods")
 
 
 def tell_verdicts(words: str, rows: Rows) -> None:
