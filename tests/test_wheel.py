@@ -86,14 +86,14 @@ def empty(tmp_path: Path) -> Path:
     return tmp_path / "empty"
 
 
-def test_every_file_of_the_packages_is_in_the_wheel(wheel: Path) -> None:
+def test_wheel_has_every_file_of_the_packages(wheel: Path) -> None:
     held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     ours = {path for name in PACKAGES for path in (REPOSITORY / name).rglob("*") if path.is_file()}
     left_out = {path for path in ours if "__pycache__" in path.parts or path.suffix == ".md"}  # pages of studies
     assert held == {str(path.relative_to(REPOSITORY)) for path in ours - left_out}
 
 
-def test_it_lists_and_plans_in_an_empty_folder(environment: Path, empty: Path) -> None:
+def test_wheel_lists_and_plans_in_an_empty_folder(environment: Path, empty: Path) -> None:
     code = "import baselines, entrobench, harness, tasks\n"
     code += "print(*(module.__file__ for module in (baselines, entrobench, harness, tasks)))"
     places = call(environment / "python", "-c", code, cwd=empty).split()
@@ -104,7 +104,7 @@ def test_it_lists_and_plans_in_an_empty_folder(environment: Path, empty: Path) -
 
 
 @pytest.mark.slow
-def test_the_example_of_a_task_runs_as_documented(environment: Path, empty: Path) -> None:
+def test_wheel_runs_the_documented_task(environment: Path, empty: Path) -> None:
     """Its class, table and YAML file of docs/add-a-task.md, outside the repository, and its training, cut short.
 
     tests/tasks/test_tasks.py evaluates a model on the same task.
@@ -125,9 +125,7 @@ def test_the_example_of_a_task_runs_as_documented(environment: Path, empty: Path
     assert "Traceback" not in log.read_text()
 
 
-def test_files_of_the_current_folder_hide_nothing_of_an_editable_installation(
-    source: Path, empty: Path, tmp_path: Path
-) -> None:
+def test_editable_installation_hidden_by_no_file_of_the_folder(source: Path, empty: Path, tmp_path: Path) -> None:
     programs = installed(tmp_path / "editable", "-e", source)
     for name in PACKAGES:
         (empty / f"{name}.py").write_text(f"raise SystemExit('{name}.py of the folder was imported')\n")
