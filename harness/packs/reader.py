@@ -22,7 +22,7 @@ from harness.table.board import NO_CELL, Board, Expected
 from harness.table.experiment import Experiment
 from harness.table.verified import REPORTED, marks_of_pack
 from harness.tracking.reader import Curves, Point, Run
-from harness.tracking.sync import metric_name, params_of
+from harness.tracking.sync import metric_name, params_of, status_tags
 
 SUMMARY_RUN = "summary"
 
@@ -146,22 +146,10 @@ def started_at(folder: Path) -> float:
 def run_of_packed_cell(folder: Path, mark: str) -> Run:
     """Return a cell with the tags and parameters that MLflow has of it; `mark`: how far its pack was verified."""
     spec, state, made = CellSpec.read(folder), State.read(folder), Made.read(folder)
-    tags = {
-        "cell": spec.id,
-        "matrix": spec.matrix,
-        "attempt": "",
-        "status": state.state,
-        "reason": state.reason or "",
-        "device": state.device,
-        "collapsed": "" if state.collapsed is None else str(state.collapsed),
-        "baseline": str(spec.settings.get("baseline", "")),
-        CHECKED_TAG: mark,
-    }
-    tags |= spec.key.tags()
+    tags = {"cell": spec.id, "matrix": spec.matrix, "attempt": "", CHECKED_TAG: mark}
+    tags |= spec.key.tags() | status_tags(spec, state)
     if made is not None:
         tags |= made.tags()
-    if spec.made_of:
-        tags["made_of"] = spec.made_of
     return Run(spec.id, spec.key.run_name, tags, params_of(spec), "", {})
 
 

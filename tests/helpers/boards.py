@@ -17,6 +17,7 @@ from harness.matrix import Cell, cells
 from harness.table.publish import publish
 from harness.tracking import sync
 
+NO_STORE = "sqlite:///no-such-folder/mlflow.db"  # of a matrix that is only packed or unpacked, which opens none
 MOST_DISTINCT = 3  # the most distinct right answers to a problem
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from boards import MadeUpMatrix, json_rows, show_table, smoke_matrix
+from boards import NO_STORE, MadeUpMatrix, json_rows, show_table, smoke_matrix
 from commands import refusal, run_command
 from frames import made_up_frames
 
@@ -30,13 +30,11 @@ from harness.packs.protocol import protocol_of
 from harness.page import page
 from harness.table.frames import Frames, check_all_comparable
 
-NO_STORE = "sqlite:///no-such-folder/mlflow.db"  # which packing does not open
 
-
-def packed(tmp_path: Path, name: str, *overrides: str, out: str | None = None) -> Path:
+def packed(tmp_path: Path, name: str, *overrides: str) -> Path:
     """Write the pack of a made-up matrix, which needs no MLflow, and return its path."""
     made = smoke_matrix(tmp_path / f"results-{name}", NO_STORE, *overrides, name=name).write_all()
-    path = tmp_path / (out or f"{name}.zip")
+    path = tmp_path / f"{name}.zip"
     pack_matrix(made.config, path)
     return path
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from boards import MadeUpMatrix, json_rows, smoke_matrix
+from boards import NO_STORE, MadeUpMatrix, json_rows, smoke_matrix
 from commands import run_command
 
 from harness.base import identities
@@ -24,8 +24,6 @@ from harness.packs.exchange import Unpacked, pack_matrix, protocol_of_cells, unp
 from harness.runs import unfinished
 from harness.table.board import Board
 from harness.tune import tuning_matrix
-
-NO_STORE = "sqlite:///no-such-folder/mlflow.db"  # which neither packing nor unpacking opens
 
 
 def sent(tmp_path: Path, *ended: int) -> Path:
