@@ -4,8 +4,9 @@
     python -m studies.pages          # fill the pages and draw the picture from results/reference
 
 Tables lie between `<!-- table: NAME -->` and `<!-- end -->`. A figure in the text is followed by a comment with its
-place in a table, for example `0.533<!-- demo/grpo/Pass@16 -->`; it keeps its interval if it has one. A verdict in the
-text is followed by its table and the methods that have it: `win<!-- field-shortlist/unlikeliness, rs_grpo/verdict -->`.
+place in a table, for example `0.533<!-- demo/grpo/Pass@16 -->`; it keeps its interval if it has one. Kendall's tau of
+the effects in two tables is followed by both: `0.48<!-- field/field-coloring/tau of Pass@16 -->`. A verdict in the text
+is followed by its table and the methods that have it: `win<!-- field-shortlist/unlikeliness, rs_grpo/verdict -->`.
 The comment `<!-- demo/none/verdict -->` says that no method of a table wins or trades. If the pages of a study mark any
 verdict of a table, they mark all of its methods that win or trade. `python -m studies.checks` fails where a page shows
 another number than results/reference.
@@ -73,7 +74,8 @@ SHOWN_FIRST = ["base model", "grpo", "clip_b", "clip_v", "adaptive_entropy"]
 TITLE = re.compile(r"^\*\*(.*)\*\*$", re.MULTILINE)  # of a table in leaderboard.md
 TABLE = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(\n<!-- end -->)", re.DOTALL)
 TUNED_BASELINE = re.compile(r" - grpo\(.*\)$")  # at the end of a column's name
-FIGURE = re.compile(r"[+-]?\d+\.\d+(\s±\d+\.\d+)?(\**<!-- ([\w-]+)/([^/>]+)/([^>]+?) -->)")
+FIGURE = re.compile(r"[+-]?\d+\.\d+(\s±\d+\.\d+|\s\[-?\d\.\d+,\s+-?\d\.\d+\])?(\**<!-- ([\w-]+)/([^/>]+)/([^>]+?) -->)")
+TAU = "tau of "  # before a score, in the mark of an agreement
 
 VERDICT = re.compile(r"(?:\b(win|trade|lose)s?)?<!-- ([\w-]+)/([^/>]+)/verdict -->")
 # A word that states a verdict; in italics or as code it names the rule. "Loses" with an object is no verdict.
@@ -153,12 +155,16 @@ def tuned_field(matrix: str) -> DataFrame:
     return table[TUNED_FULL]
 
 
-def verdicts(folder: str) -> dict[str, str]:
-    """Return the verdict on each method of a table, tuned methods by their names."""
+def rows_of(folder: str) -> field.Rows:
+    """Return the comparisons of a table, those of tuned methods by their names."""
     matrix = folder.removesuffix(other_base.OTHER_BASE)
     is_tuned = field_tuned.choice_path(matrix).exists()
-    rows = field_tuned.by_name(matrix, folder) if is_tuned else field.compared(folder)
-    return {method: field.verdict(scores) for method, scores in rows.items()}
+    return field_tuned.by_name(matrix, folder) if is_tuned else field.compared(folder)
+
+
+def verdicts(folder: str) -> dict[str, str]:
+    """Return the verdict on each method of a table, tuned methods by their names."""
+    return {method: field.verdict(scores) for method, scores in rows_of(folder).items()}
 
 
 def as_markdown(table: DataFrame) -> str:
@@ -220,10 +226,16 @@ def fill(page: str) -> str:
     by_name = tables()
 
     def figure(match: re.Match[str]) -> str:
-        shown_interval, comment, folder, method, column = match.groups()
-        mean, *interval = reference_table(folder).loc[method, column].split()
-        # The line may break before an interval.
-        return mean + (shown_interval[0] + interval[0] if shown_interval else "") + comment
+        shown_interval, comment, folder, row, column = match.groups()
+        if column.startswith(TAU):
+            value = field.shown_agreement(rows_of(folder), rows_of(row), column.removeprefix(TAU))
+        else:
+            value = reference_table(folder).loc[row, column]
+        mean, *interval = value.strip(" ▲▼").split()
+        if shown_interval:  # the line may break before it or in it
+            breaks = [*re.findall(r"\s+", shown_interval), " "]
+            mean += "".join(map("".join, zip(breaks, interval, strict=False)))
+        return mean + comment
 
     page = TABLE.sub(lambda match: f"{match[1]}\n{by_name[match[2]]}\n{match[3]}", page)
     return FIGURE.sub(figure, page)

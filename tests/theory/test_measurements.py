@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
-
-import numpy as np
+from itertools import product
 
 from harness import config
+from harness.theory import theory
 from studies import pages
 from studies.checks import Page, section
 
@@ -16,67 +15,29 @@ PAGE = Page("docs/dynamics.md")
 MEASURED, LENS = (
     json.loads((pages.REFERENCE / f"dynamics/{name}.json").read_text()) for name in ("dynamics", "explain")
 )
+CHANGES = theory.entropy_changes(MEASURED["masks"])
 QUADRANTS = ("positive_above", "positive_below", "negative_above", "negative_below")
 
 
-def numbers(text: str) -> list[str]:
-    """Return the numbers of a text with their signs."""
-    return re.findall(r"[+-]?\d+(?:[.,]\d+)*(?:e[+-]\d+)?", text)
-
-
 def shown_rows(title: str) -> list[list[str]]:
-    """Return the numbers in each row of the tables of a section, without headings."""
-    text = section(PAGE.path.read_text(), title)
-    without_headings = re.sub(r"^\|.*\|\n\| ---.*\n", "", text, flags=re.MULTILINE)
-    return [numbers(line) for line in without_headings.splitlines() if line.startswith("|")]
-
-
-def short(number: Any) -> str:
-    return f"{number:.4g}"
-
-
-def mask_changes() -> dict[str, list[float]]:
-    """Return the change of the entropy from the first to the last step by the tokens kept, one for each seed."""
-    entropies = {(row["keep"], row["seed"], row["step"]): row["entropy"] for row in MEASURED["masks"]}
-    steps = [step for _, _, step in entropies]
-    changes: dict[str, list[float]] = {}
-    for keep, seed, step in entropies:
-        if step == min(steps):
-            change = entropies[keep, seed, max(steps)] - entropies[keep, seed, step]
-            changes.setdefault(keep, []).append(change)
-    return changes
-
-
-def theory_rows() -> list[str]:
-    """Return the rows of the tables of measurements."""
-    rows = []
-    for changes in mask_changes().values():
-        rows.append(" ".join(map(short, (np.mean(changes), min(changes), max(changes)))))
-    columns_of = {
-        "logit_steps": ("alpha", "slope", "correlation", "error_first", "error_second"),
-        "optimiser_steps": ("lr", "measured", "derivative", "token_wise", "correlation"),
-        "corollaries": ("what", "mean", "standard_error"),
-    }
-    for name, (first, *columns) in columns_of.items():
-        for row in MEASURED[name]:
-            rows.append(" ".join([str(row[first]), *(short(row[column]) for column in columns)]))
-    for row in MEASURED["overhead"]:
-        rows.append(" ".join([f"{row['vocabulary']:,}", *(short(row[key]) for key in ("logp_s", "all_s", "ratio"))]))
-    return rows
+    """Return the cells in each row of the tables of a section, without headings."""
+    without_headings = re.sub(r"^\|.*\|\n\| ---.*\n", "", section(PAGE.path.read_text(), title), flags=re.MULTILINE)
+    return [line.strip("| ").split(" | ") for line in without_headings.splitlines() if line.startswith("|")]
 
 
 def test_tables_of_the_theorems() -> None:
-    assert shown_rows("The theorems, measured") == [numbers(row) for row in theory_rows()]
+    tables = {**MEASURED, "masks": CHANGES}
+    expected = [[theory.cell_text(x) for x in row.values()] for rows in tables.values() for row in rows]
+    assert shown_rows("The theorems, measured") == expected
 
 
 def test_words_on_masks_of_one_quadrant() -> None:
-    changes = mask_changes()
     last = max(row["step"] for row in MEASURED["masks"])
     assert len({row["seed"] for row in MEASURED["masks"]}) == 3
     PAGE.states(f"{last} steps")
     lowering, raising = QUADRANTS[::3], QUADRANTS[1:3]
-    assert all(max(changes[quadrant]) < 0 for quadrant in lowering)
-    assert all(min(changes[quadrant]) > 0 for quadrant in raising)
+    assert {row["keep"] for row in CHANGES if row["highest"] < 0} == {"all", *lowering}
+    assert {row["keep"] for row in CHANGES if row["lowest"] > 0} == {*raising}
     ends = [row["entropy"] for row in MEASURED["masks"] if row["step"] == last and row["keep"] in lowering]
     assert all(round(entropy, 1) == 0.1 for entropy in ends)
 
@@ -112,21 +73,14 @@ METHODS = list(dict.fromkeys(row["method"] for row in LENS))
 LENS_ROWS = {(row["moment"], row["method"], row["quadrant"]): row for row in LENS}
 
 
-def lens_rows() -> list[str]:
-    """Return the rows of the tables that compare each method with GRPO."""
-    rows = []
-    for moment in MOMENTS:
-        for method in METHODS:
-            quadrants = [LENS_ROWS[moment, method, quadrant] for quadrant in QUADRANTS]
-            cells = [f"{row['dropped']:.1%} x{row['size'] / row['plain_size']:.2f}" for row in quadrants]
-            whole = LENS_ROWS[moment, method, "all"]
-            change = whole["predicted"] - whole["plain_predicted"]
-            rows.append(" ".join([*cells, f"{whole['predicted']:.5f}", f"{change:+.5f}"]))
-    return rows
-
-
 def test_tables_of_methods_at_the_start() -> None:
-    assert shown_rows("The demo's methods at the start of training") == [numbers(row) for row in lens_rows()]
+    expected = []
+    for moment, method in product(MOMENTS, METHODS):
+        rows, whole = (LENS_ROWS[moment, method, quadrant] for quadrant in QUADRANTS), LENS_ROWS[moment, method, "all"]
+        cells = [f"{row['dropped']:.1%} x{row['size'] / row['plain_size']:.2f}" for row in rows]
+        change = whole["predicted"] - whole["plain_predicted"]
+        expected.append([method, *cells, f"{whole['predicted']:.5f}", f"{change:+.5f}"])
+    assert shown_rows("The demo's methods at the start of training") == expected
 
 
 def test_words_on_methods_at_the_start() -> None:
