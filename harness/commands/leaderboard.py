@@ -22,7 +22,7 @@ EXAMPLES = (
     "entrobench leaderboard demo",
     "entrobench leaderboard demo --where method=clip_b --sort pass_at_k --columns avg_at_k,pass_at_k,coverage",
     "entrobench leaderboard demo train.updates=2 --plugin my_methods --baseline ppo --compare",
-    "entrobench leaderboard paper --literature --format md",
+    "entrobench leaderboard paper --format md",
     "entrobench leaderboard --pack demo.zip --pack theirs.zip",
     "entrobench leaderboard --experiment demo,demo-2 --uri http://server:5000 --format csv --out table.csv",
 )
@@ -62,11 +62,6 @@ def add(commands: Commands) -> None:
         action="store_true",
         help="add tests, ranks, and the smallest difference that the experiment could detect",
     )
-    parser.add_argument(
-        "--literature",
-        action="store_true",
-        help="below the table, numbers that papers report for its tasks, in a table of their own",
-    )
     parser.add_argument("--out", type=Path, metavar="FILE", help="write to this file; parquet needs one")
 
 
@@ -95,20 +90,8 @@ def call(arguments: argparse.Namespace) -> int:
         comparing=arguments.compare,
         width=None if arguments.out else width_of(console),
     )
-    if arguments.literature:
-        text += "\n" + literature_text(parts, arguments)
     write_or_print(text, arguments.out)
     return 0
-
-
-def literature_text(parts: Sequence[Part], arguments: argparse.Namespace) -> str:
-    """Return the numbers that papers report for the evaluation tasks of the tables."""
-    from harness.table.literature import render_literature
-
-    tasks: set[str] = set()
-    for part in parts:
-        tasks.update(part.board.ks)
-    return render_literature(tasks, arguments.format, None if arguments.out else width_of(console))
 
 
 def write_or_print(text: str, out: Path | None) -> None:
@@ -128,8 +111,6 @@ def check_options(arguments: argparse.Namespace) -> None:
         )
     if arguments.compare and how in ("latex", "parquet"):
         raise UserError(f"--compare has no --format {how}; allowed: table, md, csv, json")
-    if arguments.literature and (arguments.compare or how not in ("table", "md")):
-        raise UserError("--literature goes below the table of scores, in --format table or md")
     if how == "parquet" and arguments.out is None:
         raise UserError("--format parquet goes to a file, and --out names none")
     other = f"--format {how}"

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from pandas import DataFrame
 
-from harness.table.literature import LITERATURE, read_literature
 from studies.field import analysis as field
+from studies.transfer.literature import LITERATURE, read_literature
 
 SIZES = {"transfer-1m": "1 M", "transfer-5m": "5 M"}  # the matrices that only this page has
 SETTINGS = {"field": "0.2 M", **SIZES, "field-coloring": "coloring, 0.2 M"}
