@@ -213,7 +213,7 @@ def digest_of(path: Path, record: Mapping[str, Any]) -> str:
 
 def other_matrix(board: Board, protocol: Protocol, specs: Iterable[CellSpec]) -> Iterator[str]:
     """Yield how the expected cells of a pack contradict its protocol and its cells, as sentences."""
-    definition, config = protocol.definition, board.config or {}
+    definition, config = protocol.definition, board.config
     if sorted(config.get("seeds", [])) != definition["seeds"] or config.get("axes", {}) != definition["axes"]:
         yield "its seeds or its further axes are not those of the protocol"
     if protocol_sections(config) != {name: definition[name] for name in protocol_sections(config)}:

@@ -1,11 +1,10 @@
-"""The expected cells of a table and their baseline, from a configuration or from runs in MLflow."""
+"""The expected cells of a table and their baseline, from a configuration or from a summary in MLflow."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -29,11 +28,9 @@ OF_CELLS = {*AXES, "cell", "status"}  # the tags of a cell's run
 # Keys of a configuration that select cells (RANGE) or where they run (ELSEWHERE); any other key changes the matrix.
 RANGE = ("methods", "tasks", "models", "seeds", "axes", "baseline")
 ELSEWHERE = ("name", "results", "tracking", "launch", "hardware", "checkpoint", "plugins")
-NO_CELL = ""  # the key of a cell without a run if no configuration is known
+NO_CELL = ""  # the key of a cell that a pack lacks
 
 Pairs = tuple[tuple[str, str], ...]
-PlainConfig = Mapping[str, Any]
-Outcomes = Mapping[str, Mapping[str, Any]]  # by cell
 
 
 @dataclass(frozen=True)
@@ -70,13 +67,13 @@ class Board:
     baseline: str
     ks: Mapping[str, int]  # the K of the headline Pass@K, by evaluation task
     expected: Sequence[Expected]
-    config: Mapping[str, Any] | None = None  # None: the expected cells were derived from runs
+    config: Mapping[str, Any]  # as plain values
 
     @cached_property
     def key(self) -> str:
         """The hash of the settings by which this matrix differs from others of the same name."""
         settings = {}  # a key that an axis varies has its value without the axis
-        for key, value in (self.config or {}).items():
+        for key, value in self.config.items():
             if key not in (*RANGE, *ELSEWHERE):
                 settings[key] = value
         return identities.key(settings)
@@ -144,12 +141,12 @@ class Board:
     @property
     def title(self) -> str:
         """The name of the configuration, without the ending that tuning adds for the experiment."""
-        is_tuned = (self.config or {}).get("ruleset") == TUNED
+        is_tuned = self.config.get("ruleset") == TUNED
         return self.experiment.removesuffix(TUNED_SUFFIX) if is_tuned else self.experiment
 
     def named(self) -> Board:
         """Return the board with tuned methods under their names, and what tuning chose for them as their options."""
-        config = self.config or {}
+        config = self.config
         if config.get("ruleset") != TUNED or any(cell.options for cell in self.expected):
             return self
         names_by_spec: dict[str, set[str]] = {}
@@ -230,7 +227,7 @@ def adopted_cell(run: Run, alike: Expected) -> Expected:
     )
 
 
-# From runs alone
+# Runs with the settings of a matrix
 
 
 def settings_of(params: Mapping[str, str]) -> Pairs:
@@ -247,169 +244,3 @@ def settings_of(params: Mapping[str, str]) -> Pairs:
 def further_axes(params: Mapping[str, str]) -> list[str]:
     """Return the keys of the axes that a run's configuration names."""
     return params["axes"].split(", ") if params.get("axes") else []
-
-
-def boards_of_runs(
-    experiment: str, runs: Sequence[Run], outcomes: Outcomes, config_of: Callable[[Run], PlainConfig]
-) -> list[Board]:
-    """Return the matrices without a summary: one for each set of settings.
-
-    `outcomes`: of the cells that are done. `config_of`: the configuration that a run was made by; that of the newest
-    run may contain further cells. If it is empty, only the cells with a run are expected.
-    """
-    parts: dict[Pairs, list[Run]] = {}
-    for run in runs:
-        parts.setdefault(settings_of(run.params), []).append(run)
-    boards = []
-    for shared, part in parts.items():
-        newest = part[-1]  # runs are sorted by age
-        boards.append(board_of_runs(experiment, dict(shared), part, outcomes, config_of(newest)))
-    return boards
-
-
-def board_of_runs(
-    experiment: str, shared: Mapping[str, str], runs: Sequence[Run], outcomes: Outcomes, config: PlainConfig
-) -> Board:
-    """Return the matrix of runs that share their settings."""
-    ks_by_task = evaluations_by_task(runs, outcomes)
-    further = values_of_further_axes(config)
-    begun = cells_with_a_run(runs, ks_by_task)
-    expected = [*begun, *cells_without_a_run(begun, runs, ks_by_task, shared, config, further)]
-    methods, tasks, models, seeds = values_of_axes(config)
-    order = (seeds, *further.values(), models, tasks, methods)
-
-    def place(cell: Expected) -> list[int]:
-        """Return the place of a cell in the order of the configuration; unknown values come last."""
-        setting = map(cell.params.__getitem__, further)
-        values = (cell.seed, *setting, cell.model, cell.task, cell.params.get("method", cell.method))
-        places = []
-        for value, known in zip(values, order, strict=True):
-            places.append(known.index(value) if value in known else len(known))
-        return places
-
-    ks: dict[str, int] = {}
-    for by_task in ks_by_task.values():
-        ks |= by_task
-    baseline = config.get("baseline") or runs[-1].tags.get("baseline", "")
-    return Board(experiment, baseline, ks, sorted(expected, key=place))
-
-
-def values_of_axes(config: PlainConfig) -> list[list[Any]]:
-    """Return the methods, tasks, models and seeds of a configuration; empty lists if it is unknown."""
-    return [list(config.get(f"{axis}s", [])) for axis in AXES]
-
-
-def values_of_further_axes(config: PlainConfig) -> dict[str, list[str]]:
-    """Return the values of the other axes as text, by key."""
-    further = {}
-    for key, values in config.get("axes", {}).items():
-        further[key] = list(map(str, values))
-    return further
-
-
-def evaluations_by_task(runs: Sequence[Run], outcomes: Outcomes) -> dict[str, dict[str, int]]:
-    """Return the evaluation tasks and their K, by training task."""
-    ks_by_task: dict[str, dict[str, int]] = {}
-    for run in runs:
-        records = outcomes.get(run.tags["cell"], {}).get("tasks", {})
-        for evaluated, record in records.items():
-            ks_by_task.setdefault(run.tags["task"], {})[evaluated] = record["k"]
-    return ks_by_task
-
-
-def cells_with_a_run(runs: Sequence[Run], ks_by_task: Mapping[str, Mapping[str, int]]) -> list[Expected]:
-    """Return the cells that have begun."""
-    names = method_names(runs)
-    cells = []
-    for run in counting_runs(runs, names):
-        cell, task, model = run.tags["cell"], run.tags["task"], run.tags["model"]
-        evaluations, seed = list(ks_by_task.get(task, {})), int(run.tags["seed"])
-        made_of = run.tags.get("made_of")
-        expected = Expected(
-            names[cell], task, evaluations, model, seed, cell, sources_in(run.tags), run.params, made_of
-        )
-        cells.append(expected)
-    return cells
-
-
-def cells_without_a_run(
-    begun: Sequence[Expected],
-    runs: Sequence[Run],
-    ks_by_task: Mapping[str, Mapping[str, int]],
-    shared: Mapping[str, str],
-    config: PlainConfig,
-    further: Mapping[str, Sequence[str]],
-) -> list[Expected]:
-    """Return the cells that the newest run's configuration contains and that have not begun."""
-    names = method_names(runs)
-    # A configuration gives the plain name of a method, but the name in a table may have options behind it.
-    methods_of_runs, latest_names = {}, {}
-    for run in runs:
-        methods_of_runs[run.tags["cell"]] = run.tags["method"]
-        latest_names[run.tags["method"]] = names[run.tags["cell"]]
-    present = set()
-    for cell in begun:
-        own_values = tuple(cell.params[key] for key in further)
-        present.add((methods_of_runs[cell.cell], cell.task, cell.model, cell.seed, own_values))
-    cells = []
-    for method, task, model, seed, *values in itertools.product(*values_of_axes(config), *further.values()):
-        if (method, task, model, seed, tuple(values)) not in present:
-            setting = dict(zip(further, values, strict=True))
-            params = {**shared, **setting, "method": method, "task": task, "model": model, "seed": str(seed)}
-            name, evaluations = latest_names.get(method, method), [*ks_by_task.get(task, {})]
-            cells.append(Expected(name, task, evaluations, model, seed, NO_CELL, params=params))
-    return cells
-
-
-def counting_runs(runs: Sequence[Run], names: Mapping[str, str]) -> list[Run]:
-    """Return one run for each method, task, model and seed: the newest that is done, or else the newest.
-
-    Runs of earlier versions of a method or a task are left out.
-    """
-    chosen: dict[tuple[str, ...], Run] = {}
-    newest = newest_sources(runs)
-    for run in runs:
-        if not same_version(sources_in(run.tags) or {}, newest):
-            continue
-        varied = [run.params.get(key, "") for key in further_axes(run.params)]
-        further_tags = [run.tags[axis] for axis in AXES[1:]]
-        axes = (names[run.tags["cell"]], *further_tags, *varied)
-        # The oldest comes first: a later run replaces an earlier one, unless only the earlier one is done.
-        if axes not in chosen or run.tags["status"] == "done" or chosen[axes].tags["status"] != "done":
-            chosen[axes] = run
-    return list(chosen.values())
-
-
-def newest_sources(runs: Sequence[Run]) -> dict[str, str]:
-    """Return the newest hash of each component's source; older runs may have other hashes."""
-    newest: dict[str, str] = {}
-    for run in runs:
-        newest |= sources_in(run.tags) or {}
-    return newest
-
-
-def method_names(runs: Sequence[Run]) -> dict[str, str]:
-    """Return the name of each cell's method, with the options that differ among runs of that name."""
-    options: dict[str, list[dict[str, str]]] = {}
-    for run in runs:
-        options_of_run = {key: value for key, value in run.params.items() if key.startswith("method.")}
-        options.setdefault(run.tags["method"], []).append(options_of_run)
-    names = {}
-    for run in runs:
-        method = run.tags["method"]
-        values = []
-        for key in differing_keys(options[method]):
-            option = key.rpartition(".")[2]
-            values.append(f"{option}={run.params.get(key)}")
-        names[run.tags["cell"]] = f"{method} ({', '.join(values)})" if values else method
-    return names
-
-
-def differing_keys(records: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return the keys whose values are not the same in all records."""
-    differing = []
-    for key in sorted(set().union(*records)):
-        values = {record.get(key) for record in records}
-        if len(values) > 1:
-            differing.append(key)
-    return differing

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from harness.base.addresses import visible_address
 from harness.base.errors import UserError, nearest
 from harness.cells.outcome import FILE, TAG
 from harness.cells.spec import FILE as SPEC
-from harness.cells.spec import TRAINER, CellSpec
+from harness.cells.spec import CellSpec
 from harness.table import board
 from harness.table.board import Board
 from harness.tracking.reader import Run, StoreReader
@@ -64,30 +64,13 @@ class Experiment:
         return {digest: copy for digest, copy in copies.items() if identities.hash_of(copy) == digest}
 
     def boards(self) -> list[Board]:
-        """Return the matrices of the experiment's runs, the newest first."""
-        boards = []
-        summarized_cells, summarized_settings = set(), set()
-        for text in self.source.texts(self.summaries, board.FILE):
-            if text is not None:
-                summarized = Board.of_json(text)
-                cells, settings = cells_and_settings(summarized)
-                boards.append(summarized)
-                summarized_cells |= cells
-                summarized_settings |= settings
-        others = []
-        for run in self.runs:
-            if TRAINER in run.tags:  # it joins a matrix, and is none
-                continue
-            # A run of another cell with the settings of a summary makes no matrix: its table counts it in a sentence.
-            if run.tags["cell"] not in summarized_cells and board.settings_of(run.params) not in summarized_settings:
-                others.append(run)
-        if others:
-            outcomes = self.outcomes_of([run.tags["cell"] for run in others])
-            boards += board.boards_of_runs(self.name, others, outcomes, self.config_of)
+        """Return the matrices of the experiment, that of the newest run first."""
+        texts = self.source.texts(self.summaries, board.FILE)
+        boards = [Board.of_json(text) for text in texts if text is not None]
         if not boards:
             raise UserError(
-                f"the experiment {self.name!r} at {visible_address(self.uri)} holds no run that entrobench made, or "
-                "all were deleted"
+                f"the experiment {self.name!r} at {visible_address(self.uri)} holds no table; `entrobench run` writes "
+                "it at its end, and `entrobench sync` at once"
             )
         ages = {run.tags["cell"]: number for number, run in enumerate(self.runs)}
 
@@ -95,11 +78,6 @@ class Experiment:
             return max(ages.get(cell.cell, -1) for cell in matrix.expected)
 
         return sorted(boards, key=newest_run, reverse=True)
-
-    def config_of(self, run: Run) -> Mapping[str, Any]:
-        """Return the configuration of a run as plain values; an empty one if the run has none."""
-        [spec] = self.specs([run])
-        return {} if spec is None else spec.settings
 
     def specs(self, runs: Sequence[Run]) -> list[CellSpec | None]:
         specs: list[CellSpec | None] = []
@@ -112,10 +90,11 @@ class Experiment:
 
     def others(self, of: Board) -> list[Run]:
         """Return the runs with the settings of a matrix that belong to none of its cells."""
-        cells, settings = cells_and_settings(of)
+        cells = {cell.cell for cell in of.expected}
+        settings = board.settings_of(of.expected[0].params)
         others = []
         for run in self.runs:
-            if run.tags["cell"] not in cells and board.settings_of(run.params) in settings:
+            if run.tags["cell"] not in cells and board.settings_of(run.params) == settings:
                 others.append(run)
         return others
 
@@ -143,15 +122,6 @@ class Experiment:
             if TAG not in run.tags or identities.hash_of(outcome) == run.tags[TAG]:
                 self.outcomes[run.tags["cell"]] = outcome
         return {cell: self.outcomes[cell] for cell in cells if cell in self.outcomes}
-
-
-def cells_and_settings(matrix: Board) -> tuple[set[str], set[board.Pairs]]:
-    """Return the hashes of the cells of a matrix, and the settings that all of them share."""
-    hashes = {cell.cell for cell in matrix.expected}
-    settings = set()
-    if matrix.expected:
-        settings.add(board.settings_of(matrix.expected[0].params))
-    return hashes, settings
 
 
 def parsed_object(text: bytes | None) -> dict[str, Any]:

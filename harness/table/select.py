@@ -229,11 +229,6 @@ def missing_sentences(board: Board, experiment: Experiment) -> list[str]:
         sentences.append(f"Of {len(board.expected)} cells: {listed}.")
     if board.baseline not in methods:
         sentences.append(f"No cell is of the baseline {board.baseline}, so nothing is compared with it.")
-    if board.config is None:
-        sentences.append(
-            "No summary in MLflow lists the expected cells, so they are those of the newest run's configuration; "
-            "`entrobench sync` writes one."
-        )
     return sentences + runs_left_out(board, experiment)
 
 

@@ -12,7 +12,10 @@ from cells import BEGAN, Answers, make_spec, write_cell
 
 from harness.cells.spec import CellSpec
 from harness.config import Config
-from harness.tracking import sync
+from harness.table import board
+from harness.table.board import Board, Expected
+from harness.tracking import store, sync
+from harness.tracking.artifacts import Artifacts
 
 STEPS = 4
 PROBLEMS = ["easy", "lost", "won", "never"]
@@ -157,7 +160,23 @@ def send_matrix(
         else:
             write_done(folder, spec, [*methods].index(spec.key.method), text, **options)
         sync.sync(folder, uri)
+    summarize(uri, cells)
     return cells
+
+
+def summarize(uri: str, cells: Sequence[CellSpec]) -> None:
+    """Write the summary of a matrix, as if its configuration expected these cells."""
+    expected, key = [], cells[0].key
+    for spec in cells:
+        method, task, model, seed = (spec.key.factors()[axis] for axis in board.AXES)
+        expected.append(Expected(method, task, [task], model, seed, spec.id, params=sync.params_of(spec)))
+    ks = {cell.task: cells[0].config.eval.k for cell in expected}
+    plan = Board(cells[0].matrix, key.method, ks, expected, cells[0].settings)
+    with store.store(uri, write=True) as client:
+        number = client.get_experiment_by_name(plan.experiment).experiment_id
+        tags = {board.KIND: board.SUMMARY, board.KEY: plan.key}
+        run = client.create_run(number, tags=tags, run_name="leaderboard")
+        Artifacts(run, uri).write(board.FILE, plan.as_json())
 
 
 def values(figure: Any, key: str) -> dict[str, list[Any]]:
