@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import tasks
 from harness.base import devices
-from harness.base.addresses import visible_address
-from harness.base.deadline import finished_within, results_as_ready
 from harness.base.errors import Damaged, UserError, one_of
 from harness.cells import checksums
 from harness.cells.log import FILE as METRICS
@@ -36,9 +32,6 @@ if TYPE_CHECKING:
 
 LAUNCHERS = ("local", "ray", "slurm")
 RAY = "harness.elsewhere.ray"  # by name, since it is an annex, which nothing here imports
-# Cells that are sent to a server at once; it has four processes by default. A file has one writer at a time.
-AT_ONCE = 4
-CONTINUES = "; the same command continues from there"
 
 
 def run_matrix(
@@ -138,12 +131,8 @@ def conclude(config: Config, matrix: list[Cell]) -> None:
     """Feed MLflow with the records of all cells, and print the leaderboard, for which MLflow is read once."""
     from harness.table.publish import publish
 
-    def work() -> None:
-        sync_matrix(config, matrix)
-        print_table(publish(config, matrix))
-
-    remedy = "; the records are kept: `entrobench sync` feeds it, and then `entrobench leaderboard` has the table"
-    in_time(config, work, remedy)
+    sync_matrix(config, matrix)
+    print_table(publish(config, matrix))
 
 
 def fetch_models(config: Config) -> dict[str, str]:
@@ -244,20 +233,22 @@ def sync_matrix(config: Config, matrix: list[Cell]) -> tuple[int, int]:
     Adopted cells of the matrix's folder are among them.
     """
     from harness.launch.progress import show_count
+    from harness.tracking.sync import sync
 
     planned = [cell.folder for cell in matrix]
     present = [*planned, *adopted_folders(config.folder)]
     folders = [path for path in present if (path / STATE).exists() or (path / METRICS).exists()]
     fed = damaged = 0
     with show_count(console, "feeding MLflow with cells", len(folders)) as show_next:
-        for folder, damage in fed_folders(config, folders):
-            show_next(folder.name)
-            if damage is None:
+        for folder in folders:
+            try:
+                sync(folder, config.tracking_uri)
                 fed += 1
-            else:
+            except Damaged as damage:
                 damaged += 1
                 remedy = "adopt" if is_adopted(folder) else "run"
                 console.print(f"MLflow is not fed: {damage}; `entrobench {remedy}` repairs the cell", style="yellow")
+            show_next(folder.name)
     return fed, damaged
 
 
@@ -266,43 +257,8 @@ def sync_and_publish(config: Config, matrix: list[Cell]) -> tuple[int, int]:
     from harness.table.publish import publish
 
     counts = sync_matrix(config, matrix)
-    in_time(config, partial(publish, config, matrix), f" for the table{CONTINUES}")
+    publish(config, matrix)
     return counts
-
-
-def fed_folders(config: Config, folders: Sequence[Path]) -> Iterator[tuple[Path, Damaged | None]]:
-    """Feed MLflow with cells, and yield each folder with the damage for which it was not fed."""
-    from harness.tracking.store import is_server, store
-    from harness.tracking.sync import sync
-
-    uri = config.tracking_uri
-
-    def feed(folder: Path) -> Damaged | None:
-        try:
-            in_time(config, partial(sync, folder, uri), f" for {folder.name}{CONTINUES}")
-        except Damaged as damage:
-            return damage
-        return None
-
-    def connect() -> None:
-        with store(uri, write=True):  # loads MLflow here, not in several threads at the same time
-            pass
-
-    threads = 1
-    if is_server(uri):
-        in_time(config, connect, f" for the connection{CONTINUES}")
-        threads = AT_ONCE
-    yield from results_as_ready(feed, folders, threads)
-
-
-def in_time(config: Config, work: Callable[[], object], sentence: str) -> None:
-    """Do work with MLflow within tracking.patience_minutes; `sentence` ends the error."""
-    minutes = config.tracking.patience_minutes
-    if not finished_within(60 * minutes, work):
-        raise UserError(
-            f"the MLflow store at {visible_address(config.tracking_uri)} took longer than tracking.patience_minutes "
-            f"({minutes:g}){sentence}"
-        )
 
 
 def print_table(rows: Sequence[LeaderboardRow]) -> None:

@@ -311,8 +311,6 @@ class Tracking:
 
     uri: str | None = None
     """Address of the store; null: the variable MLFLOW_TRACKING_URI, or else SQLite in the results folder."""
-    patience_minutes: float = number(10.0, above=0)
-    """Longest wait for MLflow at the end of a run; `entrobench sync` does the rest later."""
 
 
 @dataclass

@@ -13,13 +13,13 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from harness.base.deadline import finished_within
 from harness.base.devices import usable_cores
 from harness.base.errors import UserError
 from harness.base.processes import wait_for_all
@@ -292,6 +292,25 @@ def connect(bundle: dict[str, float]) -> None:
         raise UserError(f"no Ray cluster answers at {address} ({last_line(error)}); {remedy}") from error
     if not connected:
         raise UserError(f"no Ray cluster answers at {address} within {ANSWER:g} s; {remedy}")
+
+
+def finished_within(seconds: float, work: Callable[[], object]) -> bool:
+    """Run work that may never end, and return whether it ended in time; raise its error."""
+    errors: list[Exception] = []
+
+    def work_and_keep_error() -> None:
+        try:
+            work()
+        except Exception as error:  # raised below, in the thread of the caller
+            errors.append(error)
+
+    # A daemon thread: if the work never ends, this process can still exit.
+    thread = threading.Thread(target=work_and_keep_error, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    for error in errors:
+        raise error
+    return not thread.is_alive()
 
 
 def last_line(error: Exception) -> str:

@@ -24,10 +24,9 @@ from harness.table.frames import Frames, done_cells, read_frames
 from harness.table.leaderboard import LeaderboardRow, leaderboard_rows, place_text
 from harness.table.render import as_markdown, render_rows
 from harness.tracking.artifacts import Artifacts, LocalFiles, folder_for_files
-from harness.tracking.origin import origin
 from harness.tracking.reader import FINAL, Run, database_reader, reader
 from harness.tracking.store import database, store
-from harness.tracking.sync import METRICS_PER_CALL, experiment_of, metric_name
+from harness.tracking.sync import METRICS_PER_CALL, experiment_of, metric_name, origin
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from harness.base.addresses import visible_address
 from harness.base.errors import UserError
 from harness.tracking.artifacts import COMPLETE, artifact_folder, artifact_repository, download
-from harness.tracking.store import check_database, database, foreign_server, store, unusable_store
+from harness.tracking.store import check_database, database, store, unusable_store
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -110,18 +110,11 @@ class DatabaseReader:
                 getattr(runs[run], field)[key] = value
         return list(runs.values())
 
-    def metric_steps(self, run_id: str) -> dict[str, int]:
-        """Return at how many steps a run has each metric, without metrics that MLflow's own pages would not show."""
-        latest = "SELECT key FROM latest_metrics WHERE run_uuid = ?"
-        shown = {key for (key,) in self.connection.execute(latest, (run_id,))}
-        query = "SELECT key, COUNT(DISTINCT step) FROM metrics WHERE run_uuid = ? GROUP BY key"
-        return {key: number for key, number in self.connection.execute(query, (run_id,)) if key in shown}
-
     def texts(self, runs: Sequence[Run], path: str) -> list[bytes | None]:
         folders = [artifact_folder(run.artifacts, self.uri) for run in runs]
         if None in folders:  # the database is local, but the files are on a server or in object storage
             with store(self.uri, write=False) as client:
-                return ClientReader(client, self.uri).texts(runs, path)
+                return ClientReader(client).texts(runs, path)
         texts = []
         for folder in filter(None, folders):
             file = folder / path
@@ -132,7 +125,7 @@ class DatabaseReader:
         artifacts = artifact_folder(run.artifacts, self.uri)
         if artifacts is None:
             with store(self.uri, write=False) as client:
-                return ClientReader(client, self.uri).listed(run, folder)
+                return ClientReader(client).listed(run, folder)
         complete = (artifacts / folder).glob(COMPLETE)
         return sorted(str(PurePosixPath(folder, path.name)) for path in complete if path.is_file())
 
@@ -152,35 +145,23 @@ class DatabaseReader:
 class ClientReader:
     """A reader of any store through MLflow's client."""
 
-    def __init__(self, client: MlflowClient, uri: str) -> None:
-        self.client, self.uri = client, uri
+    def __init__(self, client: MlflowClient) -> None:
+        self.client = client
 
     def experiments(self) -> dict[str, str]:
-        with self.answers_of_mlflow():
-            pages = self.all_pages(lambda token: self.client.search_experiments(max_results=PAGE, page_token=token))
-            return {experiment.name: experiment.experiment_id for experiment in pages}
+        pages = self.all_pages(lambda token: self.client.search_experiments(max_results=PAGE, page_token=token))
+        return {experiment.name: experiment.experiment_id for experiment in pages}
 
     def runs(self, experiment: str) -> list[Run]:
         order = ["attributes.start_time ASC"]
         runs = []
-        with self.answers_of_mlflow():
-            for run in self.all_pages(
-                lambda token: self.client.search_runs([experiment], max_results=PAGE, order_by=order, page_token=token)
-            ):
-                info, data = run.info, run.data
-                finals = {key: value for key, value in data.metrics.items() if key.startswith(FINAL)}
-                runs.append(Run(info.run_id, info.run_name or "", data.tags, data.params, info.artifact_uri, finals))
+        for run in self.all_pages(
+            lambda token: self.client.search_runs([experiment], max_results=PAGE, order_by=order, page_token=token)
+        ):
+            info, data = run.info, run.data
+            finals = {key: value for key, value in data.metrics.items() if key.startswith(FINAL)}
+            runs.append(Run(info.run_id, info.run_name or "", data.tags, data.params, info.artifact_uri, finals))
         return runs
-
-    @contextmanager
-    def answers_of_mlflow(self) -> Iterator[None]:
-        """Report answers that cannot be parsed as those of a server that is not MLflow's."""
-        from google.protobuf.json_format import ParseError
-
-        try:
-            yield
-        except (ParseError, AttributeError, KeyError, TypeError) as error:
-            raise foreign_server(self.uri, f"{type(error).__name__}: {error}") from error
 
     def all_pages(self, search: Callable[[str | None], Any]) -> Iterator[Any]:
         """Yield the results of a search, page by page."""
@@ -190,8 +171,6 @@ class ClientReader:
             yield from page
             if not page.token:
                 return
-            if page.token == token:  # without this check, the same page would be requested for ever
-                raise foreign_server(self.uri, "a page names itself as the next one")
             token = page.token
 
     def texts(self, runs: Sequence[Run], path: str) -> list[bytes | None]:
@@ -231,7 +210,7 @@ def reader(uri: str) -> Iterator[StoreReader]:
     path = database(uri)
     if path is None:
         with store(uri, write=False) as client:
-            yield ClientReader(client, uri)
+            yield ClientReader(client)
     else:
         with database_reader(uri) as source:
             yield source

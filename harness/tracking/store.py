@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import logging
 import os
 import sqlite3
@@ -100,14 +99,6 @@ def is_damage(error: Exception) -> bool:
     code = getattr(cause, "sqlite_errorcode", None) or sqlite3.SQLITE_OK
     primary_code = code & 0xFF  # SQLite's higher bits only give details
     return isinstance(cause, UnicodeDecodeError) or primary_code == sqlite3.SQLITE_CORRUPT
-
-
-def foreign_server(uri: str, why: object) -> UserError:
-    """Return the error for a server that does not answer as MLflow does."""
-    return UserError(
-        f"the server at {visible_address(uri)} does not answer as MLflow does ({without_address(str(why), uri)}); "
-        "tracking.uri or MLFLOW_TRACKING_URI must be the address of an MLflow server"
-    )
 
 
 def is_server(uri: str) -> bool:
@@ -230,25 +221,7 @@ def client_of(uri: str) -> MlflowClient:
     from sqlalchemy.exc import SQLAlchemyError
 
     try:
-        client = MlflowClient(tracking_uri=uri)
-        if is_server(uri):
-            check_server(client, uri)
-    except UserError:  # a ValueError too, which is a sentence already
-        raise
+        return MlflowClient(tracking_uri=uri)
     except (MlflowException, SQLAlchemyError, ImportError, ValueError) as error:
         # ImportError: the database's driver is not installed. ValueError: an address that urllib cannot parse.
         raise unusable_store(uri, error) from error
-    return client
-
-
-def check_server(client: MlflowClient, uri: str) -> None:
-    """Refuse a server that does not answer as MLflow does."""
-    from google.protobuf.json_format import ParseError
-
-    try:
-        # MLflow's client accepts any JSON, and leaves the fields empty that the JSON lacks.
-        for experiment in client.search_experiments(max_results=1):
-            if not (experiment.experiment_id and experiment.name):
-                raise foreign_server(uri, "an experiment has no id or no name")
-    except (ParseError, json.JSONDecodeError, AttributeError, TypeError, KeyError) as error:
-        raise foreign_server(uri, error) from error

@@ -7,10 +7,10 @@ each step once, with the value that counts.
 
 from __future__ import annotations
 
+import getpass
 import json
-import math
 import re
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +23,7 @@ from harness.base.locks import lock
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Metric, Run
+    from mlflow.entities import DatasetInput, Run
 
 from harness.cells import checksums, lease
 from harness.cells.log import MetricsLog
@@ -35,9 +35,8 @@ from harness.cells.spec import FILE, TRAINER, CellSpec
 from harness.cells.state import STOPPED, State, is_stopped
 from harness.config import PUBLISHED
 from harness.tracking.artifacts import COMPLETE, Artifacts, LocalFiles, folder_for_files, home_of_experiment
-from harness.tracking.origin import KIND, NOTE, commit_tags, dataset_input, origin
 from harness.tracking.reader import database_reader
-from harness.tracking.store import database, foreign_server, is_server, store
+from harness.tracking.store import database, store
 
 RUN_STATUS = {"running": "RUNNING", "done": "FINISHED", "failed": "FAILED"}
 LINES = "lines"  # a tag: the number of lines of metrics.jsonl that the run holds in full
@@ -45,11 +44,23 @@ SENDING = "lines.sending"  # a tag: some or all lines up to this number may be i
 MLFLOW_RUN = "mlflow.json"  # a file in the folder of a cell: the id of its run
 SOURCE = "mlflow.source.name"  # a tag, written after metrics and parameters: with it, the first sync was complete
 METRICS_PER_CALL = 1000  # MLflow refuses more
-LOG_BATCH = "/api/2.0/mlflow/runs/log-batch"  # of MLflow's REST API
-NOT_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 READ_ONLY = "eval.k"  # no parameter: it reads answers, and another value makes no other cell
 LONGEST_VALUE = 500  # characters of a parameter or tag that every version of MLflow takes
 FOLDERS = ("evals", "samples")  # folders of a cell that are sent when it has ended
+
+# A tag of the experiment: its runs are trainings, not evaluations of apps. In MLflow 3.17 a switch on the page takes
+# precedence over the tag; a link with ?workflowType=machine_learning sets that switch.
+KIND = {"mlflow.experimentKind": "custom_model_development"}
+NOTE = {
+    "mlflow.note.content": (
+        "A matrix of entrobench: every method on every task with every model and every seed, one run each. "
+        "The run named `leaderboard` holds the table: `leaderboard.json` (a table of MLflow), `leaderboard.html` and "
+        "`leaderboard.md`. The metrics `final/...` of the other runs are what it averages, so that this list can be "
+        "sorted by them; `method.<name>.<option>` are the options of a method. Where MLflow opens the view of apps and "
+        "agents, the switch at its upper left to model training shows the runs. From anywhere: "
+        "`entrobench leaderboard --experiment NAME --uri URI`."
+    )
+}
 
 Lines = list[dict[str, Any]]  # of metrics.jsonl, the oldest first
 
@@ -112,16 +123,6 @@ class CellRecords:
         return tags
 
 
-@dataclass(frozen=True)
-class RunContent:
-    """The content of a cell's run that a sync compares with the cell's folder."""
-
-    tags: Mapping[str, str]
-    params: Set[str]
-    steps: Mapping[str, int | None]  # by metric the number of its steps; None if unknown
-    files: Artifacts | LocalFiles
-
-
 def sync(folder: Path, uri: str) -> bool:
     """Bring a cell's run up to date with its folder, and return whether anything was missing."""
     with lock(folder / "mlflow.lock"):
@@ -142,15 +143,12 @@ def is_sent(records: CellRecords, uri: str) -> bool:
             run = source.run(run_id)
             if run is None or not records.belongs(run.tags) or records.taken_back(run.tags):
                 return False
-            if not records.tags().items() <= run.tags.items():
-                return False
-            steps = source.metric_steps(run_id)
-    except UserError:  # `send_records` creates or upgrades the store, or reports the error
+    except UserError:  # `send_records` creates the store, or reports the error
         return False
     folder = folder_for_files(run.artifacts, uri)
     if folder is None:  # the database is here, but a server has the files
         return False
-    return holds_all(records, RunContent(run.tags, run.params.keys(), steps, LocalFiles(folder)))
+    return holds_all(records, run.tags, LocalFiles(folder))
 
 
 def send_records(client: MlflowClient, records: CellRecords, uri: str) -> bool:
@@ -163,20 +161,17 @@ def send_records(client: MlflowClient, records: CellRecords, uri: str) -> bool:
     run_id, present_tags = run.info.run_id, run.data.tags
     artifacts = Artifacts(run, uri)
     artifacts.sweep()
-    content = RunContent(present_tags, run.data.params.keys(), steps_in_run(run, uri), artifacts)
-    if holds_all(records, content):
+    if holds_all(records, present_tags, artifacts):
         return False
 
     if state.state == "done":
         for damage, _ in checksums.changed_records(folder):
             raise damage
-    confirmed = confirmed_lines(present_tags)
-    if not holds_records(records, content):  # the tags vouch for records that are not there: send all of them again
-        confirmed = 0
+    confirmed = int(present_tags.get(LINES, 0))
     # Before the points: after a kill while they are sent, the next sync must know which of them may be in the run.
     if lines[confirmed:]:
         client.set_tag(run_id, SENDING, f"{len(lines)} {lines[-1]['time']!r}")
-        send_metrics(client, uri, run_id, lines[confirmed:])
+        send_metrics(client, run_id, lines[confirmed:])
     tags = records.tags()
     if SOURCE not in present_tags:
         send_dataset(client, run_id, spec)
@@ -197,20 +192,11 @@ def send_records(client: MlflowClient, records: CellRecords, uri: str) -> bool:
     return True
 
 
-def confirmed_lines(tags: Mapping[str, str]) -> int:
-    """Return the number of lines for which the tags of a run vouch."""
-    return int(tags.get(LINES, 0))
-
-
-def holds_all(records: CellRecords, content: RunContent) -> bool:
-    """Return whether a run has everything of its cell."""
-    if not records.tags().items() <= content.tags.items():
+def holds_all(records: CellRecords, tags: Mapping[str, str], run_files: Artifacts | LocalFiles) -> bool:
+    """Return whether a run has everything of its cell: its tags vouch for parameters and points."""
+    if not records.tags().items() <= tags.items() or any(unsent_files(records, run_files)):
         return False
-    if not holds_records(records, content):
-        return False
-    if any(unsent_files(records, content.files)):
-        return False
-    return records.outcome_text is None or content.files.holds(OUTCOME, records.outcome_text)
+    return records.outcome_text is None or run_files.holds(OUTCOME, records.outcome_text)
 
 
 def status_tags(spec: CellSpec, state: State) -> dict[str, str]:
@@ -232,36 +218,6 @@ def status_tags(spec: CellSpec, state: State) -> dict[str, str]:
 def cut_for_mlflow(values: Mapping[str, object]) -> dict[str, str]:
     """Return values as texts that MLflow does not refuse as too long."""
     return {key: str(value)[:LONGEST_VALUE] for key, value in values.items()}
-
-
-def holds_records(records: CellRecords, content: RunContent) -> bool:
-    """Return whether a run has its cell's parameters, and each metric at as many steps as its tags vouch for."""
-    if SOURCE not in content.tags:  # the first sync was interrupted: its tags vouch for nothing yet
-        return True
-    if not params_of(records.spec).keys() <= content.params:
-        return False
-    steps_of: dict[str, set[int]] = {}  # by metric
-    for line in records.lines[: confirmed_lines(content.tags)]:
-        for key in line["metrics"]:
-            steps_of.setdefault(metric_name(key), set()).add(line["step"])
-    for name, steps in steps_of.items():
-        if name not in content.steps:
-            return False
-        number = content.steps[name]
-        if number is not None and number < len(steps):
-            return False
-    return True
-
-
-def steps_in_run(run: Run, uri: str) -> Mapping[str, int | None]:
-    """Return the number of steps of each metric of a run.
-
-    On a server only the names of metrics are compared: to count points there would take a call for each metric.
-    """
-    if database(uri) is None:
-        return dict.fromkeys(run.data.metrics)
-    with database_reader(uri) as source:
-        return source.metric_steps(run.info.run_id)
 
 
 def unsent_files(records: CellRecords, run_files: Artifacts | LocalFiles) -> Iterator[Path]:
@@ -355,8 +311,6 @@ def experiment_of(client: MlflowClient, matrix: str, uri: str) -> str:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":  # created by another process in the meantime
                 raise
             experiment = client.get_experiment_by_name(matrix)
-    if experiment.name != matrix or experiment.lifecycle_stage not in ("active", "deleted"):
-        raise foreign_server(uri, f"asked for the experiment {matrix!r}, it gives {experiment.name!r}")
     if experiment.lifecycle_stage != "active":
         raise UserError(
             f"the MLflow experiment {matrix!r} at {visible_address(uri)} was deleted; bring it back with "
@@ -365,7 +319,7 @@ def experiment_of(client: MlflowClient, matrix: str, uri: str) -> str:
     return experiment.experiment_id
 
 
-def send_metrics(client: MlflowClient, uri: str, run_id: str, lines: Lines) -> None:
+def send_metrics(client: MlflowClient, run_id: str, lines: Lines) -> None:
     """Send the points of some lines.
 
     An interrupted call may be made again: MLflow keeps one of several equal points (key, value, time, step).
@@ -381,26 +335,7 @@ def send_metrics(client: MlflowClient, uri: str, run_id: str, lines: Lines) -> N
     # then has to change only once for each metric, and in few rows for each call.
     points.sort(key=lambda point: (point.key, -point.step))
     for start in range(0, len(points), METRICS_PER_CALL):
-        batch = points[start : start + METRICS_PER_CALL]
-        if is_server(uri):
-            post_metrics(uri, run_id, batch)
-        else:
-            client.log_batch(run_id, batch)
-
-
-def post_metrics(uri: str, run_id: str, points: Sequence[Metric]) -> None:
-    """Send points by MLflow's REST API: its client takes 12 ms for the JSON of 1,000 points instead of 2."""
-    from mlflow.utils.credentials import get_default_host_creds
-    from mlflow.utils.rest_utils import http_request, verify_rest_response
-
-    metrics = []
-    for point in points:
-        value: float | str = float(point.value)
-        if not math.isfinite(point.value):  # JSON has no such numbers; MLflow reads names, which its client sends too
-            value = NOT_FINITE[str(value)]
-        metrics.append({"key": point.key, "value": value, "timestamp": point.timestamp, "step": point.step})
-    content = {"run_id": run_id, "metrics": metrics}
-    verify_rest_response(http_request(get_default_host_creds(uri), LOG_BATCH, "POST", json=content), LOG_BATCH)
+        client.log_batch(run_id, points[start : start + METRICS_PER_CALL])
 
 
 def metric_name(key: str) -> str:
@@ -463,3 +398,32 @@ def send_params_and_tags(client: MlflowClient, run_id: str, params: Mapping[str,
     as_params = [Param(key, value) for key, value in params.items()]
     as_tags = [RunTag(key, value) for key, value in cut_for_mlflow(tags).items()]
     client.log_batch(run_id, params=as_params, tags=as_tags)
+
+
+# The source of a run, as MLflow's own pages show it
+
+
+def origin(made: Made | None) -> dict[str, str]:
+    """Return the tags of a run's source: entrobench, this user, and the commit of the code that made the numbers."""
+    tags = {"mlflow.source.name": "entrobench", "mlflow.source.type": "LOCAL", "mlflow.user": user_name()}
+    return tags | commit_tags(made)
+
+
+def commit_tags(made: Made | None) -> dict[str, str]:
+    """Return the tag of the commit, if it is known."""
+    return {"mlflow.source.git.commit": made.commit} if made and made.commit else {}
+
+
+def user_name() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # in a container, the user's id may have no name
+        return "unknown"
+
+
+def dataset_input(task: str, identity: Any) -> DatasetInput:
+    """Return the problems of a task as an input of a run."""
+    from mlflow.entities import Dataset, DatasetInput
+
+    source = json.dumps({"task": task, "identity": identity})
+    return DatasetInput(Dataset(task, identities.key(identity), "entrobench task", source))

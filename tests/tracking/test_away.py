@@ -21,7 +21,6 @@ from servers import Between, between, free_port, mlflow_server
 
 from benchmarks.patience import HANG, patient
 from harness import cli, config, matrix
-from harness.base.deadline import finished_within
 from harness.base.errors import UserError
 from harness.tracking import feeder, store, sync
 from harness.tracking.feeder import Feeder
@@ -105,18 +104,14 @@ def test_feeder_with_a_store_that_never_answers(deaf: str, server: tuple[str, Be
     folder = running_cell(tmp_path / "cell", "deaf")
     assert fed(deaf, folder) == []
     assert server[1].heard.is_set()
-    began = time.perf_counter()
-    assert not finished_within(0.5, lambda: sync.sync(folder, deaf)), "a budget ends"
-    assert time.perf_counter() - began < 0.5 + patient(AT_ONCE)
 
 
 def test_interrupt_with_a_store_that_never_answers(deaf: str, server: tuple[str, Between], tmp_path: Path) -> None:
     folder = running_cell(tmp_path / "cell", "deaf")
     program = (
-        "import sys, pathlib; from harness.base.deadline import finished_within; "
-        "from harness.tracking import feeder, sync; "
+        "import sys, pathlib; from harness.tracking import feeder, sync; "
         "folder, uri = pathlib.Path(sys.argv[1]), sys.argv[2]; "
-        "feeder.Feeder(uri, print).feed(folder); finished_within(600, lambda: sync.sync(folder, uri))"
+        "feeder.Feeder(uri, print).feed(folder); sync.sync(folder, uri)"
     )
     server[1].heard.clear()
     process = subprocess.Popen([sys.executable, "-c", program, str(folder), deaf], cwd=REPOSITORY, stderr=-1)
