@@ -245,7 +245,7 @@ def test_spec_without_password(tmp_path: Path) -> None:
     one = cells(dataclasses.replace(loaded, tracking=config.Tracking("http://me:secret@host")))[0]
     one.spec.write(one.folder)
     assert one.config.tracking_uri == "http://me:secret@host"
-    assert one.spec.settings["tracking"]["uri"] == "http://***@host"
+    assert one.spec.settings["tracking"]["uri"] == "http://host/***"
     assert "secret" not in (one.folder / "config.yaml").read_text()
 
 

@@ -47,12 +47,12 @@ def test_at_least_takes_finite_numbers_alone(value: float) -> None:
 @pytest.mark.parametrize(
     ("message", "shown"),
     [
-        ("at http://me:secret@host:5000 it failed", "at http://***@host:5000 it failed"),
+        ("at http://me:secret@host:5000 it failed", "at http://host:5000/*** it failed"),
         ("postgresql://me:se@cret@host/db", "postgresql://***"),
-        ("http://:secret@host and http://me:secret@other", "http://***@host and http://***@other"),
+        ("http://:secret@host and http://me:secret@other", "http://host/*** and http://other/***"),
         ("sqlite:///results/a:b@c.db", "sqlite:///results/a:b@c.db"),
         ("http://host:5000/#/me@here", "http://***"),
-        ("http://me@host", "http://***@host"),
+        ("http://me@host", "http://host/***"),
         ("postgresql://host/db?user=me&password=se@cret", "postgresql://***"),
     ],
 )
