@@ -68,7 +68,7 @@ def main() -> None:
             settings.folder.mkdir()
             matrix = cells(settings)
             start = time.perf_counter()
-            launcher.run_cells(matrix, build(settings), launcher.NullWatcher())
+            launcher.run_cells(matrix, build(settings), launcher.Watcher())
             wall = time.perf_counter() - start
             states = [State.read(cell.folder) for cell in matrix]
             assert all(state.state == "done" for state in states)

@@ -25,7 +25,7 @@ import numpy as np
 from benchmarks.common import show
 from harness import config
 from harness.base import files, identities
-from harness.cells.outcome import FILE, TAG
+from harness.cells.evaluations import OUTCOME, OUTCOME_TAG
 from harness.cells.provenance import Made
 from harness.config import Config
 from harness.matrix import Cell, cells
@@ -108,7 +108,7 @@ def insert_run(
     outcome = invented_outcome(cell)
     made = Made(run, 1e9 + number, "0.1.0", "c" * 40, False, cell.sources, {"torch": "2.9"}, "a processor", "cpu")
     tags = {"cell": spec.id, "matrix": spec.matrix, **spec.key.tags()}
-    tags |= {**made.tags(), "status": "done", "device": "cpu", TAG: identities.hash_of(outcome)}
+    tags |= {**made.tags(), "status": "done", "device": "cpu", OUTCOME_TAG: identities.hash_of(outcome)}
     row = {
         **template,
         "run_uuid": run,
@@ -130,7 +130,7 @@ def insert_run(
         "INSERT INTO metrics (run_uuid, key, value, timestamp, step, is_nan) VALUES (?, 'entropy/mean', ?, 0, ?, 0)",
         [(run, 1 / (step + 1), step) for step in range(STEPS)],
     )
-    files.write_json(run_artifacts / FILE, outcome)
+    files.write_json(run_artifacts / OUTCOME, outcome)
 
 
 def invented_outcome(cell: Cell) -> dict[str, object]:

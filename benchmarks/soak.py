@@ -31,7 +31,7 @@ from typing import Any
 
 from benchmarks.patience import patient
 from harness.cells import lease
-from harness.cells.heartbeat import last_heartbeat
+from harness.cells.lease import last_heartbeat
 from harness.tracking.reader import reader
 from harness.tracking.sync import metric_name
 from tasks.countdown import Countdown

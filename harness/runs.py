@@ -19,7 +19,7 @@ from harness.config import Config, variants
 from harness.launch.launcher import Launcher
 from harness.launch.local import Local
 from harness.launch.machine import this_machine
-from harness.launch.pool import GpuPool
+from harness.launch.machine import GpuPool
 from harness.matrix import Cell, cells, claim
 from harness.methods.refusals import backend_obstacle
 from harness.rollout import choice, digests, models
@@ -271,7 +271,7 @@ def print_table(rows: Sequence[LeaderboardRow]) -> None:
 def matrix_rows(config: Config, matrix: list[Cell]) -> list[LeaderboardRow]:
     """Return the rows of the matrix, with the cells that are not done counted as expected."""
     from harness.table.board import Board
-    from harness.table.experiment import Experiment
+    from harness.table.board import Experiment
     from harness.table.frames import read_frames
     from harness.table.leaderboard import leaderboard_rows
     from harness.tracking.reader import reader

@@ -192,6 +192,23 @@ def read_json(path: Path) -> Any:
         raise Damaged(path, f"it is not JSON ({error})") from error
 
 
+def write_sealed(path: Path, record: Mapping[str, Any]) -> None:
+    """Write a sealed file of JSON."""
+    write_text(path, seal.close_json(json.dumps(record, allow_nan=False)))
+
+
+def read_sealed(path: Path) -> Any:
+    """Return the content of a sealed file of JSON; refuse one that is missing or was changed."""
+    try:
+        content = seal.open_json(read_bytes(path), path)
+    except FileNotFoundError:
+        raise Damaged(path, "it is missing") from None
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise Damaged(path, f"it is not JSON ({error})") from error
+
+
 hints_of = cache(get_type_hints)  # a matrix has thousands of records of one kind
 
 
@@ -269,12 +286,8 @@ def parse_lines(content: bytes, path: Path) -> list[dict[str, Any]]:
     Other line ends of Unicode are part of a value. Earlier versions wrote no sums: a file without any is read as it is.
     """
     lines = [line for line in content.split(b"\n") if line]
-    if any(seal.has_sum(line) for line in lines):
-        lines = [seal.open_json(line, path, "one of its lines") for line in lines]
-    try:
-        return [json.loads(line) for line in lines]
-    except (ValueError, RecursionError) as error:
-        raise Damaged(path, f"one of its lines is not JSON ({error})") from error
+    sealed = any(seal.has_sum(line) for line in lines)
+    return [parse_line(line, path, sealed=sealed) for line in lines]
 
 
 def stream_lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -282,12 +295,18 @@ def stream_lines(path: Path) -> Iterator[dict[str, Any]]:
     sealed = False
     with open_record(path) as file:
         for line in iter(partial(file.readline, LONGEST_LINE), b""):
-            sealed |= seal.has_sum(line.rstrip(b"\n"))
-            content = seal.open_json(line.rstrip(b"\n"), path, "one of its lines") if sealed else line
-            try:
-                yield json.loads(content)
-            except (ValueError, RecursionError) as error:
-                raise Damaged(path, f"one of its lines is not JSON ({error})") from error
+            content = line.rstrip(b"\n")
+            sealed |= seal.has_sum(content)
+            yield parse_line(content, path, sealed=sealed)
+
+
+def parse_line(line: bytes, path: Path, *, sealed: bool = True) -> Any:
+    """Return the record of a line; refuse one that was changed since it was written."""
+    content = seal.open_json(line, path, "one of its lines") if sealed else line
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise Damaged(path, f"one of its lines is not JSON ({error})") from error
 
 
 def write_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:

@@ -6,7 +6,6 @@ whole folder is gone was removed on purpose, to save space.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -32,17 +31,13 @@ def write_checksums(folder: Path) -> None:
             status = path.stat()
             when = [status.st_mtime_ns] if path.parent.name == MODEL else []
             records[str(path.relative_to(folder))] = [status.st_size, files.sha256_of(path), *when]
-    files.write_text(folder / FILE, seal.close_json(json.dumps(records)))
+    files.write_sealed(folder / FILE, records)
 
 
 def recorded_checksums(folder: Path) -> dict[str, tuple[int, str, int | None]]:
     """Return the recorded size, checksum and, for files of the model, time of change of each record, by name."""
     path = folder / FILE
-    try:
-        content = files.read_bytes(path)
-    except FileNotFoundError:
-        raise Damaged(path, "it is missing, though it is written before a cell is done") from None
-    records = json.loads(seal.open_json(content, path))
+    records = files.read_sealed(path)
     if log.FILE not in records:
         raise Damaged(path, f"it has no sum of {log.FILE}")
     model_removed = not (folder / MODEL).exists()
@@ -113,16 +108,12 @@ def checkpoints_in(folder: Path) -> list[Path]:
 
 
 def write_seal(path: Path, cell: str, step: int, sums: Mapping[str, str]) -> None:
-    text = json.dumps({"cell": cell, "step": step, "files": dict(sums)})
-    files.write_text(path / FILE, seal.close_json(text))
+    files.write_sealed(path / FILE, {"cell": cell, "step": step, "files": dict(sums)})
 
 
 def read_seal(path: Path, cell: str) -> dict[str, str]:
     """Return the sums of a checkpoint's files; refuse one of another cell or step, or with other files."""
-    try:
-        record = json.loads(seal.open_json(files.read_bytes(path / FILE), path / FILE))
-    except FileNotFoundError:
-        raise Damaged(path / FILE, "it is missing") from None
+    record = files.read_sealed(path / FILE)
     sums: dict[str, str] = record["files"]
     if record["cell"] != cell:
         raise Damaged(path, f"it is of the cell {record['cell']}, not of {cell}")

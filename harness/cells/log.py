@@ -1,10 +1,11 @@
-"""metrics.jsonl, the authoritative record of a cell: one sealed line for each step."""
+"""metrics.jsonl, the authoritative record of a cell, one sealed line for each step; how training ends by it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any, TypeGuard
 
 from harness.base import files, seal
@@ -103,11 +104,7 @@ def is_step(value: Any) -> TypeGuard[int]:
 
 def parsed(line: bytes, path: Path) -> dict[str, Any]:
     """Return the record of a step that a line holds; refuse a line that was changed since it was written."""
-    content = seal.open_json(line, path, "one of its lines")
-    try:
-        record = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise Damaged(path, f"one of its lines is not JSON ({error})") from error
+    record = files.parse_line(line, path)
     if not isinstance(record, dict) or record.keys() != {"step", "time", "metrics"}:
         raise Damaged(path, "one of its lines is not the record of a step")
     step, time, metrics = record["step"], record["time"], record["metrics"]
@@ -129,3 +126,55 @@ def last_lines(folder: Path, count: int) -> list[dict[str, Any]]:
     if start and len(lines) > 1:  # the first line may be cut off at its start
         lines = lines[1:]
     return [parsed(line, path) for line in lines[-count:]]
+
+
+# Training without a signal: each group of responses had one reward, so no response was better than another
+
+SHARE = "reward/groups_without_signal"
+NO_SIGNAL = "no step had a signal, so nothing was learned"
+HALF = 0.5  # share of responses from which on a sign is named
+
+# Remedies, which `diagnose` names as well.
+UNREADABLE = "read some responses; teach the format before training, or stop while answers can still be read"
+TRUNCATED = "raise the limit of tokens, or leave truncated responses out of the loss (overlong)"
+SATURATED = "train on harder problems (train.filter), or stop here"
+CONSTANT = (
+    "check by hand how answers are read and judged; if they are judged correctly, the problems are too hard or too "
+    "easy for this model"
+)
+FEW_SIGNALS = "draw groups until enough of them have a signal (train.resample), or filter problems by their pass rate"
+
+
+def why_no_signal(lines: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return the likely cause and its remedy if no training step in some lines of metrics.jsonl had a signal.
+
+    None if one had, or if there is no training step among them.
+    """
+    steps = [line["metrics"] for line in lines if SHARE in line["metrics"]]
+    if not steps or any(metrics[SHARE] < 1 for metrics in steps):
+        return None
+    unparsed, truncated, right = (
+        fmean(metrics.get(key, 0.0) for metrics in steps)
+        for key in ("verdicts/unparsed", "responses/truncated", "reward/mean")
+    )
+    facts, remedies = [], []
+    if unparsed >= HALF:
+        facts.append(f"{portion(unparsed)} answers unparsed")
+        remedies.append(UNREADABLE)
+    if truncated >= HALF:
+        facts.append(f"{portion(truncated)} responses cut off by rollout.max_new_tokens")
+        remedies.append(TRUNCATED)
+    if right == 1:
+        facts.append("all answers right")
+        remedies.append(SATURATED)
+    elif right > 0:
+        facts.append("in each group all answers were right, or all wrong")
+        remedies.append(FEW_SIGNALS)
+    elif not facts:
+        facts.append("all answers wrong")
+        remedies.append(CONSTANT)
+    return f"{', '.join(facts)}; {'; '.join(remedies)}"
+
+
+def portion(share: float) -> str:
+    return "all" if share == 1 else f"{share:.0%} of the"

@@ -14,7 +14,7 @@ from pathlib import Path
 from harness.base import files
 from harness.base.errors import Damaged
 from harness.base.locks import lock
-from harness.cells import checksums, evaluation_files, lease, log, provenance, state
+from harness.cells import checksums, evaluations, lease, log, provenance, state
 from harness.cells.checksums import CHECKPOINTS
 from harness.cells.log import MetricsLog
 from harness.cells.provenance import Made
@@ -139,9 +139,9 @@ def harms(folder: Path, saved: int) -> Iterator[tuple[Damaged, int]]:
     for line in checked_lines:
         evaluated_tasks = {key.split("/")[1] for key in line["metrics"] if key.startswith("eval/")}
         for task in evaluated_tasks:
-            path = evaluation_files.evaluation_path(folder, task, line["step"])
+            path = evaluations.evaluation_path(folder, task, line["step"])
             try:
-                evaluation_files.check_scores(path, evaluation_files.read_evaluation(path), line["metrics"])
+                evaluations.check_scores(path, evaluations.read_evaluation(path), line["metrics"])
             except Damaged as error:
                 yield error, line["step"]
     if not done and not (folder / checksums.FILE).exists():

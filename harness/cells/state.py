@@ -11,8 +11,7 @@ from harness.base import files
 from harness.base.errors import Damaged
 from harness.cells import checksums, lease
 from harness.cells.log import FILE as METRICS
-from harness.cells.log import last_lines
-from harness.cells.no_signal import why_no_signal
+from harness.cells.log import last_lines, why_no_signal
 from harness.cells.provenance import FILE as MADE
 from harness.cells.provenance import Made
 

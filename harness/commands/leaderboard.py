@@ -131,7 +131,7 @@ def selected_parts(arguments: argparse.Namespace) -> list[Part]:
     from harness.packs.reader import opened_packs
     from harness.table import select
     from harness.table.board import Board
-    from harness.table.experiment import Experiment
+    from harness.table.board import Experiment
     from harness.tracking.reader import reader
 
     selection = select.Selection(select.conditions(arguments.where), arguments.baseline)

@@ -12,7 +12,7 @@ from harness.cells.spec import CellSpec, adopted_folders
 from harness.cells.state import Progress
 from harness.commands.common import Commands, command, config_of_arguments, with_config
 from harness.launch import slurm
-from harness.launch.snapshot import Snapshot
+from harness.launch.launcher import Snapshot
 from harness.matrix import cells, leftovers
 from harness.terminal import layout
 from harness.terminal.layout import Column, console

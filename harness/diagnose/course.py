@@ -7,7 +7,7 @@ from math import sqrt
 
 from harness.base.errors import UserError
 from harness.diagnose.signals import LoggedRun, MetricCurve
-from harness.table.endings import COLLAPSED, COLLAPSED_BELOW, EXPLODED, EXPLODED_ABOVE, ZERO, ending
+from harness.table.verdict import COLLAPSED, COLLAPSED_BELOW, EXPLODED, EXPLODED_ABOVE, ZERO, ending
 
 TOO_SHORT, HEALTHY = "too short to say", "healthy"
 FELL, RECOVERED = "fell", "fell and recovered"

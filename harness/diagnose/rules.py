@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import fmean, median
 
-from harness.cells import no_signal
+from harness.cells import log
 from harness.diagnose.course import ANY, FALLING, HEALTHY, RISING, TOO_SHORT, UNTRAINED, EntropyCourse, course_of
 from harness.diagnose.signals import OURS, TRAINERS, LoggedRun, MetricCurve, signal_keys
 
@@ -174,7 +174,7 @@ RULES = (
         "the reward never varies, so no response is better than another",
         ("reward",),
         never_rewarded,
-        no_signal.CONSTANT,
+        log.CONSTANT,
     ),
     Rule(
         "engine_mismatch",
@@ -242,14 +242,14 @@ RULES = (
         "at least half of the answers cannot be read, so rewards are about the format",
         ("unparsed",),
         unreadable_answers,
-        no_signal.UNREADABLE,
+        log.UNREADABLE,
     ),
     Rule(
         "truncated_responses",
         "more and more responses are cut off, and are judged without their end",
         ("truncated",),
         share_rises,
-        no_signal.TRUNCATED,
+        log.TRUNCATED,
     ),
     Rule(
         "text_after_answer",
@@ -264,7 +264,7 @@ RULES = (
         f"at least {SATURATED:.0%} of the answers are right, so advantages vanish",
         ("right",),
         nearly_all_right,
-        no_signal.SATURATED,
+        log.SATURATED,
         FALLING | {HEALTHY, UNTRAINED},
     ),
     Rule(
@@ -272,7 +272,7 @@ RULES = (
         "in at least half of the groups, all responses have the same reward, so few signals remain",
         ("without_signal",),
         few_signals,
-        no_signal.FEW_SIGNALS,
+        log.FEW_SIGNALS,
         FALLING | {HEALTHY, UNTRAINED},
     ),
     Rule(

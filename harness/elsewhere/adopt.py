@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 from harness.base import identities
 from harness.base.errors import CellFailure, Damaged, UserError, one_of, shown
 from harness.base.shape import read_model_config, shape_of_config
-from harness.cells import checksums, evaluation_files, lease, provenance, repair, state
+from harness.cells import checksums, evaluations, lease, provenance, repair, state
 from harness.cells.log import MetricsLog
 from harness.cells.provenance import Made
 from harness.cells.source_digest import source_digest
@@ -263,7 +263,7 @@ def is_damaged(folder: Path) -> bool:
 def is_whole_evaluation(path: Path) -> bool:
     """Return whether an evaluation was written and has not changed since."""
     try:
-        evaluation_files.read_evaluation(path)
+        evaluations.read_evaluation(path)
     except Damaged:
         return False
     return True
@@ -284,7 +284,7 @@ def evaluate_checkpoints(cell: AdoptedCell, say: Callable[[str], None]) -> str:
     trained_on = build_task(key.task, config.plugins).name
     with VerifierPool.of(config.verify) as verifier:
         for step, weights in cell.steps.items():
-            paths = [evaluation_files.evaluation_path(cell.folder, name, step) for name in evaluation_tasks]
+            paths = [evaluations.evaluation_path(cell.folder, name, step) for name in evaluation_tasks]
             if all(map(is_whole_evaluation, paths)):  # by an earlier command that was interrupted
                 continue
             say(f"evaluating {weights.name if step else 'the base model'} as step {step}")
@@ -312,7 +312,7 @@ def evaluate_checkpoints(cell: AdoptedCell, say: Callable[[str], None]) -> str:
 def write_metrics(cell: AdoptedCell) -> None:
     """Write metrics.jsonl: the scores of each evaluated step, and what the trainer logged."""
     by_step = logged_metrics(cell.checkpoints)
-    for _, record in evaluation_files.all_evaluations(cell.folder):
+    for _, record in evaluations.all_evaluations(cell.folder):
         metrics = by_step.setdefault(record["step"], {})
         metrics |= evaluation_metrics(record["task"], record["metrics"])
     now = time.time()

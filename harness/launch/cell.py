@@ -25,10 +25,9 @@ import tasks
 from harness import ranks
 from harness.base.errors import CellFailure, UserError
 from harness.base.processes import python_command, wait_for_all
-from harness.cells import checksums, evaluation_files, lease, provenance, repair
+from harness.cells import checksums, evaluations, lease, provenance, repair
 from harness.cells.checksums import CHECKPOINTS
-from harness.cells.log import MetricsLog, collapse, last_step
-from harness.cells.no_signal import NO_SIGNAL, why_no_signal
+from harness.cells.log import NO_SIGNAL, MetricsLog, collapse, last_step, why_no_signal
 from harness.cells.provenance import Made
 from harness.cells.source_digest import harness_digest, source_digest
 from harness.cells.spec import CellSpec, changed_parts
@@ -338,7 +337,7 @@ def check_complete(trainer: Any) -> None:
         raise CellFailure(f"metrics.jsonl holds {len(steps)} steps where {last + 1} were expected")
     for name in trainer.parts.evaluation_tasks:
         samples = config.eval.of(name).samples
-        result = evaluation_files.read_evaluation(evaluation_files.evaluation_path(trainer.folder, name, last))
+        result = evaluations.read_evaluation(evaluations.evaluation_path(trainer.folder, name, last))
         if not result["right"] or {len(row) for row in result["right"]} != {samples}:
             raise CellFailure(f"the last evaluation of {name} lacks samples")
 

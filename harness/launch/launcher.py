@@ -19,10 +19,10 @@ from typing import Protocol
 from harness.base import files
 from harness.base.errors import Unwritten, UserError
 from harness.cells import lease, state
-from harness.cells.heartbeat import last_heartbeat
+from harness.cells.lease import last_heartbeat
 from harness.cells.repair import mend
 from harness.cells.state import State
-from harness.launch.snapshot import Snapshot
+from harness.launch.launcher import Snapshot
 from harness.matrix import Cell
 
 

@@ -18,7 +18,7 @@ from types import ModuleType, TracebackType
 
 from harness.base.errors import UserError
 from harness.launch.launcher import LOST, Unprepared, describe_exit, environment, prepare_cell
-from harness.launch.pool import CellGpus, GpuPool
+from harness.launch.machine import CellGpus, GpuPool
 from harness.matrix import Cell
 
 STARTS, PAUSE = 3, 0.5  # attempts to start a process, and seconds between them

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from harness.base.devices import Device, cuda_devices, usable_cores
 from harness.config import Config, Hardware
-from harness.launch.pool import cells_on
+from harness.launch.machine import cells_on
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from harness.base.errors import Damaged
 from harness.cells.state import STOPPED
-from harness.launch.snapshot import Snapshot
+from harness.launch.launcher import Snapshot
 from harness.matrix import Cell
 from harness.terminal import layout
 from harness.terminal.units import duration, sparkline

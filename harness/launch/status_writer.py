@@ -21,7 +21,7 @@ from harness import ranks
 from harness.base import files
 from harness.base.errors import CellFailure, UserError
 from harness.cells import lease, state
-from harness.cells.heartbeat import Heartbeat
+from harness.cells.lease import Heartbeat
 from harness.cells.state import State
 
 LOOK = 0.5  # seconds between two checks whether the launcher still runs

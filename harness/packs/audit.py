@@ -10,8 +10,8 @@ from typing import Any
 
 from harness.base import files, identities
 from harness.base.errors import Damaged, UserError
-from harness.cells import checksums, evaluation_files
-from harness.cells.evaluation_files import answers_path
+from harness.cells import checksums, evaluations
+from harness.cells.evaluations import answers_path
 from harness.cells.log import MetricsLog
 from harness.cells.provenance import Made
 from harness.cells.spec import CellSpec
@@ -111,7 +111,7 @@ def audit_answers(audit: CellAudit, verifier: Verifier, library: Library) -> Non
     spec, folder = audit.spec, audit.folder
     logged = {line["step"]: line["metrics"] for line in MetricsLog(folder).read()}
     specs = evaluation_specs(spec)
-    for path, record in evaluation_files.all_evaluations(folder):
+    for path, record in evaluations.all_evaluations(folder):
         name = record["task"]
         if name not in specs:
             continue  # which `other_records` names

@@ -15,8 +15,8 @@ import tasks
 from harness.base import identities
 from harness.base.errors import UserError, shown
 from harness.base.schema import typed
-from harness.cells import evaluation_files
-from harness.cells.evaluation_files import evaluation_due, evaluation_path, stored_answers_digest
+from harness.cells import evaluations
+from harness.cells.evaluations import evaluation_due, evaluation_path, stored_answers_digest
 from harness.cells.log import MetricsLog, collapse, last_step
 from harness.cells.provenance import Made
 from harness.cells.spec import CellSpec
@@ -130,13 +130,13 @@ def other_records(folder: Path, spec: CellSpec) -> Iterator[str]:
     for step in range(last + 1):
         if evaluation_due(spec.config, step, last):
             expected |= {evaluation_path(folder, name, step) for name in evaluation_specs(spec)}
-    present = set((folder / evaluation_files.FOLDER).glob("*.json"))
+    present = set((folder / evaluations.FOLDER).glob("*.json"))
     for path in sorted(expected - present):
         yield f"{path.name} is missing: it is evaluated at that step"
     for path in sorted(present - expected):
         yield f"{path.name} is of a step or a task at which it is not evaluated"
     for path in sorted(present & expected):
-        record = evaluation_files.read_evaluation(path)
+        record = evaluations.read_evaluation(path)
         if path != evaluation_path(folder, record["task"], record["step"]):
             yield f"{path.name} holds the evaluation of {record['task']} at step {record['step']}"
             continue
@@ -162,7 +162,7 @@ def other_values(
         return
     for key, score in scores.items():
         value = logged[prefix + key]
-        if not math.isclose(score, value, rel_tol=evaluation_files.ROUNDING):
+        if not math.isclose(score, value, rel_tol=evaluations.ROUNDING):
             yield f"its answers give {prefix}{key} = {score:.6g}, and metrics.jsonl has {value:.6g}"
 
 
@@ -192,7 +192,7 @@ def copies(cells: Sequence[tuple[CellSpec, Path]]) -> Iterator[tuple[str, str]]:
             if first is not spec:
                 yield spec.id, f"its attempt is that of {first.key.run_name}"
         digests = []
-        for path, record in evaluation_files.all_evaluations(folder):
+        for path, record in evaluations.all_evaluations(folder):
             # Greedy answers of one model are equal with every seed.
             if spec.config.eval.of(record["task"]).temperature > 0:
                 digests.append(digest_of(path, record))

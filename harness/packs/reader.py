@@ -9,9 +9,8 @@ from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
 
+from harness.cells.evaluations import OUTCOME, cell_outcome
 from harness.cells.log import MetricsLog
-from harness.cells.outcome import FILE as OUTCOME
-from harness.cells.outcome import cell_outcome
 from harness.cells.provenance import CHECKED_TAG, Made
 from harness.cells.spec import CellSpec
 from harness.cells.state import State
@@ -19,7 +18,7 @@ from harness.packs.archive import SUMMARY, Pack, unpacked
 from harness.packs.protocol import Protocol, check_same_protocol
 from harness.table import board
 from harness.table.board import NO_CELL, Board, Expected
-from harness.table.experiment import Experiment
+from harness.table.board import Experiment
 from harness.table.verified import REPORTED, marks_of_pack
 from harness.tracking.reader import Curves, Point, Run
 from harness.tracking.sync import metric_name, params_of, status_tags

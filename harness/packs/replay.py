@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.base.errors import UserError, nearest
-from harness.cells import evaluation_files
-from harness.cells.evaluation_files import evaluation_path
+from harness.cells import evaluations
+from harness.cells.evaluations import evaluation_path
 from harness.cells.log import MetricsLog
 from harness.cells.provenance import Made, processor
 from harness.cells.spec import CellSpec
@@ -66,11 +66,11 @@ def replay_steps(folder: Path, steps: int, plugins: Sequence[str] = ()) -> str |
 
 def different_answers(folder: Path, trained: Path, steps: int) -> Iterator[str]:
     """Yield the evaluations up to a step whose answers another training of the cell does not repeat, as sentences."""
-    for path, record in evaluation_files.all_evaluations(folder):
+    for path, record in evaluations.all_evaluations(folder):
         again = evaluation_path(trained, record["task"], record["step"])
         if record["step"] > steps or not again.exists():  # the last of the training again ends earlier
             continue
-        if digest_of(path, record) != digest_of(again, evaluation_files.read_evaluation(again)):
+        if digest_of(path, record) != digest_of(again, evaluations.read_evaluation(again)):
             yield f"{record['task']} at step {record['step']}: its answers are other ones"
 
 

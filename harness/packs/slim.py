@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.base import files
-from harness.cells import checksums, evaluation_files
-from harness.cells.evaluation_files import evaluation_path, stored_answers_digest
+from harness.cells import checksums, evaluations
+from harness.cells.evaluations import evaluation_path, stored_answers_digest
 from harness.cells.log import MetricsLog
 from harness.cells.state import State
 from harness.tokens.logged import DRAWN
@@ -34,7 +34,7 @@ Columns = dict[str, dict[str, Any]]  # values by cell, by column
 
 def is_slim(folder: Path) -> bool:
     """Return whether the answers of a cell were left out."""
-    return any("answers" in record for _, record in evaluation_files.all_evaluations(folder))
+    return any("answers" in record for _, record in evaluations.all_evaluations(folder))
 
 
 def slim_line(line: Mapping[str, Any]) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def columns_of_cell(folder: Path) -> Iterator[tuple[str, Any]]:
     for name in KEPT:
         if (folder / name).exists():
             yield f"{TEXT} {name}", (folder / name).read_text()
-    for path, record in evaluation_files.all_evaluations(folder):
+    for path, record in evaluations.all_evaluations(folder):
         for key, value in slim_evaluation(path, record).items():
             yield f"{EVALUATION} {key} {path.name}", value
     lines = MetricsLog(folder).read()
@@ -120,10 +120,10 @@ def write_cells(columns: Iterable[tuple[str, Mapping[str, Any]]], folder: Path, 
         if most_answers < 0 or not all(0 <= count <= samples for count in counts):
             raise ValueError(f"{file} has too many answers")
         written = evaluation_path(folder / cell, parts["task"], parts["step"])
-        if Path(file).name != file or written != folder / cell / evaluation_files.FOLDER / file:
+        if Path(file).name != file or written != folder / cell / evaluations.FOLDER / file:
             raise ValueError(f"{file} is the name of an evaluation of {parts['task']}")
         right = [[1] * count + [0] * (samples - count) for count in counts]
-        evaluation_files.write_evaluation(folder / cell, parts | {"right": right})
+        evaluations.write_evaluation(folder / cell, parts | {"right": right})
     for cell, steps in lines.items():
         records = []
         for step, time in zip(steps["step"], steps["time"], strict=True):

@@ -29,14 +29,14 @@ from pandas import DataFrame
 from harness.base import files
 from harness.base.addresses import may_be_written, visible_address
 from harness.base.errors import Damaged, UserError
-from harness.cells.outcome import right_distinct
+from harness.cells.evaluations import right_distinct
 from harness.config import Config
 from harness.matrix import Cell
 from harness.packs.reader import opened_packs
 from harness.statistics import Estimate, pass_at_k, share_interval
 from harness.table.board import Board, Expected
 from harness.table.compare import Comparison, comparisons
-from harness.table.experiment import Experiment
+from harness.table.board import Experiment
 from harness.table.frames import read_frames, setting_text
 from harness.table.leaderboard import LeaderboardRow, leaderboard_rows, mean_over_problems, place_text
 from harness.table.select import runs_left_out

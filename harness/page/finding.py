@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from harness.cells.no_signal import NO_SIGNAL
+from harness.cells.log import NO_SIGNAL
 from harness.page.content import PageContent, ScoreTable, last_answers
 from harness.statistics import Estimate
 from harness.table.columns import MIXED, format_estimate, method_text, sign_mark

@@ -39,7 +39,7 @@ from harness.page.content import (
 from harness.page.figures import Figure, drawn_methods
 from harness.page.finding import colored_methods, finding_sentences, forest_plot, summary
 from harness.table import columns, render
-from harness.table.experiment import Experiment
+from harness.table.board import Experiment
 from harness.terminal.layout import visible
 from harness.terminal.units import plural
 from harness.tracking.reader import reader

@@ -11,7 +11,7 @@ from math import ceil
 import tasks
 from harness.base.shape import Shape
 from harness.config import Config
-from harness.rollout.limits import EMBEDDED_SEQUENCES, VLLM_CPU_CACHE_GIB, VLLM_GPU_SHARE, VLLM_SEQUENCES
+from harness.rollout.choice import EMBEDDED_SEQUENCES, VLLM_CPU_CACHE_GIB, VLLM_GPU_SHARE, VLLM_SEQUENCES
 from tasks.data import cache
 
 Needs = frozenset[str]  # what a method needs that takes memory of its own: values, ref_logp

@@ -107,5 +107,5 @@ def probe_plan(config: Config, plan: Plan) -> list[str]:
         runs.fetch_models(config)
         short = short_cell(cell, Path(folder))
         with show_elapsed(console, f"measuring {cell.label}"):
-            launcher.run_cells([short], runs.local_launcher(short.settled, 1), launcher.NullWatcher())
+            launcher.run_cells([short], runs.local_launcher(short.settled, 1), launcher.Watcher())
         return probe_lines(read_probe(short), plan)

@@ -23,10 +23,9 @@ from torch.nn.utils.rnn import pad_sequence
 from harness import ranks
 from harness.base.errors import UserError, at_least, one_of
 from harness.base.shape import ARCHITECTURES
-from harness.cells.heartbeat import no_progress
 from harness.methods.batch import Rollout
-from harness.rollout.limits import EMBEDDED_SEQUENCES
-from harness.rollout.protocol import OnGroup
+from harness.rollout.choice import EMBEDDED_SEQUENCES
+from harness.rollout.protocol import OnGroup, no_progress
 from harness.tokens.head import wide_product
 
 if TYPE_CHECKING:

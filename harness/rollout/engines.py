@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from harness.cells.heartbeat import no_progress
 from harness.config import Hardware
-from harness.rollout.protocol import Engine
+from harness.rollout.protocol import Engine, no_progress
 
 if TYPE_CHECKING:
     from pathlib import Path

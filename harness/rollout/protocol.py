@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 OnGroup = Callable[[int, "list[Rollout]"], None]  # called with the number of a prompt and all its responses
 
 
+def no_progress() -> None:
+    """Ignore a sign of progress: the default for code that gives signs and may run without a heartbeat."""
+
+
 class Sampling(Protocol):
     """A sampler from exactly softmax(logits / temperature): no top-p, no top-k, no penalties."""
 

@@ -23,11 +23,10 @@ from torch import Tensor
 from harness import ranks
 from harness.base.errors import UserError, at_least, short
 from harness.base.shape import Shape, read_model_config, shape_of_config
-from harness.cells.heartbeat import no_progress
 from harness.methods.batch import Rollout
 from harness.rollout.choice import check_vllm
-from harness.rollout.limits import VLLM_CPU_CACHE_GIB, VLLM_GPU_SHARE, VLLM_SEQUENCES
-from harness.rollout.protocol import OnGroup
+from harness.rollout.choice import VLLM_CPU_CACHE_GIB, VLLM_GPU_SHARE, VLLM_SEQUENCES
+from harness.rollout.protocol import OnGroup, no_progress
 
 if TYPE_CHECKING:
     from torch import nn

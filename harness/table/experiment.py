@@ -11,7 +11,7 @@ from typing import Any
 from harness.base import identities
 from harness.base.addresses import visible_address
 from harness.base.errors import UserError, nearest
-from harness.cells.outcome import FILE, TAG
+from harness.cells.evaluations import OUTCOME, OUTCOME_TAG
 from harness.cells.spec import FILE as SPEC
 from harness.cells.spec import CellSpec
 from harness.table import board
@@ -109,17 +109,17 @@ class Experiment:
             if cell not in done or cell in self.outcomes:
                 continue
             run = done[cell]
-            copy = self.copies.get(run.tags.get(TAG, ""))
+            copy = self.copies.get(run.tags.get(OUTCOME_TAG, ""))
             if copy is None:
                 missing.append(run)
             else:
                 self.outcomes[cell] = copy
-        for run, text in zip(missing, self.source.texts(missing, FILE), strict=True):
+        for run, text in zip(missing, self.source.texts(missing, OUTCOME), strict=True):
             if text is None:
-                raise UserError(f"the MLflow run of cell {run.tags['cell']} has no {FILE} among its artifacts")
+                raise UserError(f"the MLflow run of cell {run.tags['cell']} has no {OUTCOME} among its artifacts")
             outcome = parsed_object(text)
             # A file with another digest than the run's tag is not the outcome of this run.
-            if TAG not in run.tags or identities.hash_of(outcome) == run.tags[TAG]:
+            if OUTCOME_TAG not in run.tags or identities.hash_of(outcome) == run.tags[OUTCOME_TAG]:
                 self.outcomes[run.tags["cell"]] = outcome
         return {cell: self.outcomes[cell] for cell in cells if cell in self.outcomes}
 

@@ -61,8 +61,8 @@ import numpy as np
 
 from harness.base.errors import UserError
 from harness.cells import source_digest
-from harness.cells.no_signal import NO_SIGNAL
-from harness.cells.outcome import right_distinct
+from harness.cells.evaluations import right_distinct
+from harness.cells.log import NO_SIGNAL
 from harness.cells.provenance import BASE_MODEL_TAG, CHECKED_TAG, HARNESS_TAG, ROUNDING_TAG, VERSION_TAG, sources_in
 from harness.cells.state import STOPPED
 from harness.config import OWN, PUBLISHED, setting_label
@@ -74,7 +74,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
     from harness.table.board import Expected
-    from harness.table.experiment import Experiment
+    from harness.table.board import Experiment
     from harness.tracking.reader import Run
 
 BASE_MODEL = "base model"  # the method of the rows of the model before any training

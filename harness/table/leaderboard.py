@@ -23,7 +23,7 @@ from harness.statistics import (
     seeds_needed,
     share_interval,
 )
-from harness.table.endings import collapsed_and_exploded
+from harness.table.verdict import collapsed_and_exploded
 from harness.table.frames import (
     BASE_MODEL,
     Axes,

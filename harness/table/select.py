@@ -13,7 +13,7 @@ from harness.cells.spec import TRAINER
 from harness.table import compare, leaderboard
 from harness.table.board import AXES, Board, Expected
 from harness.table.compare import Comparison
-from harness.table.experiment import Experiment
+from harness.table.board import Experiment
 from harness.table.frames import BASE_MODEL, NO_RUN, Frames, read_frames
 from harness.table.leaderboard import LeaderboardRow
 from harness.terminal.units import plural

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from harness import ranks
 from harness.base.task import Judged
-from harness.cells.heartbeat import Heartbeat
+from harness.cells.lease import Heartbeat
 from harness.config import Correction
 from harness.methods.batch import TokenBatch
 from harness.methods.composition import Signal

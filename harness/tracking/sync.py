@@ -26,10 +26,8 @@ if TYPE_CHECKING:
     from mlflow.entities import DatasetInput, Run
 
 from harness.cells import checksums, lease
+from harness.cells.evaluations import OUTCOME, OUTCOME_TAG, cell_outcome
 from harness.cells.log import MetricsLog
-from harness.cells.outcome import FILE as OUTCOME
-from harness.cells.outcome import TAG as OUTCOME_TAG
-from harness.cells.outcome import cell_outcome
 from harness.cells.provenance import Made, mark_tags
 from harness.cells.spec import FILE, TRAINER, CellSpec
 from harness.cells.state import STOPPED, State, is_stopped

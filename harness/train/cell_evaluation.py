@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from harness import ranks
 from harness.base import files, seeds
-from harness.cells import evaluation_files
+from harness.cells import evaluations
 from harness.config import Config
 from harness.rollout.protocol import Engine
 from harness.rollout.rendering import Chat
@@ -95,8 +95,8 @@ class CellEvaluator:
             "metrics": result.metrics,
             "flags": task.flags(self.trained_on),
         }
-        evaluation_files.write_evaluation(self.folder, record)
-        answers = evaluation_files.answers_path(evaluation_files.evaluation_path(self.folder, name, step))
+        evaluations.write_evaluation(self.folder, record)
+        answers = evaluations.answers_path(evaluations.evaluation_path(self.folder, name, step))
         files.write_lines(answers, result.samples)
         return evaluation_metrics(name, result.metrics)
 

@@ -16,7 +16,7 @@ import tasks
 from harness import ranks
 from harness.base.errors import UserError
 from harness.cells import provenance
-from harness.cells.heartbeat import Heartbeat
+from harness.cells.lease import Heartbeat
 from harness.cells.spec import CellSpec
 from harness.config import OWN, Config
 from harness.methods.composition import Method, method_classes

@@ -15,9 +15,9 @@ from transformers import AutoModel, AutoModelForCausalLM, PreTrainedConfig, PreT
 from harness import ranks
 from harness.base import files
 from harness.base.errors import CellFailure, UserError
-from harness.cells.heartbeat import no_progress
 from harness.config import Hardware, Train
 from harness.methods.batch import TokenBatch, TokenStats
+from harness.rollout.protocol import no_progress
 from harness.tokens.head import Head, wide
 from harness.tokens.statistics import token_stats
 from harness.train import invariants, packing, weights

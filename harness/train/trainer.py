@@ -15,7 +15,7 @@ from harness import ranks
 from harness.base import seeds
 from harness.base.errors import CellFailure
 from harness.cells.checksums import CHECKPOINTS
-from harness.cells.evaluation_files import evaluation_due
+from harness.cells.evaluations import evaluation_due
 from harness.cells.log import MetricsLog, early_end
 from harness.methods.batch import TokenBatch, TokenStats
 from harness.methods.composition import Signal

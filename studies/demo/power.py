@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from harness.base import files
-from harness.cells import evaluation_files
+from harness.cells import evaluations
 from harness.cells.spec import CellSpec
 from harness.statistics import Floats, crossed_p_value, pass_at_k
 from harness.table.verdict import WINS, significance, verdict
@@ -80,7 +80,7 @@ def effects(pilots: Iterable[Path]) -> dict[str, dict[str, Any]]:
     scores: dict[int, dict[tuple[str, int], Floats]] = defaultdict(dict)
     for path in sorted(config for pilot in pilots for config in pilot.glob("*/config.yaml")):
         key = CellSpec.read(path.parent).key
-        for _, record in evaluation_files.all_evaluations(path.parent):
+        for _, record in evaluations.all_evaluations(path.parent):
             right = np.array(record["right"], dtype=int)
             both = right.mean(axis=1), pass_at_k(right.shape[1], right.sum(axis=1), K)
             scores[record["step"]][key.method.partition("(")[0], key.seed] = np.stack(both)

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from pandas import DataFrame
 
-from harness.cells import evaluation_files
+from harness.cells import evaluations
 from harness.cells.log import MetricsLog
 from harness.cells.spec import CellSpec
 from harness.statistics import pass_at_k
@@ -31,7 +31,7 @@ Floats = NDArray[np.float64]
 
 def right_counts(folder: Path, step: int) -> NDArray[np.int64]:
     """Return the number of right responses to each problem, after a step of a cell."""
-    record = evaluation_files.read_evaluation(evaluation_files.evaluation_path(folder, TASK, step))
+    record = evaluations.read_evaluation(evaluations.evaluation_path(folder, TASK, step))
     return np.array(record["right"], dtype=int).sum(axis=1)
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from harness import config, matrix
 from harness.cells import checksums
+from harness.cells.evaluations import cell_outcome
 from harness.cells.log import MetricsLog
-from harness.cells.outcome import cell_outcome
 from harness.cells.spec import CellSpec, id_in, training_key
 from harness.cells.state import Progress
 

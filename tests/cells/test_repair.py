@@ -14,7 +14,7 @@ from trainers import records
 from harness import config, matrix, runs
 from harness.base import files, seal
 from harness.base.errors import Damaged
-from harness.cells import checksums, evaluation_files, repair, state
+from harness.cells import checksums, evaluations, repair, state
 from harness.cells.log import MetricsLog
 from harness.cells.provenance import Made
 from harness.cells.state import State
@@ -363,15 +363,15 @@ def test_sync_matrix_with_changed_responses_or_weights(cell: Cell, mlflow_uri: s
 
 def test_check_scores(cell: Cell) -> None:
     for line in MetricsLog(cell.folder).read():
-        for path, record in evaluation_files.all_evaluations(cell.folder):
+        for path, record in evaluations.all_evaluations(cell.folder):
             if record["step"] == line["step"]:
-                evaluation_files.check_scores(path, record, line["metrics"])
+                evaluations.check_scores(path, record, line["metrics"])
     metrics = MetricsLog(cell.folder).read()[-1]["metrics"]
     path = cell.folder / "evals" / "countdown-000005.json"
     for name in ("avg", "pass@2"):
         wrong = {**metrics, f"eval/countdown/{name}": metrics[f"eval/countdown/{name}"] + 1 / 6}
         with pytest.raises(Damaged, match=rf"its answers give eval/countdown/{name} = "):
-            evaluation_files.check_scores(path, evaluation_files.read_evaluation(path), wrong)
+            evaluations.check_scores(path, evaluations.read_evaluation(path), wrong)
 
 
 def test_changed_records_of_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

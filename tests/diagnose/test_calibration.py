@@ -6,7 +6,7 @@ import pytest
 from places import REPOSITORY
 
 from harness.packs.archive import unpacked
-from harness.table.endings import COLLAPSED, EXPLODED, ending
+from harness.table.verdict import COLLAPSED, EXPLODED, ending
 from studies.diagnose.calibration import KEPT, LOST, PAGE, calibration_row, filled_page, finished_cells, kept_rows
 
 ROWS = {row["cell"]: row for row in kept_rows()}

@@ -10,7 +10,7 @@ from pandas import DataFrame
 
 from harness.base.errors import UserError
 from harness.diagnose.course import course_of, entropy_course
-from harness.table.endings import collapsed_and_exploded
+from harness.table.verdict import collapsed_and_exploded
 
 
 def ending(at: float) -> list[float]:

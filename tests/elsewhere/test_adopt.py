@@ -18,7 +18,7 @@ from transformers import AutoTokenizer
 
 from harness import cli
 from harness import config as configs
-from harness.cells import evaluation_files
+from harness.cells import evaluations
 from harness.cells.log import MetricsLog
 from harness.cells.spec import CellSpec, adopted_folders
 from harness.cells.state import State
@@ -82,7 +82,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 def right(folder: Path, step: int) -> Any:
-    return evaluation_files.read_evaluation(evaluation_files.evaluation_path(folder, "countdown", step))["right"]
+    return evaluations.read_evaluation(evaluations.evaluation_path(folder, "countdown", step))["right"]
 
 
 def edit_json(path: Path, change: Callable[[Any], None]) -> None:
@@ -411,7 +411,7 @@ def test_a_damaged_record_is_made_again(place: Place, checkpoint: Path) -> None:
     place.adopt(checkpoint)
     [folder] = place.folders
     before = right(folder, 5)
-    path = evaluation_files.evaluation_path(folder, "countdown", 5)
+    path = evaluations.evaluation_path(folder, "countdown", 5)
     path.write_text(path.read_text().replace("1", "0", 1))
     with pytest.raises(SystemExit):
         cli.main(["sync", "smoke", *place.overrides])

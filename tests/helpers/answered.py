@@ -14,8 +14,8 @@ import numpy as np
 from cells import Answers, write_cell
 
 from harness.base import files
-from harness.cells import checksums, evaluation_files
-from harness.cells.evaluation_files import answers_path, evaluation_path
+from harness.cells import checksums, evaluations
+from harness.cells.evaluations import answers_path, evaluation_path
 from harness.cells.log import MetricsLog
 from harness.cells.spec import CellSpec
 from harness.config import load_config
@@ -46,7 +46,7 @@ def write_answered(cell: Cell) -> None:
     steps, evaluations = [], []
     for step in range(last + 1):
         metrics = {"entropy/mean": 2.0 - step, "tokens/generated": 10.0, "loss/policy": 0.5}
-        if evaluation_files.evaluation_due(cell.config, step, last):
+        if evaluations.evaluation_due(cell.config, step, last):
             answers, scores = evaluation_of(cell, task, step)
             evaluations.append(answers)
             metrics |= scores
@@ -129,8 +129,8 @@ class Forgery:
 
     def edit_evaluation(self, **fields: Any) -> None:
         """Change the last evaluation; at another `step`, write one beside it."""
-        record = evaluation_files.read_evaluation(evaluation_path(self.folder, "countdown", 4))
-        evaluation_files.write_evaluation(self.folder, record | fields)
+        record = evaluations.read_evaluation(evaluation_path(self.folder, "countdown", 4))
+        evaluations.write_evaluation(self.folder, record | fields)
 
     def edit_answers(self, edit: Callable[[list[Record]], None]) -> None:
         """Change the answers of the last evaluation."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.base import files
-from harness.cells import checksums, evaluation_files
+from harness.cells import checksums, evaluations
 from harness.cells.log import MetricsLog
 from harness.cells.provenance import Made
 from harness.cells.spec import CellKey, CellSpec
@@ -42,7 +42,7 @@ class Answers:
             "right_distinct": self.distinct or [int(any(row)) for row in self.right],
             "solutions": self.solutions,
         }
-        evaluation_files.write_evaluation(folder, record)
+        evaluations.write_evaluation(folder, record)
         if self.samples:
             files.write_lines(folder / "samples" / f"evaluate-{self.task}-{self.step:06d}.jsonl", self.samples)
 

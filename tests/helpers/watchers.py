@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from harness.launch.snapshot import Snapshot
+from harness.launch.launcher import Snapshot
 from harness.matrix import Cell
 
 

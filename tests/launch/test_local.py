@@ -29,7 +29,7 @@ from harness.matrix import Cell
 pytestmark = pytest.mark.processes
 
 
-class Silent(launcher.NullWatcher):
+class Silent(launcher.Watcher):
     def __init__(self) -> None:
         self.heard: list[str] = []
 

@@ -13,8 +13,8 @@ from harness.cells import state
 from harness.config import Hardware
 from harness.launch import launcher, local
 from harness.launch.local import Local
-from harness.launch.pool import GpuPool, cells_on
-from harness.launch.snapshot import Snapshot
+from harness.launch.machine import GpuPool, cells_on
+from harness.launch.launcher import Snapshot
 
 
 def test_take_a_gpu_for_each_rank() -> None:
@@ -68,7 +68,7 @@ def test_check_too_few_gpus() -> None:
         GpuPool(["a", "b"]).check(Hardware(ranks=4))
 
 
-class Log(launcher.NullWatcher):
+class Log(launcher.Watcher):
     """Notes the highest number of cells that ran side by side."""
 
     def __init__(self) -> None:

@@ -14,8 +14,8 @@ from boards import json_rows
 from commands import end_of, verify
 
 from harness.base import files, seal
-from harness.cells import evaluation_files
-from harness.cells.evaluation_files import answers_path, evaluation_path
+from harness.cells import evaluations
+from harness.cells.evaluations import answers_path, evaluation_path
 from harness.cells.log import MetricsLog
 from harness.cells.spec import CellSpec
 from harness.packs.audit import CellAudit, judged_again
@@ -231,7 +231,7 @@ def test_judged_again_never_counts_undecided_answers_as_right(
     forgery: Forgery, monkeypatch: pytest.MonkeyPatch, count: int, noted: bool
 ) -> None:
     folder = forgery.folder
-    record = evaluation_files.read_evaluation(evaluation_path(folder, "countdown", 4))
+    record = evaluations.read_evaluation(evaluation_path(folder, "countdown", 4))
     path = answers_path(evaluation_path(folder, "countdown", 4))
     samples, left = files.read_lines(path), count
     for number, sample in enumerate(samples):

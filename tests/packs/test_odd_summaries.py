@@ -17,7 +17,7 @@ from commands import refusal
 from harness.base.errors import Damaged, UserError
 from harness.packs.archive import SUMMARY, read_board, unpacked, write_pack
 from harness.packs.reader import PackReader
-from harness.table.experiment import Experiment
+from harness.table.board import Experiment
 from harness.table.select import Selection, part_of_packs
 
 pytestmark = pytest.mark.slow

@@ -15,12 +15,12 @@ from boards import MOST_DISTINCT, MadeUpMatrix, json_rows, show_table, smoke_mat
 from harness import runs
 from harness.base import identities
 from harness.base.errors import UserError
-from harness.cells.outcome import right_distinct
+from harness.cells.evaluations import right_distinct
 from harness.cells.state import change
 from harness.config import Config
 from harness.statistics import crossed_interval
 from harness.table import board, frames
-from harness.table.experiment import Experiment
+from harness.table.board import Experiment
 from harness.table.formats import leaderboard_frame
 from harness.table.leaderboard import LeaderboardRow
 from harness.table.publish import publish

@@ -21,7 +21,7 @@ from harness import config as configs
 from harness import runs as library
 from harness.base.errors import UserError
 from harness.cells.log import MetricsLog
-from harness.cells.outcome import FILE as OUTCOME
+from harness.cells.evaluations import OUTCOME
 from harness.cells.spec import FILE as SPEC
 from harness.launch import progress
 from harness.matrix import cells

@@ -12,7 +12,7 @@ from mortal import Killed
 from trainers import build, records, same, weights
 
 from harness.base.errors import CellFailure, UserError
-from harness.cells import evaluation_files
+from harness.cells import evaluations
 from harness.launch import cell
 from harness.methods.batch import TokenBatch
 from harness.tokens.metrics import Stopwatch
@@ -182,8 +182,8 @@ def test_done_means_that_every_step_and_answer_is_there(tmp_path: Path) -> None:
     trainer = build(tmp_path, "grpo", "train.steps=1")
     trainer.run(lambda step: None)
     cell.check_complete(trainer)
-    record = evaluation_files.read_evaluation(evaluation_files.evaluation_path(tmp_path, "countdown", 1))
-    evaluation_files.write_evaluation(tmp_path, {**record, "right": [row[1:] for row in record["right"]]})
+    record = evaluations.read_evaluation(evaluations.evaluation_path(tmp_path, "countdown", 1))
+    evaluations.write_evaluation(tmp_path, {**record, "right": [row[1:] for row in record["right"]]})
     with pytest.raises(CellFailure, match="lacks samples"):
         cell.check_complete(trainer)
     trainer.log.truncate(0)

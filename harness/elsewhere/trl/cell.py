@@ -14,7 +14,7 @@ from pathlib import Path
 from harness import ranks
 from harness.base import files, seeds
 from harness.cells import checksums
-from harness.cells.evaluation_files import evaluation_due
+from harness.cells.evaluations import evaluation_due
 from harness.cells.log import MetricsLog, early_end
 from harness.cells.spec import CellSpec
 from harness.elsewhere.portable import PortableMethod

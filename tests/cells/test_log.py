@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from harness.cells import lease, no_signal
-from harness.cells.log import MetricsLog
-from harness.cells.no_signal import why_no_signal
+from harness.cells import lease
+from harness.cells.log import CONSTANT, FEW_SIGNALS, SATURATED, SHARE, TRUNCATED, UNREADABLE, MetricsLog, why_no_signal
 from harness.cells.state import Progress, State
 
 
@@ -17,7 +16,7 @@ def steps(*metrics: dict[str, float]) -> list[dict[str, Any]]:
     """Return lines of metrics.jsonl; step 0, which trains nothing, comes first."""
     lines: list[dict[str, Any]] = [{"step": 0, "metrics": {"eval/countdown/avg": 0.0}}]
     for number, of_step in enumerate(metrics, 1):
-        lines.append({"step": number, "metrics": {no_signal.SHARE: 1.0, "reward/mean": 0.0, **of_step}})
+        lines.append({"step": number, "metrics": {SHARE: 1.0, "reward/mean": 0.0, **of_step}})
     return lines
 
 
@@ -25,17 +24,16 @@ def steps(*metrics: dict[str, float]) -> list[dict[str, Any]]:
     ("metrics", "why"),
     [
         ([], None),
-        ([{}, {no_signal.SHARE: 0.99}], None),
-        ([{}, {"verdicts/unparsed": 0.98}], f"all answers wrong; {no_signal.CONSTANT}"),
-        ([{"verdicts/unparsed": 1.0}] * 2, f"all answers unparsed; {no_signal.UNREADABLE}"),
-        ([{}, {"verdicts/unparsed": 1.0}], f"50% of the answers unparsed; {no_signal.UNREADABLE}"),
+        ([{}, {SHARE: 0.99}], None),
+        ([{}, {"verdicts/unparsed": 0.98}], f"all answers wrong; {CONSTANT}"),
+        ([{"verdicts/unparsed": 1.0}] * 2, f"all answers unparsed; {UNREADABLE}"),
+        ([{}, {"verdicts/unparsed": 1.0}], f"50% of the answers unparsed; {UNREADABLE}"),
         (
             [{"verdicts/unparsed": 1.0, "responses/truncated": 0.75}],
-            "all answers unparsed, 75% of the responses cut off by rollout.max_new_tokens; "
-            f"{no_signal.UNREADABLE}; {no_signal.TRUNCATED}",
+            f"all answers unparsed, 75% of the responses cut off by rollout.max_new_tokens; {UNREADABLE}; {TRUNCATED}",
         ),
-        ([{"reward/mean": 1.0}] * 2, f"all answers right; {no_signal.SATURATED}"),
-        ([{"reward/mean": 0.25}], f"in each group all answers were right, or all wrong; {no_signal.FEW_SIGNALS}"),
+        ([{"reward/mean": 1.0}] * 2, f"all answers right; {SATURATED}"),
+        ([{"reward/mean": 0.25}], f"in each group all answers were right, or all wrong; {FEW_SIGNALS}"),
     ],
 )
 def test_why_no_signal(metrics: list[dict[str, float]], why: str | None) -> None:
@@ -48,8 +46,8 @@ def test_progress_without_a_signal(tmp_path: Path) -> None:
         State("running").write(tmp_path)
         for line in steps(*[{"verdicts/unparsed": 1.0}] * 5):
             log.append(line["step"], 0.0, line["metrics"])
-        why = f"no signal in the last 5 steps: all answers unparsed; {no_signal.UNREADABLE}"
+        why = f"no signal in the last 5 steps: all answers unparsed; {UNREADABLE}"
         assert Progress.read(tmp_path, recent=5).reason == why
         assert Progress.read(tmp_path, recent=4).reason is None
-        log.append(6, 0.0, {no_signal.SHARE: 0.5})
+        log.append(6, 0.0, {SHARE: 0.5})
         assert Progress.read(tmp_path, recent=5).reason is None

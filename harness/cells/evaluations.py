@@ -1,0 +1,185 @@
+"""The evaluations of a cell, one sealed file for each task and step, and its outcome: all that a table reads of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import statistics
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from harness.base import files
+from harness.base.errors import Damaged, UserError
+from harness.cells.log import why_no_signal
+from harness.cells.spec import CellSpec
+from harness.cells.state import State
+from harness.config import Config
+from harness.statistics import pass_at_k
+
+FOLDER = "evals"
+OUTCOME = "outcome.json"  # among the artifacts of its run
+OUTCOME_TAG = "outcome"  # of its run: the digest of the outcome
+PASS = re.compile(r"pass@(\d+)")
+DIGITS = 4  # of the digest of the answers to one problem: an accident passes one time in 65,536
+# Of a score, relative: sums in another order differ by some 1e-16, one answer in a million changes 1e-6.
+ROUNDING = 1e-9
+
+
+def evaluation_due(config: Config, step: int, last_step: int) -> bool:
+    """True if a cell is evaluated after this step."""
+    every = config.eval.every
+    return step in (0, last_step) or (every > 0 and step % every == 0)
+
+
+def evaluation_path(folder: Path, task: str, step: int) -> Path:
+    return folder / FOLDER / f"{task}-{step:06d}.json"
+
+
+def answers_path(evaluation: Path) -> Path:
+    """Return the file with the answers of an evaluation, by the file of that."""
+    return evaluation.parents[1] / "samples" / f"evaluate-{evaluation.stem}.jsonl"
+
+
+def write_evaluation(folder: Path, record: Mapping[str, Any]) -> None:
+    """Write the evaluation of a cell on one task at one step."""
+    files.write_sealed(evaluation_path(folder, record["task"], record["step"]), record)
+
+
+def read_evaluation(path: Path) -> dict[str, Any]:
+    """Return an evaluation; refuse one that was changed, or that lacks an answer."""
+    record = files.read_sealed(path)
+    if not isinstance(record, dict):
+        raise Damaged(path, "it is not a mapping of keys")
+    right, problems = record.get("right"), record.get("problems")
+    if not right or not problems or len(right) != len(problems) or len({*map(len, right)}) != 1:
+        raise Damaged(path, "it holds no answer of some problem")
+    return record
+
+
+def all_evaluations(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
+    """Return all evaluations of a cell with their files, by task and then by step."""
+    paths = sorted((folder / FOLDER).glob("*.json"))  # names end in the step with leading zeros: 000020.json
+    return [(path, read_evaluation(path)) for path in paths]
+
+
+def check_scores(path: Path, record: Mapping[str, Any], logged: Mapping[str, float]) -> None:
+    """Refuse an evaluation whose answers give other scores than metrics.jsonl has for its step."""
+    right_JN = np.array(record["right"])
+    right_J, samples = right_JN.sum(axis=1), right_JN.shape[1]
+    for key, value in logged.items():
+        if not key.startswith("eval/"):
+            continue
+        _, task, *rest = key.split("/")
+        name = rest[0] if rest else ""
+        if task != record["task"]:
+            continue
+        if name == "avg":
+            score = float(np.mean(right_J / samples))
+        elif match := PASS.fullmatch(name):
+            score = float(np.mean(pass_at_k(samples, right_J, int(match[1]))))
+        else:
+            continue
+        if not math.isclose(score, value, rel_tol=ROUNDING, abs_tol=ROUNDING):
+            raise Damaged(path, f"its answers give {key} = {score:.6g}, and metrics.jsonl has {value:.6g}")
+
+
+def stored_answers_digest(evaluation: Path) -> dict[str, Any] | None:
+    """Return the digests of the answers of an evaluation, by its file; None if they were left out."""
+    path = answers_path(evaluation)
+    return answers_digest(files.stream_lines(path)) if path.exists() else None
+
+
+def answers_digest(samples: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return digests of the answers of an evaluation: of all, and the first digits of that of each problem."""
+    digests = []
+    for sample in samples:
+        text = json.dumps([sample["problem"], sample["prompt"], sample["responses"]])
+        digests.append(hashlib.sha256(text.encode()).hexdigest())
+    together = hashlib.sha256("".join(digests).encode()).hexdigest()
+    return {"sha256": together, "problems": "".join(digest[:DIGITS] for digest in digests)}
+
+
+# The outcome
+
+
+def cell_outcome(folder: Path, spec: CellSpec, lines: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the outcome of a cell that is done."""
+    entropies = curve(lines, "entropy/mean")
+    first_and_last = [entropies[0], entropies[-1]] if entropies else None
+    dropped = curve(lines, "weights/dropped")
+    mean_dropped = statistics.fmean(dropped) if dropped else None
+    tokens = hours = None  # of a training elsewhere nothing here has counted them
+    if spec.trainer is None:
+        tokens = sum(curve(lines, "tokens/generated"))
+        hours = State.read(folder).seconds / 3600 * devices(spec, State.read(folder).device)
+    outcome: dict[str, Any] = {
+        "entropy": first_and_last,  # at the first and at the last training step
+        "dropped": mean_dropped,  # share of tokens, mean over the steps
+        "tokens": tokens,  # sampled while training
+        "hours": hours,
+        "tasks": last_evaluations(folder, spec, lines),
+    }
+    if why := why_no_signal(lines):  # absent otherwise, so that the digests of other outcomes stay as they were
+        outcome["untrained"] = why
+    return outcome
+
+
+def devices(spec: CellSpec, device: str) -> float:
+    """Return the number of GPUs of a cell, which may be a fraction; on a CPU, the number of its cores."""
+    hardware = spec.config.hardware
+    per_rank = hardware.share if device == "cuda" else hardware.threads
+    return hardware.world * per_rank
+
+
+def curve(lines: list[dict[str, Any]], key: str) -> list[float]:
+    return [line["metrics"][key] for line in lines if key in line["metrics"]]
+
+
+def last_evaluations(folder: Path, spec: CellSpec, lines: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the last evaluation of each task, with the answers before training (step 0) if it was evaluated then."""
+    by_task: dict[str, dict[str, Any]] = {}
+    logged = {line["step"]: line["metrics"] for line in lines}
+    # In the order of steps, so that a later evaluation of a task replaces an earlier one.
+    for path, record in all_evaluations(folder):
+        check_scores(path, record, logged.get(record["step"], {}))
+        task = record["task"]
+        right, distinct = answers(record), right_distinct(record, path.name)
+        before = by_task.get(task, {"before": None, "right_distinct_before": None})
+        if record["step"] == 0:
+            before = {"before": right, "right_distinct_before": distinct}
+        by_task[task] = {
+            "k": spec.config.eval.of(task).k,
+            "problems": record["problems"],
+            "right": right,
+            "before": before["before"],
+            "right_distinct": distinct,  # distinct right answers to each problem
+            "right_distinct_before": before["right_distinct_before"],
+            "solutions": record["solutions"],  # number of right answers of each problem, if the task can count them
+            "flags": record["flags"],
+        }
+    for task, scores in by_task.items():
+        for measure in ("length", "distinct", "distinct_answers", "after_answer"):
+            values = curve(lines, f"eval/{task}/{measure}")
+            scores[measure] = values[-1] if values else None
+    return by_task
+
+
+def right_distinct(record: Mapping[str, Any], name: str) -> list[int]:
+    """Return the numbers of distinct right answers of an evaluation, or of one task in an outcome."""
+    if "right_distinct" not in record:
+        raise UserError(
+            f"{name} has no right_distinct: an earlier version of entrobench made it, which did not count answers; "
+            "run its cells again"
+        )
+    numbers: list[int] = record["right_distinct"]
+    return numbers
+
+
+def answers(record: dict[str, Any]) -> list[str]:
+    """Return a text of 0 and 1 for each problem, one digit for each sample: 1 is right."""
+    return ["".join(map(str, right)) for right in record["right"]]
