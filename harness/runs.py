@@ -270,8 +270,7 @@ def print_table(rows: Sequence[LeaderboardRow]) -> None:
 
 def matrix_rows(config: Config, matrix: list[Cell]) -> list[LeaderboardRow]:
     """Return the rows of the matrix, with the cells that are not done counted as expected."""
-    from harness.table.board import Board
-    from harness.table.board import Experiment
+    from harness.table.board import Board, Experiment
     from harness.table.frames import read_frames
     from harness.table.leaderboard import leaderboard_rows
     from harness.tracking.reader import reader

@@ -130,8 +130,7 @@ def selected_parts(arguments: argparse.Namespace) -> list[Part]:
     """Return the selected tables."""
     from harness.packs.reader import opened_packs
     from harness.table import select
-    from harness.table.board import Board
-    from harness.table.board import Experiment
+    from harness.table.board import Board, Experiment
     from harness.tracking.reader import reader
 
     selection = select.Selection(select.conditions(arguments.where), arguments.baseline)

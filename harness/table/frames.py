@@ -73,8 +73,7 @@ from harness.statistics import Floats, pass_at_k
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from harness.table.board import Expected
-    from harness.table.board import Experiment
+    from harness.table.board import Expected, Experiment
     from harness.tracking.reader import Run
 
 BASE_MODEL = "base model"  # the method of the rows of the model before any training

@@ -23,7 +23,6 @@ from harness.statistics import (
     seeds_needed,
     share_interval,
 )
-from harness.table.verdict import collapsed_and_exploded
 from harness.table.frames import (
     BASE_MODEL,
     Axes,
@@ -34,7 +33,7 @@ from harness.table.frames import (
     with_base_models,
 )
 from harness.table.origins import mixtures
-from harness.table.verdict import adjusted, p_values, significance, verdict
+from harness.table.verdict import adjusted, collapsed_and_exploded, p_values, significance, verdict
 from harness.table.verified import mark_of_row
 
 if TYPE_CHECKING:
@@ -92,7 +91,7 @@ class LeaderboardRow:
     # None: no number.
     seeds_needed: dict[str, int | None] = field(default_factory=dict)
     ruleset: str | None = None  # published or tuned; docs/tune.md
-    collapsed_share: float | None = None  # of the seeds, by the definition in `endings`
+    collapsed_share: float | None = None  # of the seeds, by the definition in `verdict`
     exploded_share: float | None = None
     checked: str | None = None  # of a row of a pack: reported, judged again or replayed
     trainer: str | None = None  # of its cells (train.backend), if that is not our own

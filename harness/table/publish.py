@@ -16,9 +16,8 @@ from harness.config import Config
 from harness.matrix import Cell
 from harness.statistics import Estimate
 from harness.table import board
-from harness.table.board import Board
+from harness.table.board import Board, Experiment
 from harness.table.columns import table_lines
-from harness.table.board import Experiment
 from harness.table.formats import as_html, as_mlflow_table
 from harness.table.frames import Frames, done_cells, read_frames
 from harness.table.leaderboard import LeaderboardRow, leaderboard_rows, place_text

@@ -11,9 +11,8 @@ from harness.cells.provenance import sources_in
 from harness.cells.source_digest import edited_components
 from harness.cells.spec import TRAINER
 from harness.table import compare, leaderboard
-from harness.table.board import AXES, Board, Expected
+from harness.table.board import AXES, Board, Expected, Experiment
 from harness.table.compare import Comparison
-from harness.table.board import Experiment
 from harness.table.frames import BASE_MODEL, NO_RUN, Frames, read_frames
 from harness.table.leaderboard import LeaderboardRow
 from harness.terminal.units import plural

@@ -1,4 +1,4 @@
-"""The verdict on a method against the baseline: one rule for tables, page, studies and documents.
+"""The rules for tables, page, studies and documents: the verdict on a method, and when an entropy has collapsed.
 
 A difference is significant if its p-value is below 5 % after Holm's correction for the methods of the table that are
 compared with the baseline, for each score on its own. A method *wins* if it gains significantly in the headline score
@@ -9,9 +9,14 @@ headline score. All others have no verdict.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import isfinite
+from typing import TYPE_CHECKING
 
 from harness.statistics import Floats, crossed_p_value, holm
 from harness.table.frames import BASE_MODEL
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 WINS, TRADES, LOSES = "wins", "trades", "loses"
 SIGNIFICANT = 0.05  # the chance, over all methods of a table, of any difference that is called significant by mistake
@@ -45,3 +50,38 @@ def adjusted(p_by_method: Mapping[str, float]) -> dict[str, float]:
     """Return p-values after Holm's correction; the base model, which all methods begin from, counts as no test."""
     tested = {method: p for method, p in p_by_method.items() if method != BASE_MODEL}
     return dict(zip(tested, holm(list(tested.values())), strict=True))
+
+
+# Entropies that collapsed or exploded
+
+COLLAPSED, EXPLODED = "collapsed", "exploded"
+# Conventions, not measurements: no source names a bound. In the demo the entropy of GRPO ends at a third of its start,
+# and that of the bonus of 0.1, whose answers are all wrong, at twelve times its start.
+COLLAPSED_BELOW = 0.1  # the entropy at the last step as a share of that at the first
+EXPLODED_ABOVE = 3.0
+ZERO = 1e-6  # nats; less is the rounding of a policy that always samples the same token
+
+
+def ending(first: float, last: float) -> str | None:
+    """Return how a run ended by its entropies at the first and the last step: COLLAPSED, EXPLODED, or None."""
+    if first <= ZERO or last < COLLAPSED_BELOW * first:
+        return COLLAPSED
+    return EXPLODED if last > EXPLODED_ABOVE * first else None
+
+
+def collapsed_and_exploded(done: DataFrame) -> tuple[float, float] | tuple[None, None]:
+    """Return the shares of the seeds of a row that collapsed and that exploded; None if no seed has both entropies.
+
+    A cell that stop.entropy_below has ended has collapsed, too. A seed without an entropy at an end is not counted.
+    """
+    endings: list[str | None] = []
+    for first, last, is_stopped in zip(
+        done["entropy_first"], done["entropy_last"], done["collapsed"].notna(), strict=True
+    ):
+        if is_stopped:
+            endings.append(COLLAPSED)
+        elif isfinite(first) and isfinite(last):
+            endings.append(ending(first, last))
+    if not endings:
+        return None, None
+    return endings.count(COLLAPSED) / len(endings), endings.count(EXPLODED) / len(endings)

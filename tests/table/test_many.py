@@ -18,8 +18,7 @@ from benchmarks import leaderboard as invented
 from harness import cli, config
 from harness.matrix import Cell, cells
 from harness.table import publish
-from harness.table.board import Board
-from harness.table.board import Experiment
+from harness.table.board import Board, Experiment
 from harness.table.frames import read_frames
 from harness.table.leaderboard import leaderboard_rows
 from harness.tracking.artifacts import FOLDER
