@@ -18,8 +18,7 @@ from harness.cells.state import STOP_MARK, STOPPED, State, is_stopped
 from harness.config import Config, variants
 from harness.launch.launcher import Launcher
 from harness.launch.local import Local
-from harness.launch.machine import this_machine
-from harness.launch.machine import GpuPool
+from harness.launch.machine import GpuPool, this_machine
 from harness.matrix import Cell, cells, claim
 from harness.methods.refusals import backend_obstacle
 from harness.rollout import choice, digests, models

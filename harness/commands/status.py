@@ -9,10 +9,9 @@ from pathlib import Path
 
 from harness.base import files
 from harness.cells.spec import CellSpec, adopted_folders
-from harness.cells.state import Progress
+from harness.cells.state import WATCHED, Progress
 from harness.commands.common import Commands, command, config_of_arguments, with_config
 from harness.launch import slurm
-from harness.launch.launcher import Snapshot
 from harness.matrix import cells, leftovers
 from harness.terminal import layout
 from harness.terminal.layout import Column, console
@@ -34,7 +33,7 @@ def call(arguments: argparse.Namespace) -> int:
     matrix = cells(config)
     rows, progresses, jobs = [], [], slurm.queued_cells(config)
     for cell in matrix:
-        progress = Snapshot.take(cell).progress
+        progress = cell.progress(WATCHED)
         job = f"SLURM: {jobs[cell.id]}" if cell.id in jobs else None
         reason = "; ".join(filter(None, (job, progress.reason)))
         entropy, reward = progress.metrics.get("entropy/mean"), progress.metrics.get("reward/mean")

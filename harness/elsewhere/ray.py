@@ -26,8 +26,15 @@ from harness.base.processes import wait_for_all
 from harness.cells import lease, state
 from harness.cells.state import State
 from harness.config import Config, Hardware
-from harness.launch import remote
-from harness.launch.launcher import Unprepared, check_extra, describe_exit, environment, prepare_cell
+from harness.launch.launcher import (
+    Unprepared,
+    check_extra,
+    describe_exit,
+    environment,
+    prepare_cell,
+    start_rank,
+    torchrun_variables,
+)
 from harness.matrix import Cell
 from harness.terminal.units import plural
 
@@ -344,6 +351,6 @@ def run_ranks(folder: str, cwd: str, hardware: Hardware, node: int, address: tup
     processes = []
     for local in range(hardware.ranks):
         rank = node * hardware.ranks + local
-        meeting = remote.torchrun_variables(rank, local, hardware.world, *address)
-        processes.append(remote.start_rank(folder, environment(hardware.threads) | meeting))
+        meeting = torchrun_variables(rank, local, hardware.world, *address)
+        processes.append(start_rank(folder, environment(hardware.threads) | meeting))
     return wait_for_all(processes)

@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
@@ -18,12 +20,49 @@ from typing import Protocol
 
 from harness.base import files
 from harness.base.errors import Unwritten, UserError
+from harness.base.processes import python_command
 from harness.cells import lease, state
 from harness.cells.lease import last_heartbeat
+from harness.cells.provenance import Made
 from harness.cells.repair import mend
-from harness.cells.state import State
-from harness.launch.launcher import Snapshot
+from harness.cells.state import Progress, State
 from harness.matrix import Cell
+
+RECENT = 10  # steps whose metrics are kept, for the sparklines
+NOT_YET_RUNNING = ("planned", "stale", "failed")  # states of a cell until its process writes that it runs
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A cell with its progress at one moment, read once: each look at a small file is a round trip on some disks."""
+
+    cell: Cell
+    progress: Progress
+
+    @classmethod
+    def take(cls, cell: Cell) -> Snapshot:
+        return cls(cell, cell.progress(RECENT))
+
+    @property
+    def step(self) -> int:
+        """The step that the cell has reached; before its process runs, the checkpoint from which it will resume."""
+        if self.progress.state in NOT_YET_RUNNING:
+            return max(self.progress.record.durable_step, 0)
+        return self.progress.step
+
+    @property
+    def phase(self) -> str:
+        """The current activity of the cell where its numbers do not show it."""
+        if self.progress.state in NOT_YET_RUNNING:
+            return "starting its process"
+        if self.progress.reason is not None or self.progress.step > 0:
+            return self.progress.reason or ""
+        return "evaluating before training" if self.progress.record.device else "loading the model"
+
+    def attempt(self) -> str | None:
+        """Return the id of the attempt at the cell that its records are of, None before the first."""
+        made = Made.read(self.cell.folder)
+        return made.attempt if made else None
 
 
 class Running(Protocol):
@@ -63,34 +102,20 @@ class Launcher(Protocol):
         ...
 
 
-class Watcher(Protocol):
-    """The observer of a run."""
+class Watcher:
+    """The observer of a run, which ignores everything that it does not override."""
 
     def starting(self, running: list[Cell], waiting: int) -> None:
         """Receive the first cell before it has a process, because starting the first process takes seconds."""
-        ...
 
-    def tick(self, running: list[Snapshot], waiting: int) -> None: ...
+    def tick(self, running: list[Snapshot], waiting: int) -> None:
+        """Receive the running cells, twice a second."""
 
     def elsewhere(self, cell: Cell, owner: str) -> None:
         """Receive a cell that another run is working on, and that this run waits for."""
-        ...
 
     def ended(self, cell: Cell, reason: str | None) -> None:
         """Receive a cell that has ended, with the reason if the launcher gave one."""
-        ...
-
-
-class NullWatcher:
-    """The observer that ignores everything."""
-
-    def starting(self, running: list[Cell], waiting: int) -> None: ...
-
-    def tick(self, running: list[Snapshot], waiting: int) -> None: ...
-
-    def elsewhere(self, cell: Cell, owner: str) -> None: ...
-
-    def ended(self, cell: Cell, reason: str | None) -> None: ...
 
 
 class Unprepared(Exception):
@@ -262,3 +287,39 @@ def describe_exit(code: int) -> str:
     # An unexpected SIGKILL nearly always comes from the kernel when memory runs out.
     hint = " (out of memory?)" if code == -signal.SIGKILL else ""
     return f"its process ended by {ending}{hint}"
+
+
+# The processes of a cell on a machine of a cluster
+
+
+def torchrun_variables(rank: int, local: int, world: int, address: str, port: int) -> dict[str, str]:
+    """Return the variables by which ranks find each other, as torchrun sets them; none for a single rank."""
+    if world == 1:
+        return {}
+    numbers = {"RANK": rank, "LOCAL_RANK": local, "WORLD_SIZE": world, "MASTER_PORT": port}
+    return {"MASTER_ADDR": address, **{name: str(number) for name, number in numbers.items()}}
+
+
+def start_rank(folder: str, settings: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start a rank of a cell. It ends with this process, even if this one is killed, because its stdin then closes.
+
+    SIGUSR2 is blocked in it and in its children: SLURM sends that signal to every process of a job at once, and its
+    default action would end a process without a handler.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+    try:
+        return subprocess.Popen(
+            python_command("from harness.launch import cell", "cell.run_rank()", folder),
+            env={**os.environ, **settings},
+            stdin=subprocess.PIPE,
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def ask_to_stop(process: subprocess.Popen[bytes]) -> None:
+    """Ask a rank to stop after its current step, with a checkpoint; a request to rank 0 stops the whole cell."""
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # it has already ended
+        process.stdin.write(b"\n")
+        process.stdin.flush()

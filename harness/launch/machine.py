@@ -1,14 +1,17 @@
-"""The machine that a plan is for: cores, memory, disk and GPUs; imports no torch."""
+"""The machine that cells run on: its cores, memory and disk, and its GPUs, handed out to cells side by side."""
 
 from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 from harness.base.devices import Device, cuda_devices, usable_cores
+from harness.base.errors import UserError
 from harness.config import Config, Hardware
-from harness.launch.machine import cells_on
+from harness.terminal.units import plural
 
 
 @dataclass(frozen=True)
@@ -39,3 +42,62 @@ def this_machine(config: Config) -> Machine:
     there = next(path for path in [folder, *folder.parents] if path.exists())
     ram = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return Machine(ram, usable_cores(), shutil.disk_usage(there).free, cuda_devices())
+
+
+# GPUs
+
+
+@dataclass(frozen=True)
+class CellGpus:
+    """The GPUs of one cell, or its share of one."""
+
+    gpus: tuple[str, ...]
+    share: Fraction
+
+
+class GpuPool:
+    """GPUs by the names that CUDA_VISIBLE_DEVICES takes, with the free share of each."""
+
+    def __init__(self, gpus: Sequence[str]) -> None:
+        self.free = dict.fromkeys(gpus, Fraction(1))
+
+    def take(self, hardware: Hardware) -> CellGpus | None:
+        """Take a GPU for each rank of a cell, or a share of the fullest one with enough room; None without room."""
+        share = share_per_rank(hardware)
+        gpus = [gpu for gpu, free in self.free.items() if free >= share]
+        gpus.sort(key=lambda gpu: self.free[gpu])
+        if len(gpus) < hardware.ranks:
+            return None
+        chosen = tuple(gpus[: hardware.ranks])
+        for gpu in chosen:
+            self.free[gpu] -= share
+        return CellGpus(chosen, share)
+
+    def give_back(self, taken: CellGpus) -> None:
+        for gpu in taken.gpus:
+            self.free[gpu] += taken.share
+
+    def check(self, hardware: Hardware) -> None:
+        if not self.free:
+            raise UserError("hardware.device is cuda, but this machine has no GPU that torch can use; use cpu")
+        if not cells_on(len(self.free), hardware):
+            raise UserError(
+                f"hardware.ranks is {hardware.ranks}, and each rank needs its own GPU, but this machine has "
+                f"{plural(len(self.free), 'GPU')} (allowed: up to that number; use hardware.nodes for more, or "
+                "hardware.device=cpu)"
+            )
+
+
+def cells_on(gpus: int, hardware: Hardware) -> int:
+    """Return the number of cells that this many GPUs have room for."""
+    if hardware.ranks > 1:  # they have whole GPUs: config/checks.py refuses a share for them
+        return gpus // hardware.ranks
+    return int(1 / share_per_rank(hardware)) * gpus
+
+
+def share_per_rank(hardware: Hardware) -> Fraction:
+    """Return the share of a GPU that a rank takes, as the exact decimal of the configuration.
+
+    The float 0.1 is slightly more than a tenth, so ten such shares would not fit on a GPU.
+    """
+    return Fraction(str(hardware.share))

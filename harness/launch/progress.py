@@ -17,7 +17,7 @@ from rich.text import Text
 
 from harness.base.errors import Damaged
 from harness.cells.state import STOPPED
-from harness.launch.launcher import Snapshot
+from harness.launch.launcher import Snapshot, Watcher
 from harness.matrix import Cell
 from harness.terminal import layout
 from harness.terminal.units import duration, sparkline
@@ -109,7 +109,7 @@ def time_of_day() -> str:
     return f"{datetime.now():%H:%M:%S} "
 
 
-class LiveView:
+class LiveView(Watcher):
     """The progress of a matrix: a table that is redrawn on a terminal, occasional lines elsewhere."""
 
     def __init__(self, console: Console, cells: list[Cell], todo: list[Cell], uri: str) -> None:

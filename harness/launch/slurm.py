@@ -25,8 +25,15 @@ from harness.base.processes import wait_for_all
 from harness.cells.state import State
 from harness.config import Config
 from harness.config import Slurm as Settings
-from harness.launch import remote
-from harness.launch.launcher import check_extra, environment, mark_failed, prepare_cell
+from harness.launch.launcher import (
+    ask_to_stop,
+    check_extra,
+    environment,
+    mark_failed,
+    prepare_cell,
+    start_rank,
+    torchrun_variables,
+)
 from harness.matrix import Cell
 
 JOBS = "slurm.json"  # in a matrix's folder: the id of each cell's job, by the cell's id
@@ -280,9 +287,9 @@ class RankWork:
         task = JobEnvironment()
         address = os.environ.get("SLURM_LAUNCH_NODE_IPADDR", task.hostname)  # the machine on which srun runs
         port = 20_000 + int(task.raw_job_id) % 40_000  # other jobs on this machine have other ids
-        meeting = remote.torchrun_variables(task.global_rank, task.local_rank, task.num_tasks, address, port)
+        meeting = torchrun_variables(task.global_rank, task.local_rank, task.num_tasks, address, port)
         self.began, self.step_before = time.monotonic(), self.state.durable_step
-        self.process = remote.start_rank(self.folder, environment(self.threads) | meeting)
+        self.process = start_rank(self.folder, environment(self.threads) | meeting)
         if code := wait_for_all([self.process]):
             # As a shell reports a process that ended by a signal: 128 and the signal's number.
             raise SystemExit(code if code > 0 else 128 - code)
@@ -301,7 +308,7 @@ class RankWork:
 
         if self.process is not None:
             noticed = time.monotonic()
-            remote.ask_to_stop(self.process)
+            ask_to_stop(self.process)
             limit = 60 * self.slurm.notice_minutes - SPARE
             while not process_exited(self.process) and time.monotonic() - noticed < limit:
                 time.sleep(0.1)

@@ -12,9 +12,9 @@ from harness.base.errors import UserError
 from harness.cells import state
 from harness.config import Hardware
 from harness.launch import launcher, local
+from harness.launch.launcher import Snapshot
 from harness.launch.local import Local
 from harness.launch.machine import GpuPool, cells_on
-from harness.launch.launcher import Snapshot
 
 
 def test_take_a_gpu_for_each_rank() -> None:

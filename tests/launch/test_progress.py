@@ -23,9 +23,9 @@ from harness import config, matrix
 from harness.cells import lease, state
 from harness.cells.state import State
 from harness.launch import launcher, progress
+from harness.launch.launcher import RECENT, Snapshot
 from harness.launch.local import Local
 from harness.launch.progress import QUIET_SECONDS, LiveView
-from harness.launch.launcher import RECENT, Snapshot
 from harness.matrix import Cell
 from harness.tracking.feeder import Feeder
 
