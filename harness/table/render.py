@@ -38,8 +38,7 @@ FORMATS = ("table", "md", "csv", "json")
 # Characters that end a cell of Markdown, or begin a link, an image, code, emphasis or HTML in it.
 MARKDOWN = re.compile(r"[\\|`*\[\]]|<(?=[a-zA-Z/!])")
 PROSE = re.compile(r"[\\\[\]]|<(?=[a-zA-Z/!])")  # the same in our own sentences, which may have code and emphasis
-# A spreadsheet computes a cell that begins with one of these; in some languages also with a full-width character.
-FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", *"\uff1d\uff0b\uff0d\uff20")
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # a spreadsheet computes a cell that begins with one of these
 
 # A title, the header with the lines, and the columns that a narrow terminal drops, the least important first.
 Table = tuple[str, list[list[str]], Sequence[Collection[str]]]
