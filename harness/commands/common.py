@@ -30,8 +30,9 @@ def with_plugins(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def with_config(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    parser.add_argument("config", metavar="CONFIG", help="a YAML file, or the name of one in configs/")
+def with_config(parser: argparse.ArgumentParser, *, optional: bool = False) -> argparse.ArgumentParser:
+    number = "?" if optional else None
+    parser.add_argument("config", nargs=number, metavar="CONFIG", help="a YAML file, or the name of one in configs/")
     parser.add_argument(
         "overrides",
         nargs="*",

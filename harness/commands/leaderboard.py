@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from harness.base import files
 from harness.base.errors import UserError
-from harness.commands.common import Commands, check_out, command, config_of_arguments, with_plugins
+from harness.commands.common import Commands, check_out, command, config_of_arguments, with_config
 from harness.config import Config
 from harness.matrix import cells
 from harness.terminal.layout import console, visible, width_of
@@ -29,10 +29,7 @@ EXAMPLES = (
 
 
 def add(commands: Commands) -> None:
-    parser = command(commands, "leaderboard", TEXT, EXAMPLES)
-    parser.add_argument("config", metavar="CONFIG", nargs="?", help="a YAML file, or the name of one in configs/")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="a value in place of the file's")
-    with_plugins(parser)
+    parser = with_config(command(commands, "leaderboard", TEXT, EXAMPLES), optional=True)
     parser.add_argument(
         "--experiment", action="append", default=[], metavar="NAME,...", help="experiments of MLflow, instead of CONFIG"
     )

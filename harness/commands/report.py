@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 from harness.base.errors import UserError
-from harness.commands.common import Commands, check_out, command, config_of_arguments, with_plugins, words_of_config
+from harness.commands.common import Commands, check_out, command, config_of_arguments, with_config, words_of_config
 from harness.config import Config
 from harness.terminal.layout import console
 
@@ -22,10 +22,7 @@ EXAMPLES = (
 
 def add(commands: Commands) -> None:
     text = "one self-contained HTML page: the finding, the table, the curves and the answers"
-    parser = command(commands, "report", text, EXAMPLES)
-    parser.add_argument("config", metavar="CONFIG", nargs="?", help="a YAML file, or the name of one in configs/")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="a value in place of the file's")
-    with_plugins(parser)
+    parser = with_config(command(commands, "report", text, EXAMPLES), optional=True)
     parser.add_argument("--experiment", metavar="NAME", help="an experiment of MLflow, instead of CONFIG")
     parser.add_argument(
         "--pack",
