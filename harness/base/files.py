@@ -10,19 +10,20 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from hashlib import file_digest
 from io import BufferedReader
 from pathlib import Path
 from types import UnionType
-from typing import IO, Any, get_args, get_origin, get_type_hints
+from typing import IO, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import yaml
 
 from harness.base import seal
 from harness.base.errors import Damaged, Taken, Unwritten, UserError
 
+T = TypeVar("T")
 # Of YAML files of ours, at most: values, and levels of lists and mappings. Bytes that hold too few levels to matter.
 MOST_VALUES, DEEPEST, SHALLOW = 100_000, 100, 10_000
 LONGEST_LINE = 64 << 20  # bytes: eight times 64 answers of 32,000 tokens to one problem
@@ -210,6 +211,17 @@ def read_sealed(path: Path) -> Any:
 
 
 hints_of = cache(get_type_hints)  # a matrix has thousands of records of one kind
+
+
+def read_record(kind: type[T], path: Path, optional: Collection[str] = ()) -> T:
+    """Return the dataclass that a file of JSON holds; refuse missing or unknown fields, and values of other types."""
+    record, hints = read_json(path), hints_of(kind)
+    needed = [name for name in hints if name not in optional]
+    if not isinstance(record, dict) or not set(needed) <= record.keys() <= hints.keys():
+        raise Damaged(path, f"it must hold {', '.join(needed)}")
+    if wrong := wrong_fields(kind, record):
+        raise Damaged(path, f"{', '.join(wrong)} is not what it must be")
+    return kind(**record)
 
 
 def wrong_fields(kind: type, record: Mapping[str, Any]) -> list[str]:

@@ -45,21 +45,9 @@ class Made:
     @classmethod
     def read(cls, folder: Path) -> Made | None:
         """Return the record of the attempt in a cell's folder; None before the first attempt."""
-        path = folder / FILE
-        if not path.exists():
+        if not (folder / FILE).exists():
             return None
-        record = files.read_json(path)
-        names = []
-        needed = set()
-        for declared in dataclasses.fields(cls):
-            names.append(declared.name)
-            if declared.default is declared.default_factory is dataclasses.MISSING:
-                needed.add(declared.name)
-        if not isinstance(record, dict) or not needed <= record.keys() <= set(names):
-            raise Damaged(path, f"it must hold {', '.join(names)}")
-        if wrong := files.wrong_fields(cls, record):
-            raise Damaged(path, f"{', '.join(wrong)} is not what it must be")
-        return cls(**record)
+        return files.read_record(cls, folder / FILE, optional=["base_model", "harness", "rounding"])
 
     @classmethod
     def known(cls, folder: Path) -> Made | None:

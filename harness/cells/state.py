@@ -39,18 +39,14 @@ class State:
         """Return the state of a cell; one without a record is planned."""
         path = folder / FILE
         try:
-            record = files.read_json(path)
+            state = files.read_record(cls, path, optional=["untrained"])  # which records of earlier versions lack
         except FileNotFoundError:
             if (folder / METRICS).exists():  # the state is always written before the first step
                 raise Damaged(path, "it is missing") from None
             return cls()
-        if not isinstance(record, dict) or not REQUIRED <= record.keys() <= KNOWN or record["state"] not in STATES:
-            raise Damaged(
-                path, f"it must hold {', '.join(sorted(REQUIRED))}, and its state be one of {', '.join(STATES)}"
-            )
-        if wrong := files.wrong_fields(cls, record):
-            raise Damaged(path, f"{', '.join(wrong)} is not what it must be")
-        return cls(**record)
+        if state.state not in STATES:
+            raise Damaged(path, f"its state must be one of {', '.join(STATES)}")
+        return state
 
     @classmethod
     def known(cls, folder: Path) -> State:
@@ -77,10 +73,6 @@ class State:
     @property
     def ended(self) -> bool:
         return self.state in ("done", "failed")
-
-
-KNOWN = {declared.name for declared in dataclasses.fields(State)}
-REQUIRED = KNOWN - {"untrained"}  # records of earlier versions lack it
 
 
 def is_stopped(folder: Path) -> bool:
