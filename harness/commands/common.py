@@ -44,6 +44,25 @@ def with_config(parser: argparse.ArgumentParser, *, optional: bool = False) -> a
     return parser
 
 
+def with_packs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--pack",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="FILE",
+        help="a file of `entrobench pack`, instead of CONFIG; several of one protocol are read together",
+    )
+
+
+def check_one_source(arguments: argparse.Namespace) -> None:
+    """Refuse a command that names no results, or two sources of them."""
+    if sum(map(bool, (arguments.config, arguments.experiment, arguments.pack))) != 1:
+        raise UserError(
+            f"{arguments.command} needs one of three: a CONFIG, --experiment NAME of an MLflow store, or --pack FILE"
+        )
+
+
 def config_of_arguments(arguments: argparse.Namespace, *, with_choice: bool = True) -> Config:
     """Return the configuration that the arguments name, with their plugins; `with_choice`: see `load_config`."""
     config = configs.load_config(arguments.config, arguments.overrides, with_choice=with_choice)

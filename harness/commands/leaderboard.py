@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING
 
 from harness.base import files
 from harness.base.errors import UserError
-from harness.commands.common import Commands, check_out, command, config_of_arguments, with_config
+from harness.commands.common import (
+    Commands,
+    check_one_source,
+    check_out,
+    command,
+    config_of_arguments,
+    with_config,
+    with_packs,
+)
 from harness.config import Config
 from harness.matrix import cells
 from harness.terminal.layout import console, visible, width_of
@@ -33,14 +41,7 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "--experiment", action="append", default=[], metavar="NAME,...", help="experiments of MLflow, instead of CONFIG"
     )
-    parser.add_argument(
-        "--pack",
-        action="append",
-        default=[],
-        type=Path,
-        metavar="FILE",
-        help="a file of `entrobench pack`, instead of CONFIG; several of one protocol give one table",
-    )
+    with_packs(parser)
     parser.add_argument("--uri", help="the MLflow store (default: MLFLOW_TRACKING_URI, else results/mlflow.db)")
     parser.add_argument("--columns", metavar="NAME,...", help="columns in this order; `--columns help` lists them")
     parser.add_argument("--sort", metavar="COLUMN", help="sort by this column, the largest value first")
@@ -102,10 +103,7 @@ def check_options(arguments: argparse.Namespace) -> None:
     """Refuse options that contradict each other, or that name nothing."""
     how = arguments.format
     check_out(arguments.out)
-    if sum(map(bool, (arguments.config, arguments.experiment, arguments.pack))) != 1:
-        raise UserError(
-            "leaderboard needs one of three: a CONFIG, --experiment NAME of an MLflow store, or --pack FILE"
-        )
+    check_one_source(arguments)
     if arguments.compare and how in ("latex", "parquet"):
         raise UserError(f"--compare has no --format {how}; allowed: table, md, csv, json")
     if how == "parquet" and arguments.out is None:

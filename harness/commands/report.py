@@ -7,7 +7,16 @@ import shlex
 from pathlib import Path
 
 from harness.base.errors import UserError
-from harness.commands.common import Commands, check_out, command, config_of_arguments, with_config, words_of_config
+from harness.commands.common import (
+    Commands,
+    check_one_source,
+    check_out,
+    command,
+    config_of_arguments,
+    with_config,
+    with_packs,
+    words_of_config,
+)
 from harness.config import Config
 from harness.terminal.layout import console
 
@@ -24,14 +33,7 @@ def add(commands: Commands) -> None:
     text = "one self-contained HTML page: the finding, the table, the curves and the answers"
     parser = with_config(command(commands, "report", text, EXAMPLES), optional=True)
     parser.add_argument("--experiment", metavar="NAME", help="an experiment of MLflow, instead of CONFIG")
-    parser.add_argument(
-        "--pack",
-        action="append",
-        default=[],
-        type=Path,
-        metavar="FILE",
-        help="a file of `entrobench pack`, instead of CONFIG; several of one protocol give one page",
-    )
+    with_packs(parser)
     parser.add_argument("--uri", help="the MLflow store of --experiment (default: that of the results folder)")
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="where to write the page (default: the results folder)"
@@ -47,8 +49,7 @@ def call(arguments: argparse.Namespace) -> int:
     from harness.page import page
 
     check_out(arguments.out)
-    if sum(map(bool, (arguments.config, arguments.experiment, arguments.pack))) != 1:
-        raise UserError("report needs one of three: a CONFIG, --experiment NAME of an MLflow store, or --pack FILE")
+    check_one_source(arguments)
     if arguments.uri and not arguments.experiment:
         raise UserError("--uri goes with --experiment; a CONFIG names its store as tracking.uri")
     if arguments.watch and not arguments.config:

@@ -155,6 +155,8 @@ def comparisons(frames: Frames, baseline: str, ks: Mapping[str, int]) -> list[Co
                 sentences: dict[str, None] = {}  # in their order, each once
                 for axes in tables:
                     sentences |= dict.fromkeys(mixed.get((result.method, axes), []))
+                cells = frames.tables[tables[0]][result.method]
+                first = cells.iloc[0]
                 labeled = replace(
                     result,
                     task=label,
@@ -162,19 +164,13 @@ def comparisons(frames: Frames, baseline: str, ks: Mapping[str, int]) -> list[Co
                     score=score,
                     setting=setting_text(pairs),
                     verdict=verdicts[result.method],
-                )
-                cells = frames.tables[tables[0]][result.method]
-                first, checked = cells.iloc[0], mark_of_row(done_cells(cells)["checked"])
-                trainer, ruleset = first["trainer"] or None, first["ruleset"] or None
-                known = replace(
-                    labeled,
-                    trainer=trainer,
-                    ruleset=ruleset,
-                    checked=checked,
+                    trainer=first["trainer"] or None,
+                    ruleset=first["ruleset"] or None,
+                    checked=mark_of_row(done_cells(cells)["checked"]),
                     mixed=list(sentences),
                     options=first["options"],
                 )
-                results.append(known)
+                results.append(labeled)
     return results
 
 
