@@ -96,7 +96,7 @@ def slim_evaluation(path: Path, record: Mapping[str, Any]) -> dict[str, Any]:
 
 def write_cells(columns: Iterable[tuple[str, Mapping[str, Any]]], folder: Path, *, most_answers: int) -> None:
     """Write the files of slim cells; each cell gets a folder of its name in this one."""
-    evaluations: dict[tuple[str, str], dict[str, Any]] = {}
+    by_file: dict[tuple[str, str], dict[str, Any]] = {}
     lines: dict[str, dict[str, Any]] = {}
     metrics: dict[str, dict[str, Any]] = {}
     for column, by_cell in columns:
@@ -106,14 +106,14 @@ def write_cells(columns: Iterable[tuple[str, Mapping[str, Any]]], folder: Path, 
                 files.write_text(folder / cell / name, value)
             elif kind == EVALUATION:
                 key, _, file = name.partition(" ")
-                evaluations.setdefault((cell, file), {})[key] = value
+                by_file.setdefault((cell, file), {})[key] = value
             elif kind == STEPS:
                 lines.setdefault(cell, {})[name] = value
             elif kind == METRIC:
                 metrics.setdefault(cell, {})[name] = value
             else:
                 raise ValueError(f"{column} is no column")
-    for (cell, file), parts in evaluations.items():
+    for (cell, file), parts in by_file.items():
         samples, counts = parts.pop("samples"), parts["right"]
         most_answers -= samples * len(counts)
         # A small file may hold any number, and each answer takes space here.
