@@ -3,34 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-from harness.base import files
 from harness.cells import lease
 from harness.commands.common import Commands, command, config_of_arguments, with_config
-from harness.config import Config
 from harness.matrix import cells, check_owner, leftovers
 from harness.terminal.layout import confirm, console
 from harness.terminal.units import gib
-
-
-@dataclass(frozen=True)
-class Removable:
-    path: Path
-    why: str
-    is_cell: bool = False  # whose lease is taken first
-
-    @property
-    def bytes(self) -> int:
-        if not self.path.is_dir():
-            return self.path.lstat().st_size
-        files_inside = [path for path in self.path.rglob("*") if not path.is_dir()]
-        return sum(path.lstat().st_size for path in files_inside)
-
 
 EXAMPLES = ("entrobench clean demo", "entrobench clean my.yaml train.steps=20 --plugin my_methods --yes")
 
@@ -43,60 +23,34 @@ def add(commands: Commands) -> None:
 def call(arguments: argparse.Namespace) -> int:
     config = config_of_arguments(arguments)
     check_owner(config)
-    candidates = list(removable(config))
-    if not candidates:
+    left = leftovers(config, cells(config))
+    if not left:
         console.print(f"{config.folder} holds only cells of this configuration: nothing to clean")
         return 0
-    for leftover in candidates:
-        console.print(f"{leftover.path}  {gib(leftover.bytes)}  {leftover.why}")
-    total = sum(leftover.bytes for leftover in candidates)
-    question = f"Remove these {len(candidates)} ({gib(total)})?"
-    refusal = "nothing was removed, since without a terminal this command cannot ask; --yes removes the listed files"
+    sizes = {folder: size_of(folder) for folder in left}
+    for folder, edited in left.items():
+        why = "that is not of this configuration" if edited is None else f"of an earlier version of {edited}"
+        console.print(f"{folder}  {gib(sizes[folder])}  a cell {why}")
+    question = f"Remove these {len(left)} ({gib(sum(sizes.values()))})?"
+    refusal = "nothing was removed, since without a terminal this command cannot ask; --yes removes the listed cells"
     if not arguments.yes and not confirm(question, refusal):
         console.print("nothing was removed")
         return 0
-    removed = [leftover for leftover in candidates if delete(leftover)]
-    console.print(f"removed {len(removed)} of {len(candidates)}; MLflow keeps the runs that it was fed")
+    removed = sum(map(delete, left))
+    console.print(f"removed {removed} of {len(left)}; MLflow keeps the runs that it was fed")
     return 0
 
 
-def removable(config: Config) -> Iterator[Removable]:
-    """Yield the folders and files of a matrix that are not of the configuration; never files of other programs."""
-    left = leftovers(config, cells(config))
-    for folder, edited in left.items():
-        why = "a cell that is not of this configuration"
-        if edited is not None:
-            why = f"a cell of an earlier version of {edited}"
-        yield Removable(folder, why, is_cell=True)
-    gone = set(left)
-    # Sorted, so that a folder comes before the files in it, which are removed with it and not listed.
-    for path in sorted(config.folder.rglob(".*")):
-        match = files.TEMPORARY.fullmatch(path.name)
-        if match is None or alive(int(match[1])):
-            continue
-        if gone.isdisjoint(path.parents):
-            gone.add(path)
-            yield Removable(path, "left by a process that ended while it wrote")
+def size_of(folder: Path) -> int:
+    """Return the bytes of the files in a folder."""
+    return sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_dir())
 
 
-def alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)  # signal 0 reaches no process, and only asks whether there is one
-    except (ProcessLookupError, OverflowError):  # OverflowError: a number too large for any process
-        return False
-    except PermissionError:  # another user's process
-        return True
-    return True
-
-
-def delete(leftover: Removable) -> bool:
-    """Delete it, unless a process works on its cell; return whether it was deleted."""
-    if not leftover.is_cell:
-        files.remove_path(leftover.path)
-        return True
-    with lease.hold(leftover.path, wait=0) as ours:
+def delete(folder: Path) -> bool:
+    """Delete a cell, unless a process works on it; return whether it was deleted."""
+    with lease.hold(folder, wait=0) as ours:
         if ours is None:
-            console.print(f"{leftover.path} is left: {lease.holder(leftover.path)} works on it", style="yellow")
+            console.print(f"{folder} is left: {lease.holder(folder)} works on it", style="yellow")
             return False
-        shutil.rmtree(leftover.path)
+        shutil.rmtree(folder)
     return True

@@ -207,7 +207,7 @@ def test_reader_reads_in_pages(matrix: Matrix, monkeypatch: pytest.MonkeyPatch) 
         whole = direct.runs(experiment)
         assert len(whole) == 5
         monkeypatch.setattr(reader, "PAGE", 2)
-        paged = reader.ClientReader(client, matrix.uri)
+        paged = reader.ClientReader(client)
         assert (paged.runs(experiment), paged.experiments()) == (whole, direct.experiments())
         assert paged.texts(whole, "outcome.json") == direct.texts(whole, "outcome.json")
         assert paged.texts(whole, "none.json") == direct.texts(whole, "none.json") == [None] * 5
