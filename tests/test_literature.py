@@ -19,33 +19,23 @@ HEADER = LITERATURE.read_text().splitlines()[0]
 INVENTED = f"{HEADER}\nppo,Their PPO,Their-7B,countdown,avg,32,99.9,GRPO,98.7,2601.00001,Table 9,2026-01,\n"
 
 
-def test_methods_and_tasks_are_those_of_the_repository() -> None:
+def test_numbers_of_the_shipped_file() -> None:
     assert len(NUMBERS) > 50
-    assert {number.method for number in NUMBERS} <= baselines.METHODS.keys()
-    assert {number.task for number in NUMBERS} <= tasks.TASKS.keys()
-
-
-def test_sources_dates_and_numbers_are_possible() -> None:
+    rows, baselines_of_sources = set(), {}
     for number in NUMBERS:
+        assert number.method in baselines.METHODS
+        assert number.task in tasks.TASKS
         assert re.fullmatch(r"\d{4}\.\d{5}", number.arxiv)
-        year, month = number.arxiv[:2], number.arxiv[2:4]
-        assert number.published == f"20{year}-{month}"
+        assert number.published == f"20{number.arxiv[:2]}-{number.arxiv[2:4]}"
         assert number.score in SCORES
         assert number.k > 1
         assert 0 < number.value < 100
         assert 0 < number.baseline_value < 100
-
-
-def test_no_row_is_there_twice() -> None:
-    keys = [(n.name, n.base_model, n.task, n.score, n.k, n.arxiv) for n in NUMBERS]
-    assert len(keys) == len(set(keys))
-
-
-def test_one_source_has_one_number_of_a_baseline() -> None:
-    values: dict[tuple[str, ...], set[float]] = {}
-    for n in NUMBERS:
-        values.setdefault((n.baseline, n.base_model, n.task, n.score, str(n.k), n.arxiv), set()).add(n.baseline_value)
-    assert all(len(known) == 1 for known in values.values())
+        place = (number.base_model, number.task, number.score, number.k, number.arxiv)
+        assert (number.name, *place) not in rows, "each row is there once"
+        rows.add((number.name, *place))
+        known = baselines_of_sources.setdefault((number.baseline, *place), number.baseline_value)
+        assert known == number.baseline_value, "a source has one number of a baseline"
 
 
 @pytest.mark.parametrize(
@@ -56,14 +46,14 @@ def test_one_source_has_one_number_of_a_baseline() -> None:
         (INVENTED.replace("avg", "mean"), "score is 'mean'; allowed: avg, pass"),
     ],
 )
-def test_a_damaged_file_is_refused(tmp_path: Path, content: str, message: str) -> None:
+def test_read_literature_refuses_a_damaged_file(tmp_path: Path, content: str, message: str) -> None:
     path = tmp_path / "reported.csv"
     path.write_text(content)
     with pytest.raises(Damaged, match=message):
         read_literature(path)
 
 
-def test_only_the_comparison_with_papers_reads_it() -> None:
+def test_literature_is_read_by_one_study() -> None:
     readers = set()
     for top in ("harness", "entrobench", "baselines", "tasks", "studies"):
         for path in (REPOSITORY / top).rglob("*.py"):

@@ -108,8 +108,8 @@ class Board:
                 raise ValueError(cell.cell)
         if not self.expected or min(self.ks.values(), default=1) < 1:
             raise ValueError("expected")
-        if (self.config or {}).get("ruleset") == TUNED:
-            candidates = value_in(self.config or {}, "tune.candidates")
+        if self.config.get("ruleset") == TUNED:
+            candidates = value_in(self.config, "tune.candidates")
             if not files.has_type(candidates, dict[str, list[str]]):
                 raise ValueError("tune.candidates")
 

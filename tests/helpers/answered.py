@@ -13,11 +13,7 @@ from typing import Any
 import numpy as np
 from cells import Answers, write_cell
 
-from harness.base import files
-from harness.cells import checksums, evaluations
-from harness.cells.evaluations import answers_path, evaluation_path
-from harness.cells.log import MetricsLog
-from harness.cells.spec import CellSpec
+from harness.cells.provenance import Made
 from harness.config import load_config
 from harness.matrix import Cell, cells
 from harness.packs.archive import Pack, write_pack
@@ -47,7 +43,7 @@ def write_answered(cell: Cell) -> None:
     for step in range(last + 1):
         metrics = {"entropy/mean": 2.0 - step, "tokens/generated": 10.0, "loss/policy": 0.5}
         if evaluations.evaluation_due(cell.config, step, last):
-            answers, scores = evaluation_of(cell, task, step)
+            answers, scores = evaluation_of(cell, task, step, edit)
             evaluations.append(answers)
             metrics |= scores
         steps.append(metrics)

@@ -146,11 +146,12 @@ def send_matrix(
     seeds: Sequence[int] = (0, 1),
     failed: Sequence[tuple[str, int]] = (),
     text: str = "answer",
+    summed_up: bool = True,
     **options: Any,
 ) -> list[CellSpec]:
     """Send a matrix to MLflow in which some methods and seeds failed; each task is evaluated separately.
 
-    `options`: of `write_done`.
+    `summed_up`: the store has its summary, too. `options`: of `write_done`.
     """
     cells = specs(name, methods, tasks, models, seeds)
     for spec in cells:
@@ -160,7 +161,8 @@ def send_matrix(
         else:
             write_done(folder, spec, [*methods].index(spec.key.method), text, **options)
         sync.sync(folder, uri)
-    summarize(uri, cells)
+    if summed_up:
+        summarize(uri, cells)
     return cells
 
 

@@ -125,9 +125,7 @@ def test_render_without_control_characters(how: str) -> None:
     text.encode()
 
 
-@pytest.mark.parametrize(
-    "begins", ["=1+1", "+1", "-1", "@x", "\t=1", "\r=1", "\n=1", "\uff1d1", "\uff0b1", "\uff0d1", "\uff20x"]
-)
+@pytest.mark.parametrize("begins", ["=1+1", "+1", "-1", "@x", "\t=1", "\r=1", "\n=1"])
 def test_render_without_formulas_in_csv(begins: str) -> None:
     [line] = csv.DictReader(io.StringIO(render([row(begins, -0.25)], "csv")))
     assert line["method"] == visible(f"'{begins}")

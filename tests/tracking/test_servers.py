@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import math
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -11,7 +10,6 @@ from statistics import fmean
 import boards
 import pytest
 import requests
-from cells import set_state
 from matrices import STEPS, right_of, send_matrix, specs, write_done
 from rich.console import Console
 from servers import PASSWORD, between
@@ -20,7 +18,6 @@ from harness import cli
 from harness import config as configs
 from harness import runs as library
 from harness.base.errors import UserError
-from harness.cells.log import MetricsLog
 from harness.cells.evaluations import OUTCOME
 from harness.cells.spec import FILE as SPEC
 from harness.launch import progress
@@ -121,7 +118,7 @@ def test_sync_without_a_login(
 
 
 def test_reader_of_a_server(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    send_matrix(tmp_path, server, name="same", failed=[("clip_b", 1)])
+    send_matrix(tmp_path, server, name="same", failed=[("clip_b", 1)], summed_up=False)
     monkeypatch.setattr(reading, "PAGE", 3)
     with store.store(server, write=False) as client, reader(server) as source:
         known = source.experiments()
@@ -188,22 +185,6 @@ def test_sync_takes_few_requests(server: str, tmp_path: Path) -> None:
     assert proxy.calls - connected == 10 + len(sent_files)
 
 
-def test_sync_of_points_that_are_not_finite(server: str, tmp_path: Path, mlflow_uri: str) -> None:
-    [spec] = specs("infinite", ["grpo"], ["countdown"], ["tiny"], [0])
-    write_done(tmp_path / "cell", spec)
-    MetricsLog(tmp_path / "cell").append(STEPS + 1, 1.0, {"a": math.nan, "b": math.inf, "c": -math.inf, "d": 0.1})
-    set_state(tmp_path / "cell", "done", durable_step=STEPS + 1)
-    histories = []
-    for uri in (server, mlflow_uri):
-        sync.sync(tmp_path / "cell", uri)
-        with store.store(uri, write=False) as client:
-            [run] = client.search_runs([client.get_experiment_by_name("infinite").experiment_id])
-            points = [client.get_metric_history(run.info.run_id, key) for key in run.data.metrics]
-        histories.append(sorted((p.key, p.step, p.timestamp, repr(p.value)) for metric in points for p in metric))
-    assert {point[0] for point in histories[0]} >= {"a", "b", "c", "d", "entropy/mean"}
-    assert histories[0] == histories[1]
-
-
 def seconds_if(part: str, seconds: float, path: str) -> float:
     return seconds if part in path else 0.0
 
@@ -211,7 +192,7 @@ def seconds_if(part: str, seconds: float, path: str) -> float:
 def test_texts_of_a_file_that_cannot_be_read(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "4")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    send_matrix(tmp_path, server, name="unread", methods=["grpo"], seeds=[0])
+    send_matrix(tmp_path, server, name="unread", methods=["grpo"], seeds=[0], summed_up=False)
 
     def read(uri: str) -> None:
         with reader(uri) as source:
