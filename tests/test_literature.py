@@ -21,7 +21,8 @@ INVENTED = f"{HEADER}\nppo,Their PPO,Their-7B,countdown,avg,32,99.9,GRPO,98.7,26
 
 def test_numbers_of_the_shipped_file() -> None:
     assert len(NUMBERS) > 50
-    rows, baselines_of_sources = set(), {}
+    rows: set[tuple[object, ...]] = set()
+    baselines_of_sources: dict[tuple[object, ...], float] = {}
     for number in NUMBERS:
         assert number.method in baselines.METHODS
         assert number.task in tasks.TASKS

@@ -210,7 +210,10 @@ def read_sealed(path: Path) -> Any:
         raise Damaged(path, f"it is not JSON ({error})") from error
 
 
-hints_of = cache(get_type_hints)  # a matrix has thousands of records of one kind
+@cache  # a matrix has thousands of records of one kind
+def hints_of(kind: Any) -> dict[str, Any]:
+    """Return the types of a dataclass's fields."""
+    return get_type_hints(kind)
 
 
 def read_record(kind: type[T], path: Path, optional: Collection[str] = ()) -> T:

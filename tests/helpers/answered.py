@@ -39,16 +39,16 @@ def responses_to(problem: Problem, seed: int) -> list[str]:
 def write_answered(cell: Cell) -> None:
     """Write a cell that is done."""
     task, last = Countdown(), cell.config.train.steps
-    steps, evaluations = [], []
+    steps, all_answers = [], []
     for step in range(last + 1):
         metrics = {"entropy/mean": 2.0 - step, "tokens/generated": 10.0, "loss/policy": 0.5}
         if evaluations.evaluation_due(cell.config, step, last):
             answers, scores = evaluation_of(cell, task, step, edit)
-            evaluations.append(answers)
+            all_answers.append(answers)
             metrics |= scores
         steps.append(metrics)
     made = {"base_model": "b" * 64, "harness": "h" * 64}
-    write_cell(cell.folder, cell.spec, steps=steps, answers=evaluations, began=1000.0, made=made, seconds=60)
+    write_cell(cell.folder, cell.spec, steps=steps, answers=all_answers, began=1000.0, made=made, seconds=60)
 
 
 def evaluation_of(cell: Cell, task: Countdown, step: int) -> tuple[Answers, dict[str, float]]:

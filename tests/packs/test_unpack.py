@@ -17,8 +17,7 @@ from harness.base.errors import Damaged, UserError
 from harness.cells import checksums
 from harness.cells.provenance import CHECKED_TAG, UNPACKED, mark_tags
 from harness.cells.spec import CellSpec
-from harness.commands.clean import removable
-from harness.matrix import cells, claim
+from harness.matrix import cells, claim, leftovers
 from harness.packs import archive
 from harness.packs.exchange import Unpacked, pack_matrix, protocol_of_cells, unpack_cells
 from harness.runs import unfinished
@@ -181,7 +180,7 @@ def test_unpack_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.undo()
     ours = smoke_matrix(tmp_path / "receiver", NO_STORE, name="received")
     assert sorted(states(ours)) == ["done"] + ["planned"] * 5
-    assert not list(removable(ours.config))
+    assert not leftovers(ours.config, ours.cells)
     assert received(tmp_path, pack)[1] == Unpacked(put=1, kept=1, failed=1)
 
 
@@ -190,7 +189,7 @@ def test_clean_after_a_killed_unpack(tmp_path: Path) -> None:
     left = ours.config.folder / f".{ours.cells[1].folder.name}.999999999"
     left.mkdir()
     (left / "config.yaml").write_text("cell: 0123\n")
-    assert left in [leftover.path for leftover in removable(ours.config)]
+    assert left in leftovers(ours.config, ours.cells)
     assert states(ours)[0] == "done"
 
 
