@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from cells import Answers, write_cell
 
+from harness.cells.evaluations import evaluation_due
 from harness.cells.provenance import Made
 from harness.config import load_config
 from harness.matrix import Cell, cells
@@ -42,7 +43,7 @@ def write_answered(cell: Cell) -> None:
     steps, all_answers = [], []
     for step in range(last + 1):
         metrics = {"entropy/mean": 2.0 - step, "tokens/generated": 10.0, "loss/policy": 0.5}
-        if evaluations.evaluation_due(cell.config, step, last):
+        if evaluation_due(cell.config, step, last):
             answers, scores = evaluation_of(cell, task, step, edit)
             all_answers.append(answers)
             metrics |= scores
