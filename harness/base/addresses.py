@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from urllib.parse import unquote_plus
 
 HIDDEN = "***"
 SCHEME = r"[A-Za-z][\w+-]*://"
@@ -30,8 +31,13 @@ def visible_address(uri: str) -> str:
 
 
 def without_address(text: str, uri: str) -> str:
-    """Hide an address in the text of a library, and whatever may be secret in others."""
-    return without_secrets(text.replace(uri, visible_address(uri)))
+    """Return the text of a library, unless it quotes a part of an address that may be secret."""
+    hidden = words_of(f"{uri} {unquote_plus(uri)}") - words_of(visible_address(uri))
+    return text if hidden.isdisjoint(words_of(text)) else "the message is not shown, since it quotes the address"
+
+
+def words_of(text: str) -> set[str]:
+    return set(re.findall(r"\w+", text))
 
 
 def without_secrets(text: str) -> str:

@@ -83,8 +83,8 @@ def unusable_store(uri: str, error: Exception) -> UserError:
     reason = getattr(cause, "strerror", None)  # of the network or the disk; around it, libraries write much more
     remedy = "; start the server, or correct tracking.uri or MLFLOW_TRACKING_URI" if reason and is_server(uri) else ""
     if reason is None:
-        reason = str(cause if isinstance(cause, sqlite3.Error) else error).partition("\n")[0] or type(error).__name__
-    reason = without_address(reason, uri)
+        message = str(cause if isinstance(cause, sqlite3.Error) else error).partition("\n")[0]
+        reason = without_address(message or type(error).__name__, uri)
     if is_damage(error):
         return UserError(
             f"the MLflow store at {visible_address(uri)} is damaged ({reason}); put the file aside, and `entrobench "
