@@ -34,9 +34,8 @@ from harness.config import Config
 from harness.matrix import Cell
 from harness.packs.reader import opened_packs
 from harness.statistics import Estimate, pass_at_k, share_interval
-from harness.table.board import Board, Expected
+from harness.table.board import Board, Expected, Experiment
 from harness.table.compare import Comparison, comparisons
-from harness.table.board import Experiment
 from harness.table.frames import read_frames, setting_text
 from harness.table.leaderboard import LeaderboardRow, leaderboard_rows, mean_over_problems, place_text
 from harness.table.select import runs_left_out
@@ -325,8 +324,6 @@ def content_of_experiment(uri: str, name: str) -> PageContent:
     with reader(uri) as source:
         experiment = Experiment(source, name, uri)
         board, *others = experiment.boards()
-        if not any(cell.eval_tasks for cell in board.expected):
-            raise UserError(f"no run of {name!r} at {visible_address(uri)} has an evaluation yet")
         notes = runs_left_out(board, experiment)
         if others:
             notes.append(f"The experiment holds {len(others) + 1} matrices, of which this is the newest.")
