@@ -29,6 +29,7 @@ from matrices import (
     right_of,
     send_matrix,
     specs,
+    summarize,
     values,
     write_done,
     write_failed,
@@ -197,26 +198,11 @@ def test_content_cells(page_content: PageContent) -> None:
     assert cell.times == pytest.approx((BEGAN, BEGAN + 60 * STEPS))
 
 
-def test_content_of_experiment_takes_the_newest_done_run(tmp_path: Path, mlflow_uri: str) -> None:
-    first, *_ = specs("matrix", ["grpo"], ["countdown"], ["tiny"], [0])
-    for number, level in enumerate((0, 1)):
-        spec = dataclasses.replace(first, id=f"cell{number}")
-        write_done(tmp_path / spec.id, spec, level, began=BEGAN + level)
-        sync.sync(tmp_path / spec.id, mlflow_uri)
-    spec = dataclasses.replace(first, id="cell2")
-    write_failed(tmp_path / spec.id, spec, "no memory")
-    sync.sync(tmp_path / spec.id, mlflow_uri)
-    page_content = content_of_experiment(mlflow_uri, "matrix")
-    assert page_content.cells["state"].tolist() == ["done"]
-    entropy = page_content.curves[page_content.curves["metric"] == "entropy/mean"].set_index("step")["value"]
-    assert entropy[1] == metrics_of(1, 0, 1)["entropy/mean"]
-    assert page_content.notes == ["2 runs of an earlier version are left out."]
-
-
 def test_content_of_experiment_with_planned_cells(tmp_path: Path, mlflow_uri: str) -> None:
-    first, *_ = specs("matrix", ["grpo", "clip_b"], ["countdown"], ["tiny"], [0])
+    first, second = specs("matrix", ["grpo", "clip_b"], ["countdown"], ["tiny"], [0])
     write_done(tmp_path / "a", first, 0)
     sync.sync(tmp_path / "a", mlflow_uri)
+    summarize(mlflow_uri, [first, second])
     page_content = content_of_experiment(mlflow_uri, "matrix")
     assert page_content.cells[["method", "state"]].values.tolist() == [["grpo", "done"], ["clip_b", "planned"]]
     assert [(row.method, row.seeds_done) for row in page_content.rows] == [
@@ -259,15 +245,13 @@ def test_watch_report(tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.Monke
     ("name", "words"),
     [
         ("matrix", "has no experiment 'matrix'"),
-        ("empty", "no run that entrobench made"),
-        ("young", "no run of 'young'"),
+        ("empty", "holds no table"),
     ],
 )
-def test_content_of_an_empty_experiment(name: str, words: str, tmp_path: Path, mlflow_uri: str) -> None:
+def test_content_of_an_empty_experiment(name: str, words: str, mlflow_uri: str) -> None:
     from mlflow import MlflowClient
 
     MlflowClient(mlflow_uri).create_experiment("empty")
-    send_matrix(tmp_path, mlflow_uri, name="young", failed=list(itertools.product(["grpo", "clip_b"], SEEDS)))
     with pytest.raises(UserError, match=words) as error:
         content_of_experiment(mlflow_uri, name)
     assert "\n" not in str(error.value)
