@@ -32,12 +32,13 @@ def visible_address(uri: str) -> str:
 
 def without_address(text: str, uri: str) -> str:
     """Return the text of a library, unless it quotes a part of an address that may be secret."""
-    hidden = words_of(f"{uri} {unquote_plus(uri)}") - words_of(visible_address(uri))
+    hidden = words_of(uri) - words_of(visible_address(uri))
     return text if hidden.isdisjoint(words_of(text)) else "the message is not shown, since it quotes the address"
 
 
 def words_of(text: str) -> set[str]:
-    return set(re.findall(r"\w+", text))
+    """Return the words of a text as it is written, and with its escapes resolved."""
+    return set(re.findall(r"\w+", f"{text} {unquote_plus(text)}"))
 
 
 def without_secrets(text: str) -> str:
