@@ -46,6 +46,7 @@ from harness.page import content, figures, finding, page
 from harness.page.content import CURVES, EVALUATIONS, PageContent, content_of_experiment, page_cells
 from harness.statistics import Estimate, mean_interval
 from harness.table.leaderboard import LeaderboardRow, entropy_kept
+from harness.table.publish import publish
 from harness.terminal.layout import visible
 from harness.tracking import sync
 
@@ -96,6 +97,7 @@ def test_content_of_config_and_of_experiment(tmp_path: Path, mlflow_uri: str, mo
     for cell in matrix:
         write_done_or_failed(cell, config)
         sync.sync(cell.folder, mlflow_uri)
+    publish(config, matrix)
     here = content.content_of_config(config, matrix, "entrobench run smoke")
     there = content_of_experiment(mlflow_uri, "matrix")
     assert (here.command, there.command) == ("entrobench run smoke", None)
@@ -128,6 +130,7 @@ def test_write_page_links_files(tmp_path: Path, mlflow_uri: str) -> None:
         write_done_or_failed(cell, config)
         (cell.folder / "log.txt").write_text("started\n")
         sync.sync(cell.folder, mlflow_uri)
+    publish(config, matrix)
     of_config = content.content_of_config(config, matrix, None)
     of_experiment = content_of_experiment(mlflow_uri, "matrix")
     folders = {(cell.method, cell.seed): cell.folder for cell in matrix}
@@ -168,6 +171,7 @@ def test_content_without_changed_answers(tmp_path: Path, mlflow_uri: str) -> Non
     for cell in matrix:
         write_done(cell.folder, cell.spec, config.methods.index(cell.method))
         sync.sync(cell.folder, mlflow_uri)
+    publish(config, matrix)
 
     def content_now() -> list[PageContent]:
         return [content.content_of_config(config, matrix, None), content_of_experiment(mlflow_uri, "matrix")]
