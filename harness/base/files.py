@@ -218,11 +218,12 @@ def hints_of(kind: Any) -> dict[str, Any]:
 
 def read_record(kind: type[T], path: Path, optional: Collection[str] = ()) -> T:
     """Return the dataclass that a file of JSON holds; refuse missing or unknown fields, and values of other types."""
-    record, hints = read_json(path), hints_of(kind)
+    fields: type = kind
+    record, hints = read_json(path), hints_of(fields)
     needed = [name for name in hints if name not in optional]
     if not isinstance(record, dict) or not set(needed) <= record.keys() <= hints.keys():
         raise Damaged(path, f"it must hold {', '.join(needed)}")
-    if wrong := wrong_fields(kind, record):
+    if wrong := wrong_fields(fields, record):
         raise Damaged(path, f"{', '.join(wrong)} is not what it must be")
     return kind(**record)
 

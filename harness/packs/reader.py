@@ -17,8 +17,7 @@ from harness.cells.state import State
 from harness.packs.archive import SUMMARY, Pack, unpacked
 from harness.packs.protocol import Protocol, check_same_protocol
 from harness.table import board
-from harness.table.board import NO_CELL, Board, Expected
-from harness.table.board import Experiment
+from harness.table.board import NO_CELL, Board, Expected, Experiment
 from harness.table.verified import REPORTED, marks_of_pack
 from harness.tracking.reader import Curves, Point, Run
 from harness.tracking.sync import metric_name, params_of, status_tags

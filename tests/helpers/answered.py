@@ -13,8 +13,11 @@ from typing import Any
 import numpy as np
 from cells import Answers, write_cell
 
-from harness.cells.evaluations import evaluation_due
-from harness.cells.provenance import Made
+from harness.base import files
+from harness.cells import checksums, evaluations
+from harness.cells.evaluations import answers_path, evaluation_path
+from harness.cells.log import MetricsLog
+from harness.cells.spec import CellSpec
 from harness.config import load_config
 from harness.matrix import Cell, cells
 from harness.packs.archive import Pack, write_pack
@@ -43,8 +46,8 @@ def write_answered(cell: Cell) -> None:
     steps, all_answers = [], []
     for step in range(last + 1):
         metrics = {"entropy/mean": 2.0 - step, "tokens/generated": 10.0, "loss/policy": 0.5}
-        if evaluation_due(cell.config, step, last):
-            answers, scores = evaluation_of(cell, task, step, edit)
+        if evaluations.evaluation_due(cell.config, step, last):
+            answers, scores = evaluation_of(cell, task, step)
             all_answers.append(answers)
             metrics |= scores
         steps.append(metrics)
