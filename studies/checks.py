@@ -112,6 +112,8 @@ def check(study: str) -> None:
     for page in pages_of(study):
         text = page.read_text()
         assert pages.TABLE.search(text), f"{page.name} has lost its tables"
+        unread = pages.MARK.findall(pages.FIGURE.sub("", pages.VERDICT.sub("", text)))
+        assert not unread, f"{page.name}: no verdict, nor a figure with decimals, is right before {unread}"
         assert text == pages.fill(text), f"{page.name}: look at what `python -m studies.pages` changes"
         for folder, methods in check_verdicts(page).items():
             named.setdefault(folder, set()).update(methods)

@@ -74,7 +74,8 @@ SHOWN_FIRST = ["base model", "grpo", "clip_b", "clip_v", "adaptive_entropy"]
 TITLE = re.compile(r"^\*\*(.*)\*\*$", re.MULTILINE)  # of a table in leaderboard.md
 TABLE = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(\n<!-- end -->)", re.DOTALL)
 TUNED_BASELINE = re.compile(r" - grpo\(.*\)$")  # at the end of a column's name
-FIGURE = re.compile(r"[+-]?\d+\.\d+(\s±\d+\.\d+|\s\[-?\d\.\d+,\s+-?\d\.\d+\])?(\**<!-- ([\w-]+)/([^/>]+)/([^>]+?) -->)")
+FIGURE = re.compile(r"[+-]?\d+\.\d+(\s+±\d+\.\d+|\s+\[[^\]]*\])?(\**<!-- ([\w-]+)/([^/>]+)/([^>]+?) -->)")
+MARK = re.compile(r"<!-- [\w-]+/[^/>]+/[^>]+? -->")  # of a figure or a verdict
 TAU = "tau of "  # before a score, in the mark of an agreement
 
 VERDICT = re.compile(r"(?:\b(win|trade|lose)s?)?<!-- ([\w-]+)/([^/>]+)/verdict -->")

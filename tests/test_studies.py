@@ -43,6 +43,23 @@ def test_check_refuses_another_figure(study: str, tmp_path: Path, monkeypatch: p
         monkeypatch.undo()
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("**9.999**<!-- demo/grpo/Avg@K -->", "**0.276**<!-- demo/grpo/Avg@K -->"),
+        ("9.9\n  ±9.9<!-- demo/grpo/Avg@K -->", "0.276\n  ±0.044<!-- demo/grpo/Avg@K -->"),
+        ("9.9 ±9.9<!-- demo/grpo/entropy, end -->", "0.157 [0.143, 0.173]<!-- demo/grpo/entropy, end -->"),
+        ("-9.9 ±9.9<!-- demo/clip_b/Pass@16 - grpo -->", "+0.152 ±0.057<!-- demo/clip_b/Pass@16 - grpo -->"),
+        (
+            "9.9 [9.9,\n9.9]<!-- field/field-coloring/tau of Pass@16 -->",
+            "0.48 [0.30,\n0.64]<!-- field/field-coloring/tau of Pass@16 -->",
+        ),
+    ],
+)
+def test_fill_keeps_breaks_and_whether_an_interval_is_shown(before: str, after: str) -> None:
+    assert pages.fill(f"{before} rest") == f"{after} rest"
+
+
 def test_states_refuses_another_figure(tmp_path: Path) -> None:
     (tmp_path / "page.md").write_text("It gains **0.12<!-- a mark -->\nin Pass@16**.\n\n| 0.34 |\n")
     page = checks.Page(str(tmp_path / "page.md"))
