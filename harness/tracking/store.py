@@ -46,12 +46,13 @@ def store(uri: str, *, write: bool) -> Iterator[MlflowClient]:
             client = client_of(uri)
     except OSError as error:
         raise unusable_store(uri, error) from error
+    from google.protobuf.json_format import ParseError  # of a server's answer in another shape than MLflow's
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
 
     try:
         yield client
-    except (MlflowException, SQLAlchemyError, OSError, UnicodeDecodeError) as error:
+    except (MlflowException, ParseError, SQLAlchemyError, OSError, UnicodeDecodeError) as error:
         raise unusable_store(uri, error) from error
 
 

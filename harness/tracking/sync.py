@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.base import files, identities
 from harness.base.addresses import visible_address
-from harness.base.errors import Damaged, UserError
+from harness.base.errors import Damaged, UserError, shown
 from harness.base.locks import lock
 
 if TYPE_CHECKING:
@@ -93,8 +93,8 @@ class CellRecords:
 
     def taken_back(self, tags: Mapping[str, str]) -> bool:
         """Return whether a run with these tags may hold points of steps that an interruption has taken back."""
-        number, _, time = tags.get(SENDING, tags.get(LINES, "0")).partition(" ")
-        sent = int(number)
+        _, _, time = tags.get(SENDING, "").partition(" ")
+        sent = lines_by_tag(tags, SENDING if SENDING in tags else LINES)
         if sent > len(self.lines):
             return True
         return bool(time) and repr(self.lines[sent - 1]["time"]) != time  # stores of earlier versions have no time
@@ -119,6 +119,14 @@ class CellRecords:
         if self.outcome is not None:
             tags[OUTCOME_TAG] = identities.hash_of(self.outcome)
         return tags
+
+
+def lines_by_tag(tags: Mapping[str, str], name: str) -> int:
+    """Return the number of lines that a tag of a run states; 0 without it."""
+    number = tags.get(name, "0").partition(" ")[0]
+    if not re.fullmatch("[0-9]{1,9}", number):
+        raise UserError(f"a run in MLflow has the tag {name} with {shown(number)}, which is no number of lines")
+    return int(number)
 
 
 def sync(folder: Path, uri: str) -> bool:
@@ -165,7 +173,7 @@ def send_records(client: MlflowClient, records: CellRecords, uri: str) -> bool:
     if state.state == "done":
         for damage, _ in checksums.changed_records(folder):
             raise damage
-    confirmed = int(present_tags.get(LINES, 0))
+    confirmed = lines_by_tag(present_tags, LINES)
     # Before the points: after a kill while they are sent, the next sync must know which of them may be in the run.
     if lines[confirmed:]:
         client.set_tag(run_id, SENDING, f"{len(lines)} {lines[-1]['time']!r}")

@@ -34,8 +34,14 @@ from harness.tracking.reader import reader
 pytestmark = pytest.mark.slow
 
 EXPERIMENT = {"experiment_id": "1", "name": "made", "lifecycle_stage": "active"}
-KNOWN = {"experiment": EXPERIMENT, "experiments": [EXPERIMENT]}
 PLACE = {"run_id": "a", "artifact_uri": "mlflow-artifacts:/1/a/artifacts"}
+NO_LINES = {"tags": [{"key": "lines", "value": "many"}]}
+ODD_ANSWERS = [  # JSON in another shape than MLflow's
+    {"experiment": 3},
+    {"experiment": EXPERIMENT | {"name": "wanted"}, "runs": [3]},
+    {"experiment": EXPERIMENT | {"name": "wanted"}, "runs": [{"info": PLACE, "data": {"tags": 3}}]},
+]
+KNOWN = {"experiment": EXPERIMENT, "experiments": [EXPERIMENT]}
 
 
 class Foreign:
@@ -88,6 +94,34 @@ def test_command_with_a_server_of_something_else(command: str, foreign: Foreign,
     assert code == 2
     assert re.match(f"entrobench: {sentence}", text)
     assert text.count("\n") == 1
+
+
+def sync_output(foreign: Foreign, tmp_path: Path) -> tuple[object, str]:
+    """Return how `sync` of one cell to the server ends, and all that it prints."""
+    settings = [f"results={tmp_path}", f"tracking.uri={foreign.uri}", "name=wanted", "methods=grpo", "eval.samples=4"]
+    [cell] = cells(configs.load_config("smoke", [*settings, "eval.k=2"]))
+    write_done(cell.folder, cell.spec)
+    return end_and_output("sync", "smoke", *settings, "eval.k=2")
+
+
+@pytest.mark.parametrize("answer", ODD_ANSWERS)
+def test_sync_to_a_server_with_odd_answers(answer: object, foreign: Foreign, tmp_path: Path) -> None:
+    foreign.body = json.dumps(answer).encode()
+    code, text = sync_output(foreign, tmp_path)
+    assert code == 2
+    assert re.match(f"entrobench: the MLflow store at {foreign.uri} ", text)
+    assert text.count("\n") == 1
+
+
+@pytest.mark.parametrize(("data", "end"), [({}, (0, 2)), (NO_LINES, (2,))])
+def test_sync_to_a_server_whose_runs_have_odd_tags(
+    data: object, end: tuple[int, ...], foreign: Foreign, tmp_path: Path
+) -> None:
+    wanted, run = EXPERIMENT | {"name": "wanted"}, {"info": PLACE, "data": data}
+    foreign.body = json.dumps({"experiment": wanted, "experiments": [wanted], "run": run, "runs": [run]}).encode()
+    code, text = sync_output(foreign, tmp_path)
+    assert code in end
+    assert ("has the tag lines with" in text) == (data == NO_LINES)
 
 
 def test_texts_of_a_run_whose_id_is_a_path(foreign: Foreign, tmp_path: Path) -> None:
