@@ -87,9 +87,9 @@ def problem_digests(trained: str, evaluated: Sequence[str], split: str, build: C
             continue
         problems: dict[str, list[Any]] = {}
         if spec == trained:
-            problems["train"] = list(map(vars, task.problems("train")))
+            problems["train"] = [problem.identity() for problem in task.problems("train")]
         if spec in evaluated:
-            problems[split] = list(map(vars, task.problems(split)))
+            problems[split] = [problem.identity() for problem in task.problems(split)]
         digests[spec] = identities.key(problems)
     return digests
 

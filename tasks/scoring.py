@@ -26,13 +26,16 @@ def task_of(spec: str) -> Task:
 
 
 def dataset(spec: str, **_: Any) -> dict[str, Dataset]:
-    """Return the splits to evaluate on.
+    """Return the splits to evaluate on, and the worked examples of the task as one named `shots`, if it has any.
 
     lm-eval passes all metadata of the YAML file; only the spec is used here.
     """
     task = task_of(spec)
-    splits = [split for split in task.splits if split != "train"]
-    return {split: dataset_of(task.problems(split), spec=spec) for split in splits}
+    splits = {split: task.problems(split) for split in task.splits if split != "train"}
+    asked = next(iter(splits.values()))[0]  # all problems of a task have the same shots
+    if asked.shots:
+        splits["shots"] = [Problem(prompt, prompt, response) for prompt, response in asked.shots]
+    return {split: dataset_of(problems, spec=spec) for split, problems in splits.items()}
 
 
 @cache
@@ -61,7 +64,8 @@ def score(doc: dict[str, str], results: list[list[str]]) -> dict[str, Any]:
 def dataset_of(problems: Sequence[Problem], **more: str) -> Dataset:
     from datasets import Dataset
 
-    return Dataset.from_list([{**vars(problem), **more} for problem in problems])
+    rows = [{"id": problem.id, "prompt": problem.prompt, "answer": problem.answer, **more} for problem in problems]
+    return Dataset.from_list(rows)
 
 
 def problem_of(doc: Mapping[str, str]) -> Problem:

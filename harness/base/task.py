@@ -44,6 +44,11 @@ class Problem:
     id: str
     prompt: str  # as the model sees it, before any chat template
     answer: str  # the gold answer, in any form that the task's verdicts need
+    shots: tuple[tuple[str, str], ...] = ()  # prompts and right responses of worked examples, the same for a whole task
+
+    def identity(self) -> dict[str, Any]:
+        """Return the fields, without those that a problem does not use."""
+        return {key: value for key, value in vars(self).items() if value != ()}
 
 
 SPLITS = ("train", "validation", "test")

@@ -178,6 +178,8 @@ def judged_again(
         # A model's own instruction may replace that of a task, and is then part of the stored prompt.
         if sample["prompt"] != problem.prompt and not hasattr(task, "instruction"):
             findings.append(f"the prompt of {problem.id} is another one")
+        if sample.get("shots", []) != [list(shot) for shot in problem.shots]:
+            findings.append(f"the worked examples before {problem.id} are others")
         results = judged(task, verifier, problem, sample["responses"])
         audit.answers += len(results)
         answers, goes_on, right = [], [], []

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from harness.base.errors import UserError, short
-from harness.base.task import Task
+from harness.base.task import Problem, Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -39,16 +39,22 @@ def with_instruction(task: Task, chat: Chat) -> Task:
     return dataclasses.replace(changed, instruction=chat.instruction)
 
 
-def render_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str, chat: Chat = PLAIN) -> list[int]:
-    """Return the tokens of a problem's prompt, in the model's chat template if it has one."""
+def render_prompt(tokenizer: PreTrainedTokenizerBase, problem: Problem, chat: Chat = PLAIN) -> list[int]:
+    """Return the tokens of a problem's prompt after its worked examples, in the model's chat template if it has one.
+
+    Plain text is laid out as lm-eval does by default, so that its own command shows the same prompts.
+    """
     template = getattr(tokenizer, "chat_template", None) if chat.template is None else chat.template
     # The tokenizer would warn about prompts longer than the model's context; the caller checks their length.
     silent = {"verbose": False}
     if not template:
-        text = f"{chat.system}\n\n{prompt}" if chat.system else prompt
-        return list(tokenizer(text, **silent)["input_ids"])
+        paragraphs = [chat.system] if chat.system else []
+        paragraphs += [f"{prompt} {response}" for prompt, response in problem.shots]
+        return list(tokenizer("\n\n".join([*paragraphs, problem.prompt]), **silent)["input_ids"])
     messages = [{"role": "system", "content": chat.system}] if chat.system else []
-    messages.append({"role": "user", "content": prompt})
+    for prompt, response in problem.shots:
+        messages += [{"role": "user", "content": prompt}, {"role": "assistant", "content": response}]
+    messages.append({"role": "user", "content": problem.prompt})
     try:
         text = tokenizer.apply_chat_template(
             messages, chat_template=chat.template, tokenize=False, add_generation_prompt=True, **chat.template_options
@@ -63,11 +69,13 @@ def render_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str, chat: Chat = 
 def count_unread(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], chat: Chat = PLAIN) -> tuple[int, int]:
     """Return the numbers of prompts in which some, and in which all, letters and digits are unknown to the tokenizer.
 
-    In the latter, the model reads the chat template and nothing of the problem.
+    In the latter, the model reads the chat template and nothing of the problem. Worked examples are left out: their
+    letters do not show whether those of the problem were read.
     """
 
     def readable(prompt: str) -> set[str]:
-        return set(tokenizer.decode(render_prompt(tokenizer, prompt, chat), skip_special_tokens=True))
+        alone = render_prompt(tokenizer, Problem("", prompt, ""), chat)
+        return set(tokenizer.decode(alone, skip_special_tokens=True))
 
     in_template = readable("")
     some = all_of_them = 0

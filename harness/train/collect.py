@@ -255,7 +255,7 @@ class Collector:
         return answered
 
     def prompt(self, problem: Problem) -> list[int]:
-        return render_prompt(self.parts.tokenizer, problem.prompt, self.parts.chat)
+        return render_prompt(self.parts.tokenizer, problem, self.parts.chat)
 
     def check_verdicts(self, step: int, drawn: Sequence[Answered]) -> None:
         """Raise TooManyFailures where the verifier failed on too many of a step's responses, on all ranks."""

@@ -33,7 +33,7 @@ from harness.rollout.rendering import PLAIN, Chat, count_unread, render_prompt
 from harness.verify.background import BackgroundJudge, JudgedRollout, judge_rollouts
 from harness.verify.pool import check_failures
 from tasks import Problem, Task, Verdict, Verifier
-from tasks.scoring import dataset_of, distinct_right, judged, metric_list, problem_of, scores, solutions
+from tasks.scoring import dataset_of, distinct_right, judged, metric_list, scores, solutions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -85,7 +85,7 @@ class Sampler:
 
         The division into batches depends on the problems alone, so that kept ones are found again.
         """
-        lengths = [len(self.rendered(problem.prompt)) for problem in problems]
+        lengths = [len(self.rendered(problem)) for problem in problems]
         self.check_room(task.name, lengths, budget)
         settings: dict[str, Any] = {"n": n, "temperature": temperature, "budget": budget}
         sample = self.helped or partial(self.sample, task, verifier)
@@ -112,8 +112,8 @@ class Sampler:
         for number, start in enumerate(range(0, len(of_problems), together)):
             yield self.kept / f"{number:04d}.jsonl", of_problems[start : start + together]
 
-    def rendered(self, prompt: str) -> list[int]:
-        return render_prompt(self.tokenizer, prompt, self.chat)
+    def rendered(self, problem: Problem) -> list[int]:
+        return render_prompt(self.tokenizer, problem, self.chat)
 
     def sample(
         self,
@@ -129,7 +129,7 @@ class Sampler:
         with BackgroundJudge(partial(judge_rollouts, task, verifier, self.tokenizer, problems)) as reading:
             prompts, seeds_of_problems = [], []
             for problem in problems:
-                prompts.append(self.rendered(problem.prompt))
+                prompts.append(self.rendered(problem))
                 seeds_of_problems.append(seeds.derive(self.seed, problem.id))
             groups = self.engine.generate(
                 prompts,
@@ -156,7 +156,7 @@ class Sampler:
             judged_group.append(result.judged)
         return {
             "problem": problem.id,
-            "prompt": problem.prompt,
+            **as_asked(problem),
             "responses": texts,
             "lengths": lengths,
             "finished": finished,
@@ -183,6 +183,12 @@ class Sampler:
         return [f"the tokenizer leaves letters out of {some} of {len(prompts)} prompts"] if some else []
 
 
+def as_asked(problem: Problem) -> Record:
+    """Return the part of a record that says what the model was asked."""
+    shots = {"shots": [list(shot) for shot in problem.shots]} if problem.shots else {}
+    return {"prompt": problem.prompt, **shots}
+
+
 def of_judged(responses: Sequence[Judged]) -> Record:
     """Return the part of a record that depends on the rules of judging."""
     verdicts, answers, goes_on = [], [], []
@@ -194,7 +200,7 @@ def of_judged(responses: Sequence[Judged]) -> Record:
 
 
 def known_records(path: Path, batch: Sequence[Problem]) -> list[Record] | None:
-    """Return the kept records of a batch; None unless there is one for each problem, with the same prompt."""
+    """Return the kept records of a batch; None unless there is one for each problem, with the same prompt and shots."""
     if not path.exists():
         return None
     try:
@@ -205,7 +211,7 @@ def known_records(path: Path, batch: Sequence[Problem]) -> list[Record] | None:
     of_batch = []
     for problem in batch:
         record = by_problem.get(problem.id)
-        if record is None or record["prompt"] != problem.prompt:
+        if record is None or as_asked(problem) != {key: record[key] for key in ("prompt", "shots") if key in record}:
             return None
         of_batch.append(record)
     return of_batch
@@ -223,9 +229,10 @@ def rejudge(path: Path, records: Sequence[Record]) -> None:
 class EngineLM(LM):
     """An lm-eval model over an engine: the repeats of a request become the samples of one prompt."""
 
-    def __init__(self, sampler: Sampler, task: Task, verifier: Verifier) -> None:
+    def __init__(self, sampler: Sampler, task: Task, verifier: Verifier, problems: Sequence[Problem]) -> None:
         super().__init__()
         self.sampler, self.task, self.verifier = sampler, task, verifier
+        self.problems = {problem.id: problem for problem in problems}
         self.records: dict[str, Record] = {}  # by problem
 
     def generate_until(self, requests: list[Instance]) -> list[str]:
@@ -233,7 +240,7 @@ class EngineLM(LM):
         problems: dict[str, Problem] = {}
         for request in requests:
             assert request.args[0] == request.doc["prompt"], "a prompt is the problem's"
-            problem = problem_of(request.doc)
+            problem = self.problems[request.doc["id"]]
             repeats[problem.id] += 1
             problems[problem.id] = problem
         settings = requests[0].args[1]
@@ -248,6 +255,12 @@ class EngineLM(LM):
             self.records[record["problem"]] = record
             texts[record["problem"]] = iter(record["responses"])
         return [next(texts[request.doc["id"]]) for request in requests]
+
+    def scores(self, problem: str) -> dict[str, Any]:
+        """Return the metrics of one problem, given by its id."""
+        record = self.records[problem]
+        kept = (record["responses"], record["verdicts"], record["answers"], record["goes_on"])
+        return scores(*kept, solutions(self.task, self.problems[problem]))
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
         raise NotImplementedError("an engine samples; it scores no given text")
@@ -276,12 +289,14 @@ def evaluate_task(
     available = task.problems(split)
     if not 1 <= (problems or len(available)) <= len(available):
         raise UserError(f"eval.problems is {problems}, but {task.name} has {len(available)} in its {split} split")
-    model = EngineLM(sampler, task, verifier)
+    model = EngineLM(sampler, task, verifier, available[:problems])
     overrides = {
         "custom_dataset": lambda **_: {split: dataset_of(available[:problems])},
         # Not a partial: lm-eval deep-copies its arguments, which a verifier with its processes does not allow.
-        "process_results": lambda doc, results: scores_of_record(task, problem_of(doc), model.records[doc["id"]]),
+        "process_results": lambda doc, results: model.scores(doc["id"]),
         "test_split": split,
+        "fewshot_split": None,  # a prompt is rendered here with the shots of its problem
+        "num_fewshot": 0,
         "repeats": samples,
         "filter_list": [{"name": FILTER, "filter": [{"function": "take_first_k", "k": samples}]}],
         "metric_list": metric_list(samples, countable=isinstance(task, Countable)),
@@ -305,7 +320,7 @@ def evaluate_task(
         record = model.records[row["doc"]["id"]]
         problem_ids.append(record["problem"])
         records.append(record)
-        count = solutions(task, problem_of(row["doc"]))
+        count = solutions(task, model.problems[row["doc"]["id"]])
         if count is not None:
             counts.append(count)
         right.append([int(Verdict(verdict).reward) for verdict in record["verdicts"]])
@@ -326,12 +341,6 @@ def evaluate_task(
         metrics=metrics | of_tokens(records),
         samples=records,
     )
-
-
-def scores_of_record(task: Task, problem: Problem, record: Record) -> dict[str, Any]:
-    """Return the metrics of one problem."""
-    kept = (record["responses"], record["verdicts"], record["answers"], record["goes_on"])
-    return scores(*kept, solutions(task, problem))
 
 
 def of_tokens(records: Sequence[Record]) -> dict[str, float]:

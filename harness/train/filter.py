@@ -64,7 +64,7 @@ class Asker:
     chat: Chat = PLAIN
 
     def prompt(self, problem: Problem) -> list[int]:
-        return render_prompt(self.tokenizer, problem.prompt, self.chat)
+        return render_prompt(self.tokenizer, problem, self.chat)
 
     def identity(self, prompts: Mapping[Problem, list[int]], n: int) -> dict[str, Any]:
         """Return everything that determines the counts."""

@@ -1,19 +1,23 @@
-"""Prompts in chat templates, which are untrusted programs: as in transformers, in its sandbox."""
+"""Prompts and worked examples in chat templates, which are untrusted programs: as in transformers, in its sandbox."""
 
 from __future__ import annotations
+
+import dataclasses
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from harness.base.errors import UserError
+from harness.base.task import Problem
 from harness.rollout.rendering import Chat, render_prompt
 
 CHAT = (
     "{{ bos_token }}{% for m in messages %}<{{ m.role }}>\n{{ m.content | trim }}\n{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% if thinking %} think{% endif %}{% endif %}"
 )
-ASKED = [{"role": "user", "content": 'größe 方法 " \\ {{ 3 }}\nof x '}]
+PROBLEM = Problem("p", 'größe 方法 " \\ {{ 3 }}\nof x ', "3")
+SHOTS = (("Two of 方?", " 方, 方 "), ("{{ 1 }}?", "1"))
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
@@ -30,11 +34,26 @@ def tokenizer() -> PreTrainedTokenizerFast:
 def test_render_prompt_has_the_tokens_of_transformers(chat: Chat) -> None:
     ours = tokenizer()
     messages = [{"role": "system", "content": chat.system}] if chat.system else []
-    expected = ours.apply_chat_template(
-        messages + ASKED, add_generation_prompt=True, return_dict=False, **chat.template_options
-    )
-    assert render_prompt(ours, ASKED[0]["content"], chat) == expected
-    assert len(expected) > 20
+    turns = ("user", SHOTS[0][0]), ("assistant", SHOTS[0][1]), ("user", SHOTS[1][0]), ("assistant", SHOTS[1][1])
+    for shots, before in (((), ()), (SHOTS, turns)):
+        asked = [{"role": role, "content": text} for role, text in (*before, ("user", PROBLEM.prompt))]
+        expected = ours.apply_chat_template(
+            messages + asked, add_generation_prompt=True, return_dict=False, **chat.template_options
+        )
+        assert render_prompt(ours, dataclasses.replace(PROBLEM, shots=shots), chat) == expected
+        assert len(expected) > 20
+
+
+@pytest.mark.parametrize(("system", "start"), [(None, ""), ("Be short.", "Be short.\n\n")])
+def test_shots_in_plain_text(system: str | None, start: str) -> None:
+    problem = dataclasses.replace(PROBLEM, shots=(("1+1=", "2"), ("2+2=", "4")))
+    text = f"{start}1+1= 2\n\n2+2= 4\n\n{PROBLEM.prompt}"
+    assert render_prompt(tokenizer(), problem, Chat(system=system, template="")) == tokenizer()(text)["input_ids"]
+
+
+def test_an_identity_without_shots_is_that_of_earlier_versions() -> None:
+    assert PROBLEM.identity() == {"id": "p", "prompt": PROBLEM.prompt, "answer": "3"}
+    assert dataclasses.replace(PROBLEM, shots=SHOTS).identity()["shots"] == SHOTS
 
 
 @pytest.mark.parametrize(
@@ -47,4 +66,4 @@ def test_render_prompt_has_the_tokens_of_transformers(chat: Chat) -> None:
 )
 def test_render_prompt_where_the_template_fails(template: str, sentence: str) -> None:
     with pytest.raises(UserError, match=rf"^the chat template of /models/m cannot render a prompt: .*{sentence}"):
-        render_prompt(tokenizer(), "x", Chat(template=template))
+        render_prompt(tokenizer(), PROBLEM, Chat(template=template))

@@ -184,7 +184,7 @@ TEMPLATE = "{% for m in messages %}({{ m['content'] }}){% endfor %}{{ end }}{% i
 def test_a_model_may_be_spoken_to_in_its_own_way(own: str | None, chat: Chat, text: str) -> None:
     encoder = base_model.tokenizer(CountdownRecipe())
     encoder.chat_template = own
-    assert render_prompt(encoder, "1+2", chat) == encoder(text)["input_ids"]
+    assert render_prompt(encoder, Problem("p", "1+2", "3"), chat) == encoder(text)["input_ids"]
 
 
 class Overheard:

@@ -170,7 +170,7 @@ def test_repeats_are_one_call_with_what_was_asked(canned: Canned) -> None:
     evaluate_task(TASK, Sampler(canned, ENCODER, 3), UNASKED, **SETTINGS)
     (call,) = canned.calls
     assert (call["n"], call["temperature"], call["length"]) == (8, 0.7, 12)
-    assert call["prompts"] == [render_prompt(ENCODER, problem.prompt) for problem in TASK.problems("test")[:7]]
+    assert call["prompts"] == [render_prompt(ENCODER, problem) for problem in TASK.problems("test")[:7]]
 
 
 def test_seeds_depend_on_the_seed_and_the_problem_alone(canned: Canned) -> None:
@@ -247,9 +247,9 @@ def test_the_task_file_says_the_same_to_lm_eval_itself() -> None:
         task = loaded["tasks"]["countdown"]
         assert task.config.repeats == 32
         assert task.config.metric_list == metric_list(32, countable=True)
-        result = lm_evaluate(
-            EngineLM(Sampler(Canned(TASK, "test", 32), ENCODER, 3), TASK, UNASKED), loaded, limit=5, bootstrap_iters=0
-        )
+        sampler = Sampler(Canned(TASK, "test", 32), ENCODER, 3)
+        model = EngineLM(sampler, TASK, UNASKED, TASK.problems("test"))
+        result = lm_evaluate(model, loaded, limit=5, bootstrap_iters=0)
     sampler = Sampler(Canned(TASK, "test", 32), ENCODER, 3)
     ours = evaluate_task(TASK, sampler, UNASKED, **{**SETTINGS, "problems": 5, "samples": 32}).metrics
     theirs = {key.removesuffix(",all"): value for key, value in result["results"]["countdown"].items()}

@@ -23,11 +23,11 @@ from trl import GRPOConfig
 
 from harness import ranks
 from harness.base.errors import CellFailure
+from harness.base.task import Problem
 from harness.config import Config
 from harness.elsewhere.portable import PortableMethod, PortableSignal
 from harness.elsewhere.trl.trainer import EntrobenchTrainer, Scored, gathered
 from harness.methods.batch import Rollout, TokenBatch
-from harness.rollout.rendering import render_prompt
 from harness.tokens import dynamics
 from harness.tokens.metrics import Stopwatch
 from harness.train.collect import SHOWN_PROBLEMS, Answered, Collected, Collector, answered_group, of_all
@@ -66,12 +66,12 @@ class RecordedTrainer(EntrobenchTrainer):
         self.places = range(ranks.own_rank() * share, (ranks.own_rank() + 1) * share)
         self.answered: list[Answered] = []  # of the step at hand, by this rank
         rows: list[dict[str, Any]] = []
-        longest = 0
+        self.asked: dict[str, Problem] = {}  # by prompt, since TRL hands on nothing else of a row
         for step in range(1, self.config.train.steps + 1):
             for problem in self.collector.problems(step, range(self.config.train.prompts)):
                 rows.append({"prompt": problem.prompt, "step": step})
-        for prompt in {row["prompt"] for row in rows}:
-            longest = max(longest, len(self.prompt_tokens(prompt)))
+                self.asked[problem.prompt] = problem
+        longest = max(len(self.prompt_tokens(prompt)) for prompt in self.asked)
         arguments = grpo_arguments(self.config, parts.seed, longest)
         module = parts.policy.module
         module.set_attn_implementation("sdpa")  # TRL's rows are padded, and never packed
@@ -102,7 +102,7 @@ class RecordedTrainer(EntrobenchTrainer):
 
     def prompt_tokens(self, prompt: str) -> list[int]:
         """Return the tokens of a prompt as every cell has them."""
-        return render_prompt(self.parts.tokenizer, prompt, self.parts.chat)
+        return self.collector.prompt(self.asked[prompt])
 
     # Sampling and judging
 
