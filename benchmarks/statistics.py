@@ -18,7 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import expit, logit, stdtrit
 
-from harness.statistics import (
+from harness.cells.evaluations import pass_at_k
+from harness.table.statistics import (
     Estimate,
     Floats,
     MeanSquares,
@@ -30,7 +31,6 @@ from harness.statistics import (
     mean_interval,
     mean_squares,
     near_bound,
-    pass_at_k,
     wins,
 )
 
@@ -95,7 +95,7 @@ Rule = Callable[[MeanSquares, float], tuple[Floats, Floats]]
 
 
 def chosen(squares: MeanSquares, level: float) -> tuple[Floats, Floats]:
-    """Return the rule of `harness.statistics`, for many experiments at once."""
+    """Return the rule of `harness.table.statistics`, for many experiments at once."""
     of_seeds, of_problems = squares.parts()
     variance = of_seeds + of_problems
     share = np.clip(of_seeds / positive(variance), 1e-15, 1 - 1e-15)

@@ -105,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     write_any_character()
     sys.path.append(os.getcwd())  # users keep plugin modules there; last, because other files there may hide ours
     # Only now, since `python -m` has removed the current folder from the front of the path (see below).
-    from harness.terminal.layout import visible
+    from harness.base.terminal import visible
 
     try:
         arguments = parse_command(argv)

@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from pandas import DataFrame
 
 from harness import config, matrix
+from harness.cells.evaluations import pass_at_k
 from harness.cells.log import MetricsLog
 from harness.matrix import Cell
-from harness.statistics import difference_interval, pass_at_k
+from harness.table.statistics import difference_interval
 from studies.field import analysis as field
 from studies.overtaking.analysis import right_counts
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import tasks
 from harness.base.task import Countable, Judged, Problem, Task, Verdict, Verifier, judge_responses
-from harness.statistics import pass_at_k
+from harness.cells.evaluations import pass_at_k
 from harness.verify import pool
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from places import REPOSITORY
 import entrobench
 
 FLOORS = [
-    "base config statistics",
-    "terminal ranks cells",
+    "base config",
+    "ranks cells",
     "methods tokens",
     "verify",
     "tasks baselines",
@@ -22,7 +22,6 @@ FLOORS = [
     "matrix launch",
     "table",
     "runs",
-    "tune",
     "page plan packs conformance diagnose theory elsewhere",
     "commands cli",
     "entrobench",

@@ -25,8 +25,8 @@ from hypothesis import strategies as st
 from baselines import METHODS
 from harness import cli, runs
 from harness.base.errors import SENTENCE, UserError
+from harness.base.terminal import visible
 from harness.config import Config, Filter, Resample, scalars
-from harness.terminal.layout import visible
 
 pytestmark = pytest.mark.slow
 

@@ -18,8 +18,8 @@ from harness.cells.spec import training_key
 from harness.config import Config
 from harness.matrix import cells
 from harness.methods.composition import Method
+from harness.runs.tune import Candidate, check_candidates, choose, chosen_candidates, run_tuning, tuning_matrix
 from harness.table.publish import publish
-from harness.tune import Candidate, check_candidates, choose, chosen_candidates, run_tuning, tuning_matrix
 
 CANDIDATES = "tune.candidates={grpo: [grpo, grpo(clip_high=0.28)], clip_b: [clip_b(share=0.01), clip_b(share=0.05)]}"
 GIVEN = ["methods=[grpo,clip_b]", "seeds=[0,1]", CANDIDATES]

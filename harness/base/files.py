@@ -147,7 +147,7 @@ def flush_to_disk(path: Path) -> None:
         os.close(opened)
 
 
-def append(path: Path, text: str) -> None:
+def append_text(path: Path, text: str) -> None:
     """Append to a file; the text is on disk when this returns."""
     with temporary_path(path) as temporary:
         # Through the lease's directory: after another process has removed that, the file can no longer be opened.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from harness.base import files
 from harness.base.errors import Damaged, UserError
@@ -19,7 +21,6 @@ from harness.cells.log import why_no_signal
 from harness.cells.spec import CellSpec
 from harness.cells.state import State
 from harness.config import Config
-from harness.statistics import pass_at_k
 
 FOLDER = "evals"
 OUTCOME = "outcome.json"  # among the artifacts of its run
@@ -183,3 +184,21 @@ def right_distinct(record: Mapping[str, Any], name: str) -> list[int]:
 def answers(record: dict[str, Any]) -> list[str]:
     """Return a text of 0 and 1 for each problem, one digit for each sample: 1 is right."""
     return ["".join(map(str, right)) for right in record["right"]]
+
+
+def pass_at_k(n: int, right: int | NDArray[np.integer[Any]], k: int) -> NDArray[np.float64]:
+    """Return the chance that k of n samples, drawn without replacement, contain a right one.
+
+    `right` is the number c of right samples, or an array of such numbers. The chance is 1 - C(n-c, k) / C(n, k). The
+    quotient is the product of the c factors (n-k-i) / (n-i), in which no binomial coefficient grows large.
+    """
+    assert 1 <= k <= n, f"Pass@{k} of {n} samples"
+    return 1 - none_right(n, k)[right]
+
+
+@functools.cache
+def none_right(n: int, k: int) -> NDArray[np.float64]:
+    """Return the chance that none of k of n samples is right, by the number of right ones."""
+    # The factors do not depend on c: the products of the first c of them are the chances for all c at once.
+    i = np.arange(n)
+    return np.concatenate([[1.0], np.cumprod(np.maximum(n - k - i, 0) / (n - i))])

@@ -27,7 +27,7 @@ class MetricsLog:
 
     def append(self, step: int, time: float, metrics: dict[str, float]) -> None:
         # On disk when this returns: a checkpoint must not outlive the lines before it.
-        files.append(self.path, sealed_line({"step": step, "time": time, "metrics": metrics}))
+        files.append_text(self.path, sealed_line({"step": step, "time": time, "metrics": metrics}))
 
     def read(self) -> list[dict[str, Any]]:
         """Return the complete lines; the last one may be half written, by a killed process or at this moment."""

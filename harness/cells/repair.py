@@ -110,7 +110,7 @@ def sealed_checkpoints(folder: Path, cell: str) -> tuple[list[int], list[Damaged
 
 
 def say(folder: Path, text: str) -> None:
-    files.append(folder / "log.txt", f"warning: {text}\n")
+    files.append_text(folder / "log.txt", f"warning: {text}\n")
 
 
 def damage_of_made(folder: Path, *, begun: bool) -> Damaged | None:

@@ -6,10 +6,10 @@ import argparse
 from pathlib import Path
 
 from harness.base.errors import at_least
+from harness.base.terminal import console
 from harness.commands.common import Commands, command, config_of_arguments, with_config
 from harness.matrix import cells, claim
 from harness.runs import check_problems, conclude
-from harness.terminal.layout import console
 
 TEXT = "evaluate a model from another trainer (TRL, verl, or any other) as a cell of a matrix"
 EXAMPLES = (

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 import baselines
 from harness.base import registry
 from harness.base.errors import UserError
+from harness.base.terminal import console
 from harness.commands.common import Commands, command, with_plugins
 from harness.methods.composition import Method, Table
 from harness.methods.verbs import Composition
-from harness.terminal.layout import console
 
 EXAMPLES = (
     "entrobench check clip_b",

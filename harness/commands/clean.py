@@ -6,11 +6,11 @@ import argparse
 import shutil
 from pathlib import Path
 
+from harness.base.terminal import confirm, console
+from harness.base.units import gib
 from harness.cells import lease
 from harness.commands.common import Commands, command, config_of_arguments, with_config
 from harness.matrix import cells, check_owner, leftovers
-from harness.terminal.layout import confirm, console
-from harness.terminal.units import gib
 
 EXAMPLES = ("entrobench clean demo", "entrobench clean my.yaml train.steps=20 --plugin my_methods --yes")
 

@@ -96,6 +96,6 @@ def config_or_candidates(arguments: argparse.Namespace) -> Config:
     """Return the configuration that the arguments name, or the one of its candidates."""
     if not arguments.candidates:
         return config_of_arguments(arguments)
-    from harness.tune import tuning_matrix
+    from harness.runs.tune import tuning_matrix
 
     return tuning_matrix(config_of_arguments(arguments, with_choice=False))

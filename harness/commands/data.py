@@ -6,8 +6,8 @@ import argparse
 
 from rich.table import Table
 
+from harness.base.terminal import console
 from harness.commands.common import Commands, command
-from harness.terminal.layout import console
 
 EXAMPLES = (
     "entrobench data prepare",

@@ -6,8 +6,8 @@ import argparse
 import json
 from pathlib import Path
 
+from harness.base.terminal import console, visible, width_of
 from harness.commands.common import Commands, command
-from harness.terminal.layout import console, visible, width_of
 
 EXAMPLES = (
     "entrobench diagnose results/demo/grpo-countdown-countdown-tiny-s10-6dc514fceb92",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 
+from harness.base.terminal import console
 from harness.commands.common import Commands, command, config_of_arguments
-from harness.terminal.layout import console
 
 EXAMPLES = ("entrobench doctor", "entrobench doctor paper tracking.uri=http://server:5000 --format json")
 

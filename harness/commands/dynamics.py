@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
+from harness.base.terminal import console
 from harness.commands.common import Commands, command, config_of_arguments, with_config
 from harness.matrix import cells
-from harness.terminal.layout import console
 
 EXAMPLES = ("entrobench dynamics demo", "entrobench dynamics my.yaml train.lr=1e-4 --plugin my_tasks --steps 10")
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import tasks
 from harness.base import registry
 from harness.base.errors import CellFailure
+from harness.base.terminal import console
 from harness.commands.common import Commands, command, with_plugins
 from harness.rollout import models
-from harness.terminal.layout import console
 from harness.verify.pool import VerifierPool
 
 TEXT = "Avg@K, Pass@K and maj@K of any model, without training; samples are kept and never drawn again"

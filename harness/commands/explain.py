@@ -6,10 +6,10 @@ import argparse
 import json
 
 import baselines
+from harness.base.terminal import console
 from harness.commands.common import Commands, command, config_of_arguments, with_config
 from harness.matrix import cells
 from harness.methods.composition import Method
-from harness.terminal.layout import console
 
 EXAMPLES = (
     "entrobench explain clip_b demo",

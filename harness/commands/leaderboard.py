@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from harness.base import files
 from harness.base.errors import UserError
+from harness.base.terminal import console, visible, width_of
 from harness.commands.common import (
     Commands,
     check_one_source,
@@ -20,7 +21,6 @@ from harness.commands.common import (
 )
 from harness.config import Config
 from harness.matrix import cells
-from harness.terminal.layout import console, visible, width_of
 
 if TYPE_CHECKING:
     from harness.table.select import Part

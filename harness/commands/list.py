@@ -9,15 +9,15 @@ from pathlib import Path
 import baselines
 import tasks
 from harness import config as configs
+from harness.base import terminal
 from harness.base.errors import UserError
+from harness.base.terminal import Column, console
+from harness.base.units import plural
 from harness.commands.common import Commands, command, with_plugins
 from harness.methods import refusals
 from harness.methods.composition import Method
 from harness.methods.verbs import Composition, Control, Objective
 from harness.rollout import models
-from harness.terminal import layout
-from harness.terminal.layout import Column, console
-from harness.terminal.units import plural
 
 Rows = list[list[str]]  # a name and a text about it
 Plugins = Sequence[str]
@@ -56,7 +56,7 @@ def call(arguments: argparse.Namespace) -> int:
         groups = by_trainer(groups, arguments.trainer, arguments.plugin)
     for title, rows in groups.items():
         heading = f"{len(rows)} {title}" if len(groups) > 1 else None
-        layout.show_table(console, [Column("name"), Column("about", folds=True)], rows, title=heading, names=False)
+        terminal.show_table(console, [Column("name"), Column("about", folds=True)], rows, title=heading, names=False)
     return 0
 
 
@@ -68,7 +68,7 @@ def print_counts(plugins: Plugins) -> None:
             noun = title.partition(":")[0].removesuffix("s")  # "controls: joined to ..." has the noun control
             counts.append(plural(len(group), noun))
         rows.append([what, ", ".join(counts), f"entrobench list {what}"])
-    layout.show_table(console, [Column("what"), Column("number", folds=True), Column("command")], rows, names=False)
+    terminal.show_table(console, [Column("what"), Column("number", folds=True), Column("command")], rows, names=False)
 
 
 def list_methods(plugins: Plugins) -> dict[str, Rows]:

@@ -6,12 +6,12 @@ import argparse
 from pathlib import Path
 
 from harness.base.errors import UserError
+from harness.base.terminal import console
+from harness.base.units import plural
 from harness.commands.common import Commands, check_out, command, config_or_candidates, with_candidates, with_config
 from harness.matrix import cells
 from harness.packs.archive import SUFFIX, unpacked, write_pack
 from harness.packs.exchange import pack_matrix, protocol_of_cells
-from harness.terminal.layout import console
-from harness.terminal.units import plural
 
 EXAMPLES = (
     "entrobench pack demo",

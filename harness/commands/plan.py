@@ -8,8 +8,8 @@ from __future__ import annotations
 import argparse
 
 from harness.base.errors import at_least
+from harness.base.terminal import console
 from harness.commands.common import Commands, command, config_of_arguments, with_config
-from harness.terminal.layout import console
 
 EXAMPLES = ("entrobench plan demo", "entrobench plan paper 'seeds=[0,1]' --plugin my_methods --jobs 8 --probe")
 

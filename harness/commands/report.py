@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 
 from harness.base.errors import UserError
+from harness.base.terminal import console
 from harness.commands.common import (
     Commands,
     check_one_source,
@@ -18,7 +19,6 @@ from harness.commands.common import (
     words_of_config,
 )
 from harness.config import Config
-from harness.terminal.layout import console
 
 EXAMPLES = (
     "entrobench report demo",

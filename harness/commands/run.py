@@ -6,9 +6,9 @@ import argparse
 import shlex
 
 from harness.base.addresses import visible_address
+from harness.base.terminal import console
 from harness.commands.common import Commands, command, config_of_arguments, with_config, words_of_config
 from harness.runs import LAUNCHERS, run_matrix
-from harness.terminal.layout import console
 from harness.tracking.reader import reader
 
 EXAMPLES = (

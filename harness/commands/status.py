@@ -7,15 +7,14 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-from harness.base import files
+from harness.base import files, terminal
+from harness.base.terminal import Column, console
+from harness.base.units import plural
 from harness.cells.spec import CellSpec, adopted_folders
 from harness.cells.state import WATCHED, Progress
 from harness.commands.common import Commands, command, config_of_arguments, with_config
 from harness.launch import slurm
 from harness.matrix import cells, leftovers
-from harness.terminal import layout
-from harness.terminal.layout import Column, console
-from harness.terminal.units import plural
 
 COLUMNS = [*map(Column, ("cell", "state", "step", "entropy", "reward")), Column("reason", folds=True)]
 
@@ -41,7 +40,7 @@ def call(arguments: argparse.Namespace) -> int:
         rows.append([cell.label, progress.state, step, number_text(entropy), number_text(reward), reason])
         progresses.append((cell, progress))
     rows += adopted_rows(config.folder)
-    layout.show_table(console, COLUMNS, rows, goes=[("entropy", "reward")])
+    terminal.show_table(console, COLUMNS, rows, goes=[("entropy", "reward")])
     for cell, progress in progresses:
         if progress.state == "failed":
             console.print(f"the end of {cell.folder / 'log.txt'}:", style="red")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
+from harness.base.terminal import console
 from harness.cells import lease
 from harness.commands.common import Commands, command, config_of_arguments, with_plugins
 from harness.runs import stop_cells
-from harness.terminal.layout import console
 
 EXAMPLES = (
     "entrobench stop demo clip_b --seed 0",

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from harness import runs
 from harness.base.addresses import visible_address
+from harness.base.terminal import console
+from harness.base.units import plural
 from harness.commands.common import Commands, command, config_of_arguments, with_config
 from harness.matrix import cells
-from harness.terminal.layout import console
-from harness.terminal.units import plural
 
 EXAMPLES = (
     "entrobench sync demo",

@@ -22,7 +22,7 @@ def add(commands: Commands) -> None:
 
 
 def call(arguments: argparse.Namespace) -> int:
-    from harness import tune
+    from harness.runs import tune
 
     # Without the choice of an earlier call, which this one makes again.
     config = config_of_arguments(arguments, with_choice=False)

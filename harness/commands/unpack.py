@@ -6,11 +6,11 @@ import argparse
 from pathlib import Path
 
 from harness.base.errors import shown
+from harness.base.terminal import console
 from harness.commands.common import Commands, command, config_or_candidates, with_candidates, with_config
 from harness.matrix import cells
 from harness.packs.archive import unpacked
 from harness.packs.exchange import unpack_cells
-from harness.terminal.layout import console
 
 EXAMPLES = (
     "entrobench unpack demo.zip demo",

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.base.plugins import import_plugin
+from harness.base.terminal import boxed, console, visible
+from harness.base.units import plural
 from harness.commands.common import Commands, command, with_plugins
-from harness.terminal.layout import boxed, console, visible
-from harness.terminal.units import plural
 
 if TYPE_CHECKING:
     from harness.packs.archive import Pack

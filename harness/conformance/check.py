@@ -17,7 +17,9 @@ import torch
 from rich.console import Console
 
 import baselines
+from harness.base import terminal
 from harness.base.errors import UserError
+from harness.base.terminal import Column
 from harness.conformance import computed, declared, miniature, two_ranks
 from harness.conformance.probe import (
     ENTROPIES,
@@ -34,8 +36,6 @@ from harness.conformance.probe import (
 )
 from harness.methods.composition import DEFAULT_OBJECTIVE, Method, Table, method_classes
 from harness.methods.verbs import Objective
-from harness.terminal import layout
-from harness.terminal.layout import Column
 from harness.tokens import dynamics
 
 DRIFT = 0.3  # in logits: far enough that some ratios are beyond a clip
@@ -290,7 +290,7 @@ def change_by(subject: Subject, name: str) -> float:
 
 def print_reports(console: Console, reports: Sequence[Report]) -> None:
     """Print tables of the findings, advice on every failure, and a closing line."""
-    width = layout.width_of(console)
+    width = terminal.width_of(console)
     if len(reports) <= FULL_TABLES:
         for report in reports:
             print_report(console, report)
@@ -302,11 +302,11 @@ def print_reports(console: Console, reports: Sequence[Report]) -> None:
                 f"Changed nothing on the probe, so that the checks saw little of them: {', '.join(idle)}. Give options "
                 "with which their controls do something."
             )
-            console.print(layout.folded(note, width))
+            console.print(terminal.folded(note, width))
     failed = 0
     for report in reports:
         for line in failures_of(report):
-            console.print(layout.folded(line, width))
+            console.print(terminal.folded(line, width))
         if report.failed:
             failed += 1
     methods = "1 method" if len(reports) == 1 else f"{len(reports)} methods"
@@ -318,7 +318,7 @@ def print_reports(console: Console, reports: Sequence[Report]) -> None:
         "Random batches in float64 over 7 tokens, and 2 real processes. Not checked: whether a formula is that of "
         "its paper (for that, write a test in tests/baselines/test_methods.py), and whether it helps."
     )
-    console.print(layout.folded(scope, width), style="dim")
+    console.print(terminal.folded(scope, width), style="dim")
 
 
 def print_report(console: Console, report: Report) -> None:
@@ -327,7 +327,7 @@ def print_report(console: Console, report: Report) -> None:
     rows = []
     for finding in report.findings:
         rows.append([finding.check, "passed" if finding.passed else "FAILED", finding.message])
-    layout.show_table(console, columns, rows, pad_edge=False)
+    terminal.show_table(console, columns, rows, pad_edge=False)
     console.print()
 
 
@@ -345,7 +345,7 @@ def print_overview(console: Console, reports: Sequence[Report]) -> None:
         cost = f"{report.numbers['cost']:.2f}" if "cost" in report.numbers else ""
         failed = ", ".join(finding.check for finding in report.failed)
         rows.append([report.method, passed, cost, failed])
-    layout.show_table(console, columns, rows, pad_edge=False)
+    terminal.show_table(console, columns, rows, pad_edge=False)
     console.print()
 
 

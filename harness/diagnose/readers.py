@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.base.errors import UserError, shown
+from harness.base.units import plural
 from harness.cells import log
 from harness.cells.spec import FILE as CONFIG
 from harness.cells.spec import CellSpec
@@ -27,7 +28,6 @@ from harness.diagnose.signals import (
     MetricCurve,
     curve_of,
 )
-from harness.terminal.units import plural
 
 TRL_STATE = "trainer_state.json"
 READABLE = (

@@ -9,7 +9,7 @@ from math import isfinite
 from pathlib import Path
 from statistics import fmean, median
 
-from harness.terminal.units import sparkline
+from harness.base.units import sparkline
 
 OURS, TRL, VERL = "entrobench", "TRL", "verl"
 # Prefix of our keys that our methods log in TRL (entrobench.trl) and in verl (entrobench.verl).

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from math import isfinite
 from typing import Any
 
+from harness.base import terminal
 from harness.diagnose.course import HEALTHY
 from harness.diagnose.rules import Diagnosis, FoundCause, Rule, needed_keys
 from harness.diagnose.signals import MetricCurve
-from harness.terminal import layout
 
 SHOWN = ("entropy", "reward", "distinct")  # signals whose curves are shown below every verdict
 
@@ -25,7 +25,7 @@ def folded_line(line: str, width: int | None) -> str:
     indent = line[: len(line) - len(line.lstrip())]
     if width is None or line.startswith("  |") or len(line) <= width:  # "  |" is from curve_line
         return line
-    text = layout.folded(line.strip(), width - len(indent))
+    text = terminal.folded(line.strip(), width - len(indent))
     return "\n".join(f"{indent}{part}" for part in text.splitlines())
 
 

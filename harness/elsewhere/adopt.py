@@ -15,6 +15,7 @@ from transformers import AutoTokenizer
 from harness.base import identities
 from harness.base.errors import CellFailure, Damaged, UserError, one_of, shown
 from harness.base.shape import read_model_config, shape_of_config
+from harness.base.units import plural
 from harness.cells import checksums, evaluations, lease, provenance, repair, state
 from harness.cells.log import MetricsLog
 from harness.cells.provenance import Made
@@ -28,7 +29,6 @@ from harness.methods.composition import Method, composed
 from harness.rollout import choice, engines
 from harness.rollout.models import Model
 from harness.rollout.proof import check_engine_weights
-from harness.terminal.units import plural
 from harness.train.cell_evaluation import CellEvaluator, evaluation_metrics
 from harness.train.parts import evaluation_tasks_of, training_device
 from harness.train.policy import check_vocabulary, context_of

@@ -18,10 +18,12 @@ from transformers import AutoConfig, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 import tasks
-from harness.base import files, identities
+from harness.base import files, identities, terminal
 from harness.base.schema import check_value, number
 from harness.base.shape import read_model_config, shape_of_config
+from harness.base.terminal import Column
 from harness.cells import provenance
+from harness.cells.evaluations import pass_at_k
 from harness.cells.provenance import Made
 from harness.cells.source_digest import source_digest
 from harness.config import Config, Hardware, Verify
@@ -33,10 +35,8 @@ from harness.rollout.models import Model
 from harness.rollout.proof import check_engine_weights
 from harness.rollout.protocol import Sampling
 from harness.rollout.rendering import with_instruction
-from harness.statistics import Estimate, Floats, mean_interval, near_bound, pass_at_k
 from harness.table.columns import format_estimate
-from harness.terminal import layout
-from harness.terminal.layout import Column
+from harness.table.statistics import Estimate, Floats, mean_interval, near_bound
 from harness.train.evaluate import EvaluationResult, Sampler, evaluate_task
 from harness.train.parts import training_device
 from harness.train.policy import context_of
@@ -254,7 +254,7 @@ def print_assessments(console: Console, assessments: Sequence[Assessment]) -> No
     # The columns that a narrow terminal drops, first to last. The last Pass@K tells most, so it stays.
     dropped_first = ["length", "truncated", *reversed(DIVERSITY), *passes[:-1], "problems"]
     goes = [[name] for name in dropped_first]
-    layout.show_table(console, columns, lines, goes, pad_edge=False, where="in a wider terminal, or in results.json")
+    terminal.show_table(console, columns, lines, goes, pad_edge=False, where="in a wider terminal, or in results.json")
     console.print("±: 95 % interval over problems, of one model and one seed; Pass@1 is Avg@K; length is in tokens.")
     console.print("distinct right: distinct right answers to a problem; solutions found: their share of all solutions.")
     for assessment in assessments:

@@ -23,6 +23,7 @@ from typing import Any
 from harness.base.devices import usable_cores
 from harness.base.errors import UserError
 from harness.base.processes import wait_for_all
+from harness.base.units import plural
 from harness.cells import lease, state
 from harness.cells.state import State
 from harness.config import Config, Hardware
@@ -36,7 +37,6 @@ from harness.launch.launcher import (
     torchrun_variables,
 )
 from harness.matrix import Cell
-from harness.terminal.units import plural
 
 LOSSES = 3  # restarts of a cell whose machine was lost
 # Seconds in which the cluster must answer. A healthy one takes a few; ray.init itself would wait for minutes, silently.

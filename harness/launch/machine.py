@@ -10,8 +10,8 @@ from fractions import Fraction
 
 from harness.base.devices import Device, cuda_devices, usable_cores
 from harness.base.errors import UserError
+from harness.base.units import plural
 from harness.config import Config, Hardware
-from harness.terminal.units import plural
 
 
 @dataclass(frozen=True)

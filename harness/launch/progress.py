@@ -15,12 +15,12 @@ from rich.segment import ControlType, Segment
 from rich.table import Table
 from rich.text import Text
 
+from harness.base import terminal
 from harness.base.errors import Damaged
+from harness.base.units import duration, sparkline
 from harness.cells.state import STOPPED
 from harness.launch.launcher import Snapshot, Watcher
 from harness.matrix import Cell
-from harness.terminal import layout
-from harness.terminal.units import duration, sparkline
 from harness.tracking.feeder import Feeder
 
 # Between two progress lines if the output is not a terminal: often enough to see progress, rare enough for a log.
@@ -137,7 +137,7 @@ class LiveView(Watcher):
     def __rich__(self) -> Group:
         """Return the picture. Rich draws it in its own thread, so the clock runs while the launcher is waiting."""
         line = f"{duration(time.monotonic() - self.began)}: {self.headline}"
-        text = Text(layout.folded(line, layout.width_of(self.console)))
+        text = Text(terminal.folded(line, terminal.width_of(self.console)))
         if self.table is None:
             return Group(text)
         return Group(text, self.table)
@@ -240,8 +240,8 @@ class LiveView(Watcher):
         header = ["cell", "step", "entropy", "entropies", "reward", "rewards", "now"]
         lines = [header, *map(self.row, running)]
         drop_order = [["rewards"], ["entropies"], ["now"], list(NUMBERS)]
-        width = layout.width_of(self.console)
-        kept = layout.fitting(lines, width, drop_order, between=2, around=0, folding=["now"])
+        width = terminal.width_of(self.console)
+        kept = terminal.fitting(lines, width, drop_order, between=2, around=0, folding=["now"])
         if kept is None:  # too narrow for a table of more than the cell and its step
             kept = [0, 1]
         table = Table(box=None, header_style="dim", pad_edge=False)
@@ -264,4 +264,4 @@ class LiveView(Watcher):
             number = f"{progress.metrics[key]:.3f}" if key in progress.metrics else ""
             texts += [number, sparkline(values)]
         row = [cell.label, f"{snapshot.step}/{cell.config.train.steps}", *texts, snapshot.phase]
-        return list(map(layout.visible, row))
+        return list(map(terminal.visible, row))

@@ -16,7 +16,7 @@ from harness.base import identities
 from harness.base.errors import UserError, shown
 from harness.base.schema import typed
 from harness.cells import evaluations
-from harness.cells.evaluations import evaluation_due, evaluation_path, stored_answers_digest
+from harness.cells.evaluations import evaluation_due, evaluation_path, pass_at_k, stored_answers_digest
 from harness.cells.log import MetricsLog, collapse, last_step
 from harness.cells.provenance import Made
 from harness.cells.spec import CellSpec
@@ -25,7 +25,6 @@ from harness.config.sections import Eval
 from harness.methods.composition import Method
 from harness.packs.protocol import Protocol, protocol_sections
 from harness.rollout import models
-from harness.statistics import pass_at_k
 from harness.table.board import AXES, Board, Expected
 from harness.tracking.sync import params_of
 from tasks import Task

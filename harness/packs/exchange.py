@@ -10,6 +10,7 @@ from pathlib import Path
 
 from harness.base import files, identities
 from harness.base.errors import UserError
+from harness.base.units import plural
 from harness.cells import checksums
 from harness.cells.provenance import Made, write_mark
 from harness.cells.spec import CellSpec, changed_parts, id_in, training_key
@@ -20,7 +21,6 @@ from harness.packs.archive import Pack, write_pack
 from harness.packs.protocol import Protocol, listed, protocol_of
 from harness.table.board import Board
 from harness.table.verified import REPORTED, marks_of_pack
-from harness.terminal.units import plural
 
 
 def pack_matrix(config: Config, out: Path, *, slim_form: bool = False) -> tuple[int, int]:

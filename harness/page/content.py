@@ -29,16 +29,16 @@ from pandas import DataFrame
 from harness.base import files
 from harness.base.addresses import may_be_written, visible_address
 from harness.base.errors import Damaged, UserError
-from harness.cells.evaluations import right_distinct
+from harness.cells.evaluations import pass_at_k, right_distinct
 from harness.config import Config
 from harness.matrix import Cell
 from harness.packs.reader import opened_packs
-from harness.statistics import Estimate, pass_at_k, share_interval
 from harness.table.board import Board, Expected, Experiment
 from harness.table.compare import Comparison, comparisons
 from harness.table.frames import read_frames, setting_text
 from harness.table.leaderboard import LeaderboardRow, leaderboard_rows, mean_over_problems, place_text
 from harness.table.select import runs_left_out
+from harness.table.statistics import Estimate, share_interval
 from harness.tokens.logged import DRAWN
 from harness.tracking.artifacts import artifact_folder
 from harness.tracking.reader import Curves, Run, reader

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from pandas import DataFrame
 
+from harness.base.terminal import visible
 from harness.page.content import PageContent, phase_times
-from harness.statistics import Estimate, geometric_interval, mean_interval
 from harness.table.frames import BASE_MODEL
-from harness.terminal.layout import visible
+from harness.table.statistics import Estimate, geometric_interval, mean_interval
 
 Series = dict[str, Any]  # name, and lists of numbers
 Interval = Callable[[np.ndarray], Estimate]  # of the values of the seeds

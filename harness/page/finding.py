@@ -11,15 +11,15 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from harness.base.units import plural
 from harness.cells.log import NO_SIGNAL
 from harness.page.content import PageContent, ScoreTable, last_answers
-from harness.statistics import Estimate
 from harness.table.columns import MIXED, format_estimate, method_text, sign_mark
 from harness.table.compare import Comparison
 from harness.table.frames import BASE_MODEL
 from harness.table.leaderboard import LeaderboardRow
+from harness.table.statistics import Estimate
 from harness.table.verdict import LOSES, TRADES, WINS
-from harness.terminal.units import plural
 
 COLORS = 8  # of the palette; colors of further methods repeat
 LISTED = 12  # methods that a sentence names; the tables name all

@@ -22,6 +22,8 @@ from pandas import DataFrame
 from harness import matrix
 from harness.base import files
 from harness.base.addresses import without_secrets
+from harness.base.terminal import visible
+from harness.base.units import plural
 from harness.cells.log import FILE as METRICS
 from harness.cells.spec import FILE as SPEC
 from harness.cells.state import STOPPED
@@ -40,8 +42,6 @@ from harness.page.figures import Figure, drawn_methods
 from harness.page.finding import colored_methods, finding_sentences, forest_plot, summary
 from harness.table import columns, render
 from harness.table.board import Experiment
-from harness.terminal.layout import visible
-from harness.terminal.units import plural
 from harness.tracking.reader import reader
 
 TEMPLATES = Path(__file__).parent / "templates"

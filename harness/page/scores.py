@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from pandas import DataFrame
 
+from harness.base.units import plural
 from harness.page.content import ScoreTable, last_answers
 from harness.page.figures import (
     Figure,
@@ -21,11 +22,10 @@ from harness.page.figures import (
     page_number,
     page_numbers,
 )
-from harness.statistics import Estimate
 from harness.table.columns import format_estimate
 from harness.table.frames import BASE_MODEL, setting_text
 from harness.table.leaderboard import LeaderboardRow, place_text
-from harness.terminal.units import plural
+from harness.table.statistics import Estimate
 
 LISTED_PROBLEMS = 12  # problems that a table names
 

@@ -19,17 +19,16 @@ from pathlib import Path
 
 from rich.console import Console
 
-from harness.base import files
+from harness.base import files, terminal
 from harness.base.addresses import without_address
 from harness.base.errors import UserError
 from harness.base.garbage import search_rarely
 from harness.base.processes import python_command
+from harness.base.terminal import Column
+from harness.base.units import GIB
 from harness.config import Config
 from harness.launch.machine import Device, Machine, this_machine
 from harness.rollout import choice
-from harness.terminal import layout
-from harness.terminal.layout import Column
-from harness.terminal.units import GIB
 from harness.tracking import store
 from harness.tracking.reader import database_reader
 from tasks.data import cache, sets
@@ -205,4 +204,4 @@ def findings(config: Config) -> Iterator[MachineFinding]:
 def print_findings(console: Console, findings: Sequence[MachineFinding]) -> None:
     columns = [Column(name) for name in ("what", "state", "found", "remedy")]
     rows = [[finding.what, finding.state, finding.found, finding.remedy] for finding in findings]
-    layout.show_table(console, columns, rows)
+    terminal.show_table(console, columns, rows)

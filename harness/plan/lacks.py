@@ -11,6 +11,7 @@ from typing import Any
 
 import tasks
 from harness.base.shape import ARCHITECTURES
+from harness.base.units import gib, plural
 from harness.config import OWN, Config
 from harness.launch.machine import Machine
 from harness.matrix import Cell
@@ -19,7 +20,6 @@ from harness.plan import cost
 from harness.plan.cost import Footprint, Needs
 from harness.rollout import choice
 from harness.rollout.models import Model
-from harness.terminal.units import gib, plural
 from tasks.data import cache, sets
 
 LARGEST = 180 * 10**9  # bytes of the largest GPU on the market

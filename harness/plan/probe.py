@@ -12,6 +12,8 @@ from typing import Any
 
 from harness import runs
 from harness.base.errors import UserError
+from harness.base.terminal import console
+from harness.base.units import about_duration, plural
 from harness.cells.log import MetricsLog
 from harness.cells.state import State
 from harness.config import Config
@@ -21,8 +23,6 @@ from harness.matrix import Cell, Shared
 from harness.plan import cost
 from harness.plan.estimate import Plan
 from harness.plan.show import side_by_side_line
-from harness.terminal.layout import console
-from harness.terminal.units import about_duration, plural
 
 STEPS = 3  # the first one takes longer than the others and does not count
 NOT_STEPS = ("time/evaluate_s", "time/judging_s")  # not part of a step, or in parallel with one

@@ -9,15 +9,15 @@ from math import ceil
 from rich.console import Console
 
 from harness import runs
+from harness.base import terminal
+from harness.base.terminal import Column, console
+from harness.base.units import GIB, about_duration, gib, plural, short_count
 from harness.config import TRL, Config, setting_label
 from harness.launch.machine import this_machine
 from harness.matrix import Cell, cells
 from harness.plan import cost
 from harness.plan.cost import Footprint, ResponseCount
 from harness.plan.estimate import Plan, plan_for
-from harness.terminal import layout
-from harness.terminal.layout import Column, console
-from harness.terminal.units import GIB, about_duration, gib, plural, short_count
 
 AGES = 10**9  # seconds from now, about 30 years, after which no date is printed
 DETAILED = GIB  # bytes from which on the parts of the memory are printed
@@ -44,7 +44,7 @@ def show_plan(console: Console, plan: Plan) -> None:
     config = plan.config
     console.print(f"matrix {config.name}: {plural(sum(plan.states.values()), 'cell')} in {config.folder}")
     states = [[state, str(number)] for state, number in plan.states.items()]
-    layout.show_table(console, [Column("state"), Column("cells")], states)
+    terminal.show_table(console, [Column("state"), Column("cells")], states)
     for line in [*work_lines(config), *time_lines(plan), *memory_lines(plan)]:
         console.print(line)
     if plan.lacks:

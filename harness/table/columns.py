@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from harness.base.errors import UserError, nearest
-from harness.statistics import Estimate
 from harness.table.leaderboard import BASE_MODEL, LeaderboardRow
+from harness.table.statistics import Estimate
 
 BETTER, WORSE = "▲", "▼"
 NEAR_BOUND = "‡"  # at a difference whose interval may be too short, since both methods are near 0 or 1

@@ -8,19 +8,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from harness.statistics import (
-    Estimate,
-    Floats,
-    clipped,
-    crossed_p_value,
-    detectable,
-    difference_interval,
-    iqm_interval,
-    ranks,
-    seeds_needed,
-    share_interval,
-    wins,
-)
 from harness.table.columns import MIXED, NEAR_BOUND, format_estimate, method_text
 from harness.table.frames import (
     BASE_MODEL,
@@ -40,6 +27,19 @@ from harness.table.render import (
     trainer_notes,
     two_seeds,
     verdict_note,
+)
+from harness.table.statistics import (
+    Estimate,
+    Floats,
+    clipped,
+    crossed_p_value,
+    detectable,
+    difference_interval,
+    iqm_interval,
+    ranks,
+    seeds_needed,
+    share_interval,
+    wins,
 )
 from harness.table.verdict import adjusted, p_values, significance, verdict
 from harness.table.verified import mark_of_row

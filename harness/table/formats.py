@@ -12,9 +12,9 @@ from typing import ClassVar
 
 from pandas import DataFrame
 
-from harness.base import files
+from harness.base import files, terminal
 from harness.base.errors import UserError
-from harness.statistics import Estimate
+from harness.base.terminal import escaped, visible
 from harness.table import columns, compare, render
 from harness.table.columns import COLUMNS, DEFAULT, header_names, is_symmetric, method_text, table_lines
 from harness.table.compare import Comparison
@@ -22,8 +22,7 @@ from harness.table.frames import ROW, Frames, done_cells, setting_text
 from harness.table.leaderboard import LeaderboardRow
 from harness.table.render import records_frame, render_rows, row_notes
 from harness.table.select import Part
-from harness.terminal import layout
-from harness.terminal.layout import escaped, visible
+from harness.table.statistics import Estimate
 
 STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;margin:2rem;color:#222}table{border-collapse:collapse}"
@@ -102,7 +101,7 @@ def render_parts(
         title = heading.format(plain(part.title)) if len(parts) > 1 else ""
         text = title + body
         for sentence in part.lacking:
-            text += f"{layout.folded(bullet + plain(sentence), width)}\n"
+            text += f"{terminal.folded(bullet + plain(sentence), width)}\n"
         texts.append(text)
     return "\n".join(texts)
 

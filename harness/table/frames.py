@@ -61,14 +61,14 @@ import numpy as np
 
 from harness.base.errors import UserError
 from harness.cells import source_digest
-from harness.cells.evaluations import right_distinct
+from harness.cells.evaluations import pass_at_k, right_distinct
 from harness.cells.log import NO_SIGNAL
 from harness.cells.provenance import BASE_MODEL_TAG, CHECKED_TAG, HARNESS_TAG, ROUNDING_TAG, VERSION_TAG, sources_in
 from harness.cells.state import STOPPED
 from harness.config import OWN, PUBLISHED, setting_label
 from harness.matrix import BACKEND_AXIS
 from harness.rollout.digests import SHOWN
-from harness.statistics import Floats, pass_at_k
+from harness.table.statistics import Floats
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from harness.statistics import (
+from harness.table.frames import (
+    BASE_MODEL,
+    Axes,
+    Frames,
+    done_cells,
+    label_of,
+    setting_text,
+    with_base_models,
+)
+from harness.table.origins import mixtures
+from harness.table.statistics import (
     Estimate,
     Floats,
     clipped,
@@ -23,16 +33,6 @@ from harness.statistics import (
     seeds_needed,
     share_interval,
 )
-from harness.table.frames import (
-    BASE_MODEL,
-    Axes,
-    Frames,
-    done_cells,
-    label_of,
-    setting_text,
-    with_base_models,
-)
-from harness.table.origins import mixtures
 from harness.table.verdict import adjusted, collapsed_and_exploded, p_values, significance, verdict
 from harness.table.verified import mark_of_row
 

@@ -14,7 +14,6 @@ from harness.base import identities
 from harness.base.errors import UserError
 from harness.config import Config
 from harness.matrix import Cell
-from harness.statistics import Estimate
 from harness.table import board
 from harness.table.board import Board, Experiment
 from harness.table.columns import table_lines
@@ -22,6 +21,7 @@ from harness.table.formats import as_html, as_mlflow_table
 from harness.table.frames import Frames, done_cells, read_frames
 from harness.table.leaderboard import LeaderboardRow, leaderboard_rows, place_text
 from harness.table.render import as_markdown, render_rows
+from harness.table.statistics import Estimate
 from harness.tracking.artifacts import Artifacts, LocalFiles, folder_for_files
 from harness.tracking.reader import FINAL, Run, database_reader, reader
 from harness.tracking.store import database, store

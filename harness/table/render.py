@@ -9,9 +9,9 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from harness.base import terminal
 from harness.base.errors import one_of
 from harness.config import PUBLISHED, TUNED
-from harness.statistics import NEAR_BOUND as NEAR_BOUND_PROBLEMS
 from harness.table.columns import (
     BETTER,
     COLUMNS,
@@ -26,8 +26,8 @@ from harness.table.columns import (
 from harness.table.frames import BASE_MODEL
 from harness.table.leaderboard import LeaderboardRow, place_text
 from harness.table.origins import reference_notes
+from harness.table.statistics import NEAR_BOUND as NEAR_BOUND_PROBLEMS
 from harness.table.verified import ANSWERS, AUTHOR, COUNTED, COUNTS, JUDGED, PROMISE, REPLAY, REPORTED
-from harness.terminal import layout
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -72,7 +72,7 @@ def render_rows(
 
 def columns_that_fit(lines: list[list[str]], width: int) -> int:
     """Return the number of columns, apart from seeds, that fit into a terminal; 0 if not even a table fits."""
-    kept = layout.fitting_boxed(lines, width, drop_order(lines[0]))
+    kept = terminal.fitting_boxed(lines, width, drop_order(lines[0]))
     if kept is None:
         return 0
     headers = [lines[0][column] for column in kept]
@@ -96,12 +96,12 @@ def render_document(
         if how == "md":
             parts.append(as_markdown(title, lines))
         else:
-            parts.append(layout.boxed(title, lines, width, order, "--format csv"))
+            parts.append(terminal.boxed(title, lines, width, order, "--format csv"))
     for note in notes:
         if how == "md":
             parts.append(f"- {as_prose(note)}")
         else:
-            parts.append(layout.folded(layout.visible(note), width))
+            parts.append(terminal.folded(terminal.visible(note), width))
     return "\n".join([*parts, ""])
 
 
@@ -128,7 +128,7 @@ def as_csv_cell(value: Any) -> Any:
     """Return a text that a spreadsheet shows as it is: with an apostrophe in front if it would be a formula."""
     if isinstance(value, str):
         apostrophe = "'" if value.startswith(FORMULA) else ""
-        return layout.visible(apostrophe + value)
+        return terminal.visible(apostrophe + value)
     # pandas leaves missing values and NaN empty, but an entropy that is NaN was measured.
     if isinstance(value, float) and math.isnan(value):
         return "nan"
@@ -335,7 +335,7 @@ def as_prose(text: str) -> str:
 
 def one_line(text: str) -> str:
     """Return a text on one line, with its control characters written out."""
-    return layout.visible(" ".join(text.split()))
+    return terminal.visible(" ".join(text.split()))
 
 
 def drop_order(header: Sequence[str]) -> list[list[str]]:

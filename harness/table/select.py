@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from harness.base.errors import UserError, nearest
+from harness.base.units import plural
 from harness.cells.provenance import sources_in
 from harness.cells.source_digest import edited_components
 from harness.cells.spec import TRAINER
@@ -15,7 +16,6 @@ from harness.table.board import AXES, Board, Expected, Experiment
 from harness.table.compare import Comparison
 from harness.table.frames import BASE_MODEL, NO_RUN, Frames, read_frames
 from harness.table.leaderboard import LeaderboardRow
-from harness.terminal.units import plural
 from harness.tracking.sync import READ_ONLY
 
 Params = Mapping[str, str]

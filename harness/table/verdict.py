@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from math import isfinite
 from typing import TYPE_CHECKING
 
-from harness.statistics import Floats, crossed_p_value, holm
 from harness.table.frames import BASE_MODEL
+from harness.table.statistics import Floats, crossed_p_value, holm
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -20,13 +20,13 @@ from torch import Tensor
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 import baselines
+from harness.base import terminal
 from harness.base.errors import UserError
+from harness.base.terminal import Column
 from harness.config import OWN, Config
 from harness.matrix import Cell
 from harness.methods.batch import TokenBatch, TokenStats
 from harness.methods.composition import Method
-from harness.terminal import layout
-from harness.terminal.layout import Column
 from harness.tokens import dynamics
 from harness.tokens.dynamics import QuadrantRow
 from harness.tokens.metrics import Stopwatch
@@ -162,5 +162,5 @@ def print_moment(console: Console, moment: str, explanations: Sequence[dict[str,
     columns += [Column(name, right=True) for name in titles + entropies]
     # A narrow terminal drops both entropies first, whose difference tells enough. It drops the quadrants only together.
     goes = [entropies[:2], titles]
-    layout.show_table(console, columns, lines, goes, title=moment, pad_edge=False, where="--format json")
+    terminal.show_table(console, columns, lines, goes, title=moment, pad_edge=False, where="--format json")
     console.print()

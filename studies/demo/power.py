@@ -21,8 +21,9 @@ import numpy as np
 
 from harness.base import files
 from harness.cells import evaluations
+from harness.cells.evaluations import pass_at_k
 from harness.cells.spec import CellSpec
-from harness.statistics import Floats, crossed_p_value, pass_at_k
+from harness.table.statistics import Floats, crossed_p_value
 from harness.table.verdict import WINS, significance, verdict
 
 REFERENCE = Path(__file__).parents[2] / "results/reference/demo-power"

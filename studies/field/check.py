@@ -6,7 +6,7 @@ from statistics import median
 
 import pandas
 
-from harness import tune
+from harness.runs import tune
 from studies import pages
 from studies.checks import WORDS, Page, compare_choice
 from studies.field import analysis as field

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from pandas import DataFrame
 
 from harness.cells import evaluations
+from harness.cells.evaluations import pass_at_k
 from harness.cells.log import MetricsLog
 from harness.cells.spec import CellSpec
-from harness.statistics import pass_at_k
 
 REFERENCE = Path(__file__).parents[2] / "results/reference/overtaking"
 TASK, BASE_MODEL = "countdown", "base model"

@@ -8,9 +8,9 @@ import pytest
 from commands import refusal, run_command
 
 import baselines
+from harness.base.terminal import SafeConsole
 from harness.commands import list as listing
 from harness.methods.verbs import Composition
-from harness.terminal.layout import SafeConsole
 
 
 def list_lines(*arguments: str) -> list[str]:

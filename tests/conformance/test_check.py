@@ -23,12 +23,12 @@ from baselines.ppo import Ppo
 from benchmarks.patience import patient
 from harness import cli
 from harness.base.errors import UserError
+from harness.base.terminal import SafeConsole
 from harness.commands import check as command
 from harness.conformance import check, miniature, two_ranks
 from harness.conformance.probe import Failed, Finding, Subject, finding_of
 from harness.methods.batch import TokenBatch, TokenStats
 from harness.methods.verbs import Component, Control, View
-from harness.terminal.layout import SafeConsole
 
 FIRING = [
     "clip_b(share=0.2)",

@@ -17,6 +17,7 @@ from benchmarks.patience import HANG
 from harness import config, matrix, runs
 from harness.base import files
 from harness.base.errors import UserError
+from harness.base.terminal import console
 from harness.cells import lease, source_digest, state
 from harness.cells.provenance import Made
 from harness.cells.state import State
@@ -24,7 +25,6 @@ from harness.commands import status
 from harness.launch import cell
 from harness.launch.status_writer import StatusWriter
 from harness.rollout import models
-from harness.terminal.layout import console
 from tasks.countdown import Countdown
 
 

@@ -23,12 +23,12 @@ from watchers import Watcher
 from benchmarks.patience import HANG
 from harness import config, matrix
 from harness.base.errors import UserError
+from harness.base.terminal import console
 from harness.cells.state import State
 from harness.commands import status
 from harness.launch import cell, launcher, slurm
 from harness.launch.slurm import Job, SlurmArray, private_folder
 from harness.matrix import Cell
-from harness.terminal.layout import console
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 

@@ -21,8 +21,8 @@ from harness.matrix import cells, claim, leftovers
 from harness.packs import archive
 from harness.packs.exchange import Unpacked, pack_matrix, protocol_of_cells, unpack_cells
 from harness.runs import unfinished
+from harness.runs.tune import tuning_matrix
 from harness.table.board import Board
-from harness.tune import tuning_matrix
 
 
 def sent(tmp_path: Path, *ended: int) -> Path:

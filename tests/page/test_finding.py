@@ -15,11 +15,11 @@ from pandas import DataFrame
 from harness.page import scores
 from harness.page.content import ScoreTable
 from harness.page.finding import COLORS, TICKS, colored_methods, finding_sentences, forest_plot, nice_ticks
-from harness.statistics import Estimate, crossed_p_value, difference_interval
 from harness.table.columns import format_estimate
 from harness.table.compare import Comparison, comparisons
 from harness.table.frames import Frames
 from harness.table.leaderboard import leaderboard_rows
+from harness.table.statistics import Estimate, crossed_p_value, difference_interval
 
 K, SAMPLES, PROBLEMS, SEEDS = 2, 6, 40, 4
 ABILITIES = {"grpo": 0.0, "best": 2.0, "better": 1.4, "same": 0.05, "worse": -1.6}

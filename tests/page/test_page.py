@@ -39,15 +39,15 @@ from pandas.testing import assert_frame_equal
 
 from harness import config as configs
 from harness.base.errors import UserError
+from harness.base.terminal import visible
 from harness.cells.state import STOP_MARK
 from harness.config import Config
 from harness.matrix import Cell, cells
 from harness.page import content, figures, finding, page
 from harness.page.content import CURVES, EVALUATIONS, PageContent, content_of_experiment, page_cells
-from harness.statistics import Estimate, mean_interval
 from harness.table.leaderboard import LeaderboardRow, entropy_kept
 from harness.table.publish import publish
-from harness.terminal.layout import visible
+from harness.table.statistics import Estimate, mean_interval
 from harness.tracking import sync
 
 pytestmark = pytest.mark.slow

@@ -27,6 +27,7 @@ from harness import config, matrix
 from harness.base import files
 from harness.base.errors import UserError
 from harness.base.shape import Shape, shape_of_config
+from harness.base.units import GIB, gib
 from harness.cells.state import STOP_MARK
 from harness.config import Config
 from harness.launch.machine import Device, Machine, cuda_devices, this_machine
@@ -34,7 +35,6 @@ from harness.plan import cost, lacks, show
 from harness.plan.cost import EMBEDDED, EngineLimits, Memory, ResponseCount
 from harness.plan.estimate import MeasuredTime, plan_for
 from harness.rollout import choice, embedded, models
-from harness.terminal.units import GIB, gib
 from harness.tokens.metrics import Stopwatch
 from harness.tokens.statistics import streaming
 from harness.train import parts

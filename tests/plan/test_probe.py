@@ -10,11 +10,11 @@ from cells import write_cell
 
 from harness import config, matrix
 from harness.base.errors import UserError
+from harness.base.units import about_duration
 from harness.launch.machine import this_machine
 from harness.plan import probe
 from harness.plan.estimate import plan_for
 from harness.plan.show import side_by_side_line
-from harness.terminal.units import about_duration
 
 SMALL = ["methods=[grpo,ppo]", "seeds=[0]", "train.steps=50"]
 

@@ -18,12 +18,12 @@ from harness.base.errors import UserError
 from harness.cells.evaluations import right_distinct
 from harness.cells.state import change
 from harness.config import Config
-from harness.statistics import crossed_interval
 from harness.table import board, frames
 from harness.table.board import Experiment
 from harness.table.formats import leaderboard_frame
 from harness.table.leaderboard import LeaderboardRow
 from harness.table.publish import publish
+from harness.table.statistics import crossed_interval
 from harness.tracking import store, sync
 from harness.tracking.reader import Run, reader
 

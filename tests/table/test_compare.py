@@ -10,7 +10,9 @@ import pytest
 from frames import joined_frames, made_up_frames
 
 from harness.base.errors import UserError
-from harness.statistics import (
+from harness.table import compare, formats
+from harness.table.compare import Comparison, comparisons
+from harness.table.statistics import (
     Estimate,
     crossed_interval,
     crossed_p_value,
@@ -20,8 +22,6 @@ from harness.statistics import (
     iqm,
     share_interval,
 )
-from harness.table import compare, formats
-from harness.table.compare import Comparison, comparisons
 
 Answers = Mapping[str, Mapping[int, np.ndarray]]  # by method and seed
 

@@ -15,12 +15,12 @@ from intervals import slow_share_interval
 from harness.page import page
 from harness.page.content import PageContent, page_cells
 from harness.page.finding import general_sentences
-from harness.statistics import Estimate, seeds_needed
 from harness.table import compare, formats, leaderboard, render
 from harness.table.columns import format_estimate, table_lines
 from harness.table.compare import comparisons
 from harness.table.frames import Frames
 from harness.table.leaderboard import LeaderboardRow
+from harness.table.statistics import Estimate, seeds_needed
 
 SAMPLES = 8
 

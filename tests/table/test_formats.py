@@ -11,9 +11,9 @@ import pytest
 from frames import made_up_frames
 from pyarrow import parquet
 
-from harness.statistics import Estimate
 from harness.table import formats
 from harness.table.compare import Comparison
+from harness.table.statistics import Estimate
 
 NONE = dict.fromkeys(("iqm", "difference", "p", "p_holm", "improvement", "detectable", "rank_best", "rank_worst"))
 

@@ -13,11 +13,11 @@ from cells import Answers, make_spec, write_cell
 from intervals import slow_difference_interval, slow_share_interval
 
 from harness.base.errors import UserError
-from harness.statistics import Estimate
 from harness.table import columns, render
 from harness.table.board import Expected, Experiment
 from harness.table.frames import read_frames
 from harness.table.leaderboard import LeaderboardRow, leaderboard_rows
+from harness.table.statistics import Estimate
 from harness.tracking import reader, store, sync
 
 pytestmark = pytest.mark.slow

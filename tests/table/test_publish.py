@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from boards import json_rows, show_table, smoke_matrix
 
-from harness.statistics import Estimate
+from harness.base.terminal import visible
 from harness.table import formats, publish, render
 from harness.table.leaderboard import LeaderboardRow
-from harness.terminal.layout import visible
+from harness.table.statistics import Estimate
 from harness.tracking import store
 
 pytestmark = pytest.mark.slow

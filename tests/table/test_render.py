@@ -8,10 +8,10 @@ import io
 
 import pytest
 
-from harness.statistics import Estimate
+from harness.base.terminal import visible
 from harness.table.leaderboard import LeaderboardRow
 from harness.table.render import render_rows as render
-from harness.terminal.layout import visible
+from harness.table.statistics import Estimate
 
 
 def row(method: str, mean: float) -> LeaderboardRow:

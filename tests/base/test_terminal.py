@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from harness.terminal import layout
-from harness.terminal.layout import Column, SafeConsole, cards, fitting, folded, further, printed, visible, width_of
+from harness.base import terminal
+from harness.base.terminal import Column, SafeConsole, cards, fitting, folded, further, printed, visible, width_of
 
 LINES = [
     ["method", "Avg@K", "Pass@2", "seeds"],
@@ -57,7 +57,7 @@ def shown(width: int, **given: object) -> list[str]:
     console = Console(file=out, width=width, force_terminal=True, color_system=None, legacy_windows=False)
     columns = [Column(name) for name in LINES[0]] + [Column("reason", folds=True)]
     rows = [[*LINES[1], ""], [*LINES[2], "its process ended by SIGKILL (out of memory?), as it has done before"]]
-    layout.show_table(console, columns, rows, [["Pass@2"], ["seeds"]], **given)  # type: ignore[arg-type]
+    terminal.show_table(console, columns, rows, [["Pass@2"], ["seeds"]], **given)  # type: ignore[arg-type]
     return out.getvalue().splitlines()
 
 
@@ -92,7 +92,7 @@ def test_in_a_pipe_a_row_is_a_line() -> None:
     out = io.StringIO()
     console = SafeConsole(file=out, width=160, soft_wrap=True)
     assert width_of(console) is None
-    layout.show_table(console, [Column("a"), Column("b", folds=True)], [["x", "word " * 25], ["y", "so long" * 99]])
+    terminal.show_table(console, [Column("a"), Column("b", folds=True)], [["x", "word " * 25], ["y", "so long" * 99]])
     header, *lines = out.getvalue().splitlines()
     assert header.split() == ["a", "b"]
     assert [line.split() for line in lines] == [["x", *["word"] * 25], ["y", *("so long" * 99).split()]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.terminal.units import plural, sparkline
+from harness.base.units import plural, sparkline
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ from scipy.stats import t
 
 from benchmarks import statistics as simulation
 from benchmarks.statistics import Place
-from harness.statistics import (
+from harness.cells.evaluations import pass_at_k
+from harness.table.statistics import (
     Estimate,
     Spread,
     clipped,
@@ -25,7 +26,6 @@ from harness.statistics import (
     is_near_bound,
     mean_interval,
     near_bound,
-    pass_at_k,
     ranks,
     seeds_needed,
     share_interval,

@@ -8,12 +8,11 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-# scipy is loaded only by the functions that need it: cells and tasks take no more than pass_at_k from here.
+# scipy is loaded only by the functions that need it: most of a start would be its import.
 
 Floats = NDArray[np.float64]
 
@@ -33,24 +32,6 @@ class Estimate:
     mean: float  # of a skewed quantity the geometric one
     low: float | None = None  # None where the data cannot tell how far off the mean may be
     high: float | None = None
-
-
-def pass_at_k(n: int, right: int | NDArray[np.integer[Any]], k: int) -> Floats:
-    """Return the chance that k of n samples, drawn without replacement, contain a right one.
-
-    `right` is the number c of right samples, or an array of such numbers. The chance is 1 - C(n-c, k) / C(n, k). The
-    quotient is the product of the c factors (n-k-i) / (n-i), in which no binomial coefficient grows large.
-    """
-    assert 1 <= k <= n, f"Pass@{k} of {n} samples"
-    return 1 - none_right(n, k)[right]
-
-
-@functools.cache
-def none_right(n: int, k: int) -> Floats:
-    """Return the chance that none of k of n samples is right, by the number of right ones."""
-    # The factors do not depend on c: the products of the first c of them are the chances for all c at once.
-    i = np.arange(n)
-    return np.concatenate([[1.0], np.cumprod(np.maximum(n - k - i, 0) / (n - i))])
 
 
 @dataclass(frozen=True)

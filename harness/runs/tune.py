@@ -22,13 +22,13 @@ from harness import config as configs
 from harness import runs
 from harness.base import files
 from harness.base.errors import UserError, shown
+from harness.base.terminal import boxed, console, visible, width_of
 from harness.config import PUBLISHED, Config, Tune
 from harness.config.checks import check_candidate_counts
 from harness.matrix import cells
 from harness.methods.composition import Method
 from harness.table.leaderboard import LeaderboardRow
 from harness.table.render import as_markdown
-from harness.terminal.layout import boxed, console, visible, width_of
 
 TOO_LOW, BROKEN = "Avg@K too low", "not done"
 

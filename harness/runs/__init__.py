@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import tasks
 from harness.base import devices
 from harness.base.errors import Damaged, UserError, one_of
+from harness.base.terminal import console, visible, width_of
+from harness.base.units import plural
 from harness.cells import checksums
 from harness.cells.log import FILE as METRICS
 from harness.cells.spec import adopted_folders, is_adopted
@@ -22,8 +24,6 @@ from harness.launch.machine import GpuPool, this_machine
 from harness.matrix import Cell, cells, claim
 from harness.methods.refusals import backend_obstacle
 from harness.rollout import choice, digests, models
-from harness.terminal.layout import console, visible, width_of
-from harness.terminal.units import plural
 from tasks.data import cache
 
 if TYPE_CHECKING:
