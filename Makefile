@@ -45,7 +45,7 @@ bench: $(SET_UP_DEV)
 # test` includes short versions of all.
 soak: $(SET_UP_DEV)
 	$(BIN)/python -m pytest -m long $(SLOWEST)
-	$(BIN)/python -m benchmarks.soak
+	$(BIN)/python tests/helpers/soak.py
 	ENTROBENCH_EXAMPLES=1000 $(BIN)/python -m pytest tests/test_hostile.py
 
 # The set-up and the smallest matrix on a fresh Debian, made by mmdebstrap (docs/install.md).

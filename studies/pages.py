@@ -38,18 +38,9 @@ FOLDERS = REPOSITORY / "studies"
 REFERENCE = REPOSITORY / "results/reference"
 CURVES = REFERENCE / "demo/curves.csv"
 PICTURE = REFERENCE / "demo/curves.svg"
-STUDIES = (
-    "objective-or-entropy",
-    "strength",
-    "sign",
-    "dynamic-sampling",
-    "overtaking",
-    "dial",
-    "clip-and-reward",
-    "lr-kl-clip",
-    "warm-start",
-    "staleness",
-)
+STUDIES = tuple(sorted({path.parent.name for path in FOLDERS.glob("*/README.md")} | {"demo"}))
+# Studies whose table has other columns than those of `study_table`, or is none of one leaderboard.
+TABLES_OF_THEIR_OWN = ("demo", "coloring", "field", "transfer")
 # Tables of studies that other benchmarks wrote: they are not leaderboards.
 FURTHER = {
     "crossings": "overtaking/crossing.csv",
@@ -181,7 +172,7 @@ def as_markdown(table: DataFrame) -> str:
 def tables() -> dict[str, str]:
     """Return each table of the pages by its name; read once for all pages."""
     demo = reference_table("demo")
-    studies = {name: as_markdown(study_table(name)) for name in STUDIES}
+    studies = {name: as_markdown(study_table(name)) for name in STUDIES if name not in TABLES_OF_THEIR_OWN}
     seeds = {}
     kept = [matrix for matrix in (*field_tuned.RULE_5, field_tuned.SHORTLIST) if field.is_kept(matrix)]
     for matrix in kept:

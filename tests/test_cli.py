@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commands import refusal, run_command, run_python
+from patience import HANG, patient
 from places import REPOSITORY
 
-from benchmarks.patience import HANG, patient
 from harness.cells import lease
 from harness.rollout import choice, models
 

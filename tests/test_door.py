@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 from commands import run_python
+from patience import HANG
 from places import REPOSITORY
 
 import entrobench
-from benchmarks.patience import HANG
 from harness.base import seal
 
 pytestmark = pytest.mark.processes

@@ -10,9 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import HANG
 from places import REPOSITORY
-
-from benchmarks.patience import HANG
 
 EXAMPLES = REPOSITORY / "examples"
 

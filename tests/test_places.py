@@ -17,9 +17,9 @@ from typing import NoReturn
 import pytest
 from commands import Ended, end_of
 from filelock import Timeout
+from patience import HANG
 from places import REPOSITORY
 
-from benchmarks.patience import HANG
 from harness import config, matrix
 from harness.base import files, locks
 from harness.base.errors import UserError

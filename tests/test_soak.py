@@ -1,12 +1,11 @@
-"""Short versions of the soak of benchmarks/soak.py, which takes an hour in full."""
+"""Short versions of the soak of tests/helpers/soak.py, which takes an hour in full."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-
-from benchmarks import soak
+import soak
 
 
 @pytest.mark.processes

@@ -15,7 +15,7 @@ from studies.field import analysis as field
 from studies.field import other_base
 
 
-@pytest.mark.parametrize("study", checks.STUDIES)
+@pytest.mark.parametrize("study", pages.STUDIES)
 def test_check_of_a_study(study: str) -> None:
     checks.check(study)
 
@@ -28,7 +28,7 @@ def test_verdicts_of_other_pages(page: Path) -> None:
     checks.check_verdicts(page)
 
 
-@pytest.mark.parametrize("study", checks.STUDIES)
+@pytest.mark.parametrize("study", pages.STUDIES)
 def test_check_refuses_another_figure(study: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a table, the first figure with decimals of each page."""
     for page in checks.pages_of(study):

@@ -17,9 +17,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from patience import HANG
 from places import REPOSITORY
-
-from benchmarks.patience import HANG
 
 pytestmark = pytest.mark.processes
 

@@ -22,7 +22,8 @@ ROUNDING = 1e-12  # differences of scores that are all equal may differ by some 
 # this floor, two seeds name a false winner among 50 methods in 16 % of experiments, with it in fewer than 1 %.
 LEAST_OF_SEEDS = 0.01
 # Problems that a share must be worth away from 0 and 1. Nearer, intervals of means hold the truth down to 43 % of the
-# time, and 98 % with Wilson's (`python -m benchmarks.statistics`). A higher border would widen intervals that hold.
+# time, and 98 % with Wilson's (`python -m studies.intervals.simulation`). A higher border would widen intervals that
+# hold.
 NEAR_BOUND = 3
 MOST_SEEDS = 1000  # no experiment has more
 

@@ -13,8 +13,8 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import pytest
+from patience import HANG
 
-from benchmarks.patience import HANG
 from harness.base import files
 from harness.base.errors import Taken
 from harness.cells import lease

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 import torch
+from patience import patient
 from portions import one_in
 from torch import Tensor
 
 import baselines
 from baselines.grpo import GroupObjective, Grpo
 from baselines.ppo import Ppo
-from benchmarks.patience import patient
 from harness import cli
 from harness.base.errors import UserError
 from harness.base.terminal import SafeConsole

@@ -23,11 +23,11 @@ import invented
 import pytest
 import torch
 from intervals import slow_bounded
+from patience import HANG
 from places import REAL, REPOSITORY
 from rich.console import Console
 
 import tasks
-from benchmarks.patience import HANG
 from harness import cli
 from harness.base import files
 from harness.base.errors import UserError

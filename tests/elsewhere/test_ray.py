@@ -14,10 +14,9 @@ from typing import Any
 
 import pytest
 from launched import METHOD, SETTINGS, lines
+from patience import HANG, patient
 from places import RARELY_SEARCHING
 from watchers import Watcher
-
-from benchmarks.patience import HANG, patient
 
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # it listens on loopback alone; read when Ray is imported
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"

@@ -1,6 +1,6 @@
 """Ten steps of training with six methods against the stored curves, so that every change of the loop is noticed.
 
-After a change that is meant to move a curve, run `python -m benchmarks.golden` and look at the difference.
+After a change that is meant to move a curve, run `python tests/helpers/curves.py` and look at the difference.
 """
 
 from __future__ import annotations
@@ -8,37 +8,37 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import curves
 import pytest
 
 import baselines
-from benchmarks import golden
 from harness.train.policy import Learner
 
-KEPT = golden.read()
+KEPT = curves.read()
 
 
-def curve(name: str) -> golden.Curve:
-    [(_, result)] = golden.curves([name], baselines.METHODS)
+def curve(name: str) -> curves.Curve:
+    [(_, result)] = curves.curves([name], baselines.METHODS)
     return result
 
 
 def apart(name: str) -> float:
-    return max(golden.differences(KEPT[name], curve(name)).values())
+    return max(curves.differences(KEPT[name], curve(name)).values())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", golden.NAMES)
+@pytest.mark.parametrize("name", curves.NAMES)
 def test_the_method_does_what_it_did(name: str) -> None:
-    differences = golden.differences(KEPT[name], curve(name))
-    moved = {column: difference for column, difference in differences.items() if difference > golden.TOLERANCE}
-    assert not moved, "if that is on purpose, run python -m benchmarks.golden"
+    differences = curves.differences(KEPT[name], curve(name))
+    moved = {column: difference for column, difference in differences.items() if difference > curves.TOLERANCE}
+    assert not moved, "if that is on purpose, run python tests/helpers/curves.py"
 
 
 def test_every_curve_is_of_a_method_that_does_something() -> None:
-    assert tuple(KEPT) == golden.NAMES
+    assert tuple(KEPT) == curves.NAMES
     for name, kept in KEPT.items():
-        assert all(len(column) == golden.STEPS and all(map(math.isfinite, column)) for column in kept.values())
-        assert name == "grpo" or max(golden.differences(KEPT["grpo"], kept).values()) > golden.TOLERANCE
+        assert all(len(column) == curves.STEPS and all(map(math.isfinite, column)) for column in kept.values())
+        assert name == "grpo" or max(curves.differences(KEPT["grpo"], kept).values()) > curves.TOLERANCE
     for name in ("clip_b", "clip_v"):
         assert any(KEPT[name]["weights/dropped"])
 
@@ -61,8 +61,8 @@ def test_every_curve_is_of_a_method_that_does_something() -> None:
     ],
 )
 def test_another_default_moves_the_curve(name: str, option: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(golden.SPECS, name, f"{name}({option})")
-    assert apart(name) > 3 * golden.TOLERANCE
+    monkeypatch.setitem(curves.SPECS, name, f"{name}({option})")
+    assert apart(name) > 3 * curves.TOLERANCE
 
 
 @pytest.mark.slow
@@ -72,5 +72,5 @@ def test_a_change_of_the_loop_moves_the_curve(monkeypatch: pytest.MonkeyPatch) -
 
     with monkeypatch.context() as patch:
         patch.setattr(Learner, "apply", warmer)
-        assert apart("grpo") > 5 * golden.TOLERANCE
-    assert apart("grpo") < golden.TOLERANCE
+        assert apart("grpo") > 5 * curves.TOLERANCE
+    assert apart("grpo") < curves.TOLERANCE

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from patience import HANG
 from places import REPOSITORY
 
-from benchmarks.patience import HANG
 from harness import cli
 
 

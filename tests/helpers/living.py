@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.patience import HANG
+from patience import HANG
 
 
 def at_work(folder: Path) -> list[str]:

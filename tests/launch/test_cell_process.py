@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 from cells import set_state
+from patience import HANG
 
 import baselines
-from benchmarks.patience import HANG
 from harness import config, matrix, runs
 from harness.base import files
 from harness.base.errors import UserError

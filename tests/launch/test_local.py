@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 from commands import run_command
+from patience import HANG
 from places import REPOSITORY
 
-from benchmarks.patience import HANG
 from harness import config, matrix
 from harness.base.errors import UserError
 from harness.cells import lease

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 from cells import write_cell
+from patience import HANG
 from rich.console import Console
 
-from benchmarks.patience import HANG
 from harness import config, matrix
 from harness.cells import lease, state
 from harness.cells.state import State

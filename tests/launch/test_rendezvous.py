@@ -17,10 +17,10 @@ import pytest
 from companions import forkserver
 from launched import lines, write_launched
 from living import wait_until
+from patience import HANG
 from places import RARELY_SEARCHING
 from servers import free_port
 
-from benchmarks.patience import HANG
 from harness import ranks
 from harness.base.errors import UserError
 from harness.cells import lease

@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 from launched import METHOD, SETTINGS, lines
+from patience import HANG
 from watchers import Watcher
 
-from benchmarks.patience import HANG
 from harness import config, matrix
 from harness.base.errors import UserError
 from harness.base.terminal import console

@@ -13,11 +13,11 @@ from pathlib import Path
 import loopback
 import pytest
 import torch
+from patience import HANG
 from places import REPOSITORY
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import is_progress_bar_enabled
 
-from benchmarks.patience import HANG
 from harness import config, matrix
 from harness.base.errors import UserError
 from harness.rollout import models

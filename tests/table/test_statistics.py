@@ -8,8 +8,6 @@ import pytest
 from intervals import slow_beyond, slow_difference_interval, slow_interval, slow_parts, slow_share_interval
 from scipy.stats import t
 
-from benchmarks import statistics as simulation
-from benchmarks.statistics import Place
 from harness.cells.evaluations import pass_at_k
 from harness.table.statistics import (
     Estimate,
@@ -31,6 +29,8 @@ from harness.table.statistics import (
     share_interval,
     wins,
 )
+from studies.intervals import simulation
+from studies.intervals.simulation import Place
 
 # Pass@k
 
@@ -353,7 +353,7 @@ def test_ranks_by_all_orders() -> None:
     assert ranks(np.zeros((3, 3), dtype=bool)) == [(1, 3)] * 3
 
 
-# Coverage and errors in simulated experiments, as `python -m benchmarks.statistics` has them, on fewer of them
+# Coverage and errors in simulated experiments, as `python -m studies.intervals.simulation` has them, on fewer of them
 
 
 def test_simulated_rule_is_that_of_tables() -> None:

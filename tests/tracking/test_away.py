@@ -16,10 +16,10 @@ import mlflow  # noqa: F401  loaded before any clock runs
 import pytest
 from cells import set_state
 from matrices import STEPS, specs, write_done
+from patience import HANG, patient
 from places import REPOSITORY
 from servers import Between, between, free_port, mlflow_server
 
-from benchmarks.patience import HANG, patient
 from harness import cli, config, matrix
 from harness.base.errors import UserError
 from harness.tracking import feeder, store, sync

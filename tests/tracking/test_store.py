@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 from mlflow.store.db.utils import _get_latest_schema_revision
+from patience import HANG
 
-from benchmarks.patience import HANG
 from harness.base.errors import UserError
 from harness.tracking import store
 

@@ -21,9 +21,9 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from mlflow.store.tracking.dbmodels.models import SqlDataset
 from mortal import Killed, Mortal
+from patience import HANG
 from places import REPOSITORY
 
-from benchmarks.patience import HANG
 from harness.base import files, identities
 from harness.base.errors import UserError
 from harness.cells import lease

@@ -14,11 +14,11 @@ import pytest
 import torch
 from companions import on_ranks
 from mortal import Killed
+from patience import HANG
 from torch import Tensor
 from trainers import build, records, same, weights
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from benchmarks.patience import HANG
 from harness import ranks
 from harness.base.errors import CellFailure, Unwritten
 from harness.cells import checksums

@@ -24,9 +24,9 @@ import pytest
 from golden import hostile, triples
 from judging import judge_in_child
 from launched import write_launched
+from patience import HANG, patient
 from places import REAL, REPOSITORY
 
-from benchmarks.patience import HANG, patient
 from harness.base.errors import CellFailure, UserError
 from harness.base.task import Verdict
 from harness.launch import cell

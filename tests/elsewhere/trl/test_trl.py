@@ -17,6 +17,7 @@ import pytest
 import torch
 import trainers
 from datasets import Dataset
+from patience import HANG
 from places import RARELY_SEARCHING, REPOSITORY
 from portions import in_turn
 from ragged import Case, case
@@ -26,7 +27,6 @@ from trl_trainers import BUDGET, arguments, door, losses, tiny, tokenizer, train
 
 import baselines
 import entrobench
-from benchmarks.patience import HANG
 from harness import config
 from harness.base import seeds
 from harness.conformance import miniature

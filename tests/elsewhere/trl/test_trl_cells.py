@@ -17,10 +17,10 @@ import trl_cells
 from cells import write_cell
 from commands import Commands
 from launched import lines
+from patience import HANG
 from places import REPOSITORY
 from trl_cells import CLOCK, METHOD, built, kill_after, same_weights, without_clock
 
-from benchmarks.patience import HANG
 from harness import cli, config, matrix
 from harness.base.errors import UserError
 from harness.cells.checksums import CHECKPOINTS

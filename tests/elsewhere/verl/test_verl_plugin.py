@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 import torch
+from patience import HANG
 from places import REPOSITORY
 from ragged import case
 
 import baselines
 import entrobench
-from benchmarks.patience import HANG
 from harness.methods.composition import Method
 from harness.methods.refusals import verl_refusal
 

@@ -20,9 +20,9 @@ import loopback
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from patience import HANG
 from places import REAL, REPOSITORY
 
-from benchmarks.patience import HANG
 from harness import cli
 from harness.base import files
 from harness.base.errors import UserError

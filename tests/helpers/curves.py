@@ -1,7 +1,7 @@
 """The golden curves: ten steps of the real trainer with six methods, which detect any change of the loop.
 
-    python -m benchmarks.golden                     # rewrites tests/golden/methods.json
-    python -m benchmarks.golden clip_b ppo          # these methods alone; the others stay as they are
+    python tests/helpers/curves.py                     # rewrites tests/golden/methods.json
+    python tests/helpers/curves.py clip_b ppo          # these methods alone; the others stay as they are
 
 The model is random and tiny and computes in float64, and responses come from a script
 (harness/conformance/miniature.py). So a curve is the same on every machine except for rounding.
@@ -24,7 +24,7 @@ from harness.conformance.miniature import Size
 from harness.methods.composition import Method, Table
 from harness.tokens.metrics import Stopwatch
 
-PATH = Path(__file__).parent.parent / "tests" / "golden" / "methods.json"
+PATH = Path(__file__).parents[1] / "golden/methods.json"
 # One for each path through the loop: no control, weights, weights with more statistics, a critic, another surrogate,
 # and a memory with an entropy gradient. Other tests check the formula of each method: its oracle (tests/baselines),
 # `entrobench check`, and for methods that TRL has, TRL's own trainer (tests/baselines/test_peer.py).
@@ -91,7 +91,6 @@ def write(kept: Mapping[str, Curve]) -> None:
     for name, curve in kept.items():
         lines = [f'  "{column}": {json.dumps(values)}' for column, values in curve.items()]
         methods.append(f'"{name}": {{\n' + ",\n".join(lines) + "\n}")
-    PATH.parent.mkdir(exist_ok=True)
     PATH.write_text("{\n" + ",\n".join(methods) + "\n}\n")
 
 

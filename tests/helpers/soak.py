@@ -1,6 +1,6 @@
 """Kill the processes of a matrix at random moments, and compare its results with those of an uninterrupted run.
 
-    python -m benchmarks.soak [minutes] [cells] [seed] [ranks]
+    python tests/helpers/soak.py [minutes] [cells] [seed] [ranks]
 
 A seed draws the victims and moments. The victim is a cell, one of its ranks if it has several, the server that cells
 are forked from, the runner, or all of them. The moment is a phase of a cell, a write, or any; the first moments are
@@ -29,7 +29,8 @@ from itertools import chain, cycle, islice
 from pathlib import Path
 from typing import Any
 
-from benchmarks.patience import patient
+from patience import patient
+
 from harness.cells import lease
 from harness.cells.lease import last_heartbeat
 from harness.tracking.reader import reader

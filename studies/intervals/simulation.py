@@ -1,7 +1,9 @@
 """Simulated coverage of intervals and error rates of tests: the tables of results/reference/statistics/simulation.md.
 
 An answer is right with probability expit(z), where z is a sum of normal effects: of the problem, the seed, the method
-on the problem, and the seed on the problem. `python -m benchmarks.statistics EXPERIMENTS` takes some minutes for 2000.
+on the problem, and the seed on the problem. For 2000 experiments, it takes some minutes:
+
+    python -m studies.intervals.simulation EXPERIMENTS
 """
 
 from __future__ import annotations
