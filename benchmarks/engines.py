@@ -24,13 +24,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from benchmarks.common import show
 from benchmarks.rollout import NEVER, Setting, transformers_generate
-from harness.elsewhere.assess import BATCH
+from harness.elsewhere.assess import BATCH, KeepingEvaluator
 from harness.methods.batch import Rollout
 from harness.rollout import models
 from harness.rollout.embedded import EmbeddedEngine
 from harness.rollout.protocol import Engine
 from harness.rollout.vllm import VllmEngine
-from harness.train.evaluate import Sampler, evaluate_task
 from harness.verify.pool import VerifierPool
 from tasks.countdown import Countdown
 
@@ -118,16 +117,17 @@ def evaluation(name: str, model: PreTrainedModel, problems: int, length: int, re
     def through_lm_eval() -> None:
         engine.load(model)
         start = time.perf_counter()
-        evaluate_task(
-            Countdown(),
-            Sampler(RecordingEngine(), tokenizer, 0, kept=Path(tempfile.mkdtemp(dir=folder)), together=BATCH["vllm"]),
+        evaluator = KeepingEvaluator(
+            RecordingEngine(),
+            tokenizer,
             VerifierPool(),
-            split="test",
-            problems=problems,
-            samples=32,
-            temperature=1.0,
-            max_new_tokens=length,
             max_failures=1.0,
+            folder=Path(tempfile.mkdtemp(dir=folder)),
+            together=BATCH["vllm"],
+            heard=lambda done, of: None,
+        )
+        evaluator.evaluate(
+            Countdown(), 0, split="test", problems=problems, samples=32, temperature=1.0, max_new_tokens=length
         )
         outside_s.append(time.perf_counter() - start - inside_s[-1])
 

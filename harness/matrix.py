@@ -58,9 +58,12 @@ class Shared:
         self.version = cache(self.version_of)
         self.known: dict[tuple[str, str], Settled] = {}
 
-    def version_of(self, method: str, task: str, evaluated: tuple[str, ...], split: str) -> dict[str, dict[str, str]]:
-        """Return the digests of a cell's code, and of the problems of its tasks."""
-        built = [*self.method(method).components, *map(self.task, {task, *evaluated})]
+    def version_of(
+        self, method: str | None, task: str, evaluated: tuple[str, ...], split: str
+    ) -> dict[str, dict[str, str]]:
+        """Return the digests of a cell's code, and of the problems of its tasks; without a method, of tasks alone."""
+        components = () if method is None else self.method(method).components
+        built = [*components, *map(self.task, {task, *evaluated})]
         classes = component_classes(built, composition.method_classes(self.methods), self.tasks)
         sources = {name: source_digest(cls) for name, cls in classes.items()}
         problems = tasks.problem_digests(task, evaluated, split, self.task)

@@ -89,6 +89,11 @@ def check_scores(path: Path, record: Mapping[str, Any], logged: Mapping[str, flo
             raise Damaged(path, f"its answers give {key} = {score:.6g}, and metrics.jsonl has {value:.6g}")
 
 
+def logged_metrics(record: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics of an evaluation by the names under which a cell logs them."""
+    return {f"eval/{record['task']}/{key}": value for key, value in record["metrics"].items()}
+
+
 def stored_answers_digest(evaluation: Path) -> dict[str, Any] | None:
     """Return the digests of the answers of an evaluation, by its file; None if they were left out."""
     path = answers_path(evaluation)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,25 +16,24 @@ from harness.base import identities
 from harness.base.errors import CellFailure, Damaged, UserError, one_of, shown
 from harness.base.shape import read_model_config, shape_of_config
 from harness.base.units import plural
-from harness.cells import checksums, evaluations, lease, provenance, repair, state
+from harness.cells import checksums, evaluations, lease, state
 from harness.cells.log import MetricsLog
 from harness.cells.provenance import Made
-from harness.cells.source_digest import source_digest
 from harness.cells.spec import ELSEWHERE, MARK, CellKey, CellSpec, adopted_folders, adopted_name
 from harness.cells.state import State
 from harness.config import PUBLISHED, Config
 from harness.elsewhere.checkpoints import TrainedCheckpoint, logged_metrics
 from harness.matrix import Shared, evaluation_identity, readable_name
 from harness.methods.composition import Method, composed
-from harness.rollout import choice, engines
+from harness.rollout import engines
 from harness.rollout.models import Model
 from harness.rollout.proof import check_engine_weights
-from harness.train.cell_evaluation import CellEvaluator, evaluation_metrics
-from harness.train.parts import evaluation_tasks_of, training_device
-from harness.train.policy import check_vocabulary, context_of
+from harness.train.evaluate import Evaluator, evaluate_cell
+from harness.train.parts import begin_attempt, evaluation_tasks_of, training_device
+from harness.train.policy import check_vocabulary
 from harness.train.weights import load_model, opened
 from harness.verify.pool import VerifierPool
-from tasks import build_task, problem_digests
+from tasks import build_task
 
 # Of a trainer, and of a method that is not registered. ASCII: letters of other alphabets look like those of our names.
 PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
@@ -50,7 +49,6 @@ class AdoptedCell:
     folder: Path
     model: Model  # the base model
     checkpoints: list[TrainedCheckpoint]
-    sources: Mapping[str, str]  # the digests of its tasks' sources
 
     @property
     def steps(self) -> dict[int, Path]:
@@ -93,8 +91,6 @@ def planned_adoption(
     evaluated = config.eval.tasks or [task]
     evaluation_identities = [shared.evaluation_identity(spec) for spec in evaluated]
     digests = {str(checkpoint.step): checkpoint.digest() for checkpoint in checkpoints}
-    classes = provenance.component_classes(map(shared.task, {task, *evaluated}), shared.tasks)
-    sources = {name: source_digest(cls) for name, cls in classes.items()}
     # Only the settings that decide an evaluation: the settings of training did not act on these weights.
     identity: dict[str, Any] = {
         "method": method_identity,
@@ -109,10 +105,8 @@ def planned_adoption(
             "max_new_tokens": settled.config.rollout.max_new_tokens,
         },
         "eval": evaluation_identity(settled.config.eval),
-        "source": sources,
+        **shared.version(None, task, tuple(evaluated), config.eval.split),
     }
-    if problems := problem_digests(task, evaluated, config.eval.split, shared.task):
-        identity["problems"] = problems
     if settled.config.hardware.device != "cpu":  # as in the identities of cells that are trained here
         identity["device"] = settled.config.hardware.device
     cell_id = identities.key(identity)
@@ -120,7 +114,7 @@ def planned_adoption(
     spec = CellSpec(cell_id, config.name, key, identity, settled.plain, made_of)
     check_seed_is_free(config.folder, spec)
     folder = config.folder / f"{readable_name(method, task, model)}-s{seed}{MARK}{trainer}-{cell_id}"
-    return AdoptedCell(spec, folder, base, checkpoints, sources)
+    return AdoptedCell(spec, folder, base, checkpoints)
 
 
 def check_matrix(config: Config) -> None:
@@ -232,26 +226,13 @@ def begin_evaluation(cell: AdoptedCell) -> bool:
     """
     base_model = cell.model.digest(cell.model.folder())
     earlier = Made.read(cell.folder)
-    if earlier is not None:
-        why = None
-        if earlier.base_model not in (None, base_model):
-            why = "it was compared with another base model"
-        elif is_damaged(cell.folder):
-            why = "a record has changed since it was done"
-        if why is not None:
-            repair.start_over(cell.folder, why)
-            earlier = None
-    before = State.known(cell.folder)
-    if earlier is not None and before.state == "done":
+    same_base = earlier is not None and earlier.base_model in (None, base_model)
+    damaged = same_base and is_damaged(cell.folder)
+    if same_base and not damaged and State.known(cell.folder).state == "done":
         return False
+    why = "a record has changed since it was done" if damaged else None
     cell.spec.write(cell.folder)
-    if earlier is None:
-        device, _ = training_device(cell.config)
-        gpu = torch.cuda.get_device_name() if device == "cuda" else None
-        packages = choice.DISTRIBUTIONS if cell.config.rollout.engine == "vllm" else ()
-        sources = dict(cell.sources)
-        provenance.begin_attempt(cell.folder, sources, device, gpu, packages, base_model=base_model)
-    State("running", seconds=before.seconds).write(cell.folder)
+    begin_attempt(cell.folder, cell.config, cell.spec.identity["source"], base_model, why)
     return True
 
 
@@ -274,38 +255,25 @@ def evaluate_checkpoints(cell: AdoptedCell, say: Callable[[str], None]) -> str:
 
     Prompts are those of every cell of the matrix: made with the tokenizer and the chat template of the base model.
     """
-    config, base = cell.config, cell.model.folder()
+    config, base, key = cell.config, cell.model.folder(), cell.spec.key
     device, dtype = training_device(config)
     torch.set_num_threads(config.hardware.threads)
     tokenizer = opened(AutoTokenizer, base)
     engine = engines.build_engine(config.rollout.engine, base, tokenizer.eos_token_id, device, dtype, config.hardware)
-    key, seed = cell.spec.key, cell.spec.key.seed
-    evaluation_tasks = evaluation_tasks_of(config, key.task, cell.model.chat)
+    evaluated = evaluation_tasks_of(config, key.task, cell.model.chat)
     trained_on = build_task(key.task, config.plugins).name
     with VerifierPool.of(config.verify) as verifier:
         for step, weights in cell.steps.items():
-            paths = [evaluations.evaluation_path(cell.folder, name, step) for name in evaluation_tasks]
+            paths = [evaluations.evaluation_path(cell.folder, name, step) for name in evaluated]
             if all(map(is_whole_evaluation, paths)):  # by an earlier command that was interrupted
                 continue
             say(f"evaluating {weights.name if step else 'the base model'} as step {step}")
             module = load_model(weights).to(device)
             check_vocabulary(tokenizer, module, weights)
             engine.load(module)
-            check_engine_weights(engine, module, dtype, seed)
-            context = None if config.eval.beyond_context else context_of(module.config)
-            evaluator = CellEvaluator(
-                cell.folder,
-                config,
-                seed,
-                trained_on,
-                evaluation_tasks,
-                engine,
-                tokenizer,
-                verifier,
-                cell.model.chat,
-                context,
-            )
-            evaluator.evaluate(step)
+            check_engine_weights(engine, module, dtype, key.seed)
+            evaluator = Evaluator.of_config(config, engine, tokenizer, verifier, cell.model.chat, module)
+            evaluate_cell(evaluator, cell.folder, config, evaluated, seed=key.seed, trained_on=trained_on, step=step)
     return device
 
 
@@ -314,7 +282,7 @@ def write_metrics(cell: AdoptedCell) -> None:
     by_step = logged_metrics(cell.checkpoints)
     for _, record in evaluations.all_evaluations(cell.folder):
         metrics = by_step.setdefault(record["step"], {})
-        metrics |= evaluation_metrics(record["task"], record["metrics"])
+        metrics |= evaluations.logged_metrics(record)
     now = time.time()
     MetricsLog(cell.folder).write(
         {"step": step, "time": now, "metrics": metrics} for step, metrics in sorted(by_step.items())

@@ -19,30 +19,31 @@ from transformers.utils.logging import disable_progress_bar
 
 import tasks
 from harness.base import files, identities, terminal
+from harness.base.devices import resolve_device
+from harness.base.errors import Damaged, UserError
 from harness.base.schema import check_value, number
 from harness.base.shape import read_model_config, shape_of_config
 from harness.base.terminal import Column
-from harness.cells import provenance
 from harness.cells.evaluations import pass_at_k
 from harness.cells.provenance import Made
 from harness.cells.source_digest import source_digest
-from harness.config import Config, Hardware, Verify
+from harness.config import Config, Hardware, RolloutConfig
 from harness.matrix import settle_auto
 from harness.methods.batch import Rollout
-from harness.rollout import choice, engines
+from harness.rollout import engines
 from harness.rollout.embedded import EmbeddedEngine
 from harness.rollout.models import Model
 from harness.rollout.proof import check_engine_weights
 from harness.rollout.protocol import Sampling
-from harness.rollout.rendering import with_instruction
+from harness.rollout.rendering import count_unread, with_instruction
 from harness.table.columns import format_estimate
 from harness.table.statistics import Estimate, Floats, mean_interval, near_bound
-from harness.train.evaluate import EvaluationResult, Sampler, evaluate_task
-from harness.train.parts import training_device
+from harness.train.evaluate import Evaluation, Evaluator, Record, as_asked, record_of_judging
+from harness.train.parts import record_attempt, training_device
 from harness.train.policy import context_of
 from harness.train.weights import load_model, opened
-from tasks import Task, Verifier
-from tasks.scoring import powers_of_two
+from tasks import Problem, Task, Verifier
+from tasks.scoring import judged, powers_of_two
 
 MOST_TOGETHER = 512  # sequences that are decoded side by side
 # Responses in a batch, which is kept when it is complete; a killed process loses its current batch. A batch waits for
@@ -84,7 +85,8 @@ class Wanted:
 class Assessment:
     """The result of one model on one task, with everything it depends on."""
 
-    evaluation: EvaluationResult
+    task: str  # the name of the evaluation
+    evaluation: Evaluation
     settings: dict[str, Any]
     folder: Path
     flags: list[str]  # warnings on the problems, such as memorized ones
@@ -101,10 +103,8 @@ class Assessment:
 
     def record(self) -> dict[str, Any]:
         """Return the assessment as result.json keeps it."""
-        record = dict(vars(self.evaluation))
-        del record["samples"]
-        record |= {"flags": self.flags, "settings": self.settings, "notes": self.notes, "folder": self.folder.name}
-        return record
+        warnings = {"flags": self.flags, "settings": self.settings, "notes": self.notes}
+        return {"task": self.task, **self.evaluation.counts(), **warnings, "folder": self.folder.name}
 
 
 def over_problems(x_J: Floats) -> Estimate:
@@ -120,25 +120,67 @@ class EngineOnDemand:
 
     def __init__(self, folder: Path, eos: int, budget: int, *, beyond_context: bool) -> None:
         self.folder, self.eos, self.budget = folder, eos, budget
-        shape = shape_of_config(read_model_config(folder))
-        self.device, self.dtype = training_device(settle_auto(Config(), shape))
         # vLLM refuses prompts and responses beyond a model's context.
-        self.name = choice.resolve_engine("embedded" if beyond_context else "auto", self.device, shape)
+        rollout = RolloutConfig(engine="embedded" if beyond_context else "auto")
+        present = Hardware(device=resolve_device("auto"))
+        self.config = settle_auto(Config(rollout=rollout, hardware=present), shape_of_config(read_model_config(folder)))
+        self.name = self.config.rollout.engine
 
     @cached_property
     def engine(self) -> Sampling:
         """The engine with its weights."""
+        device, dtype = training_device(self.config)
         if self.name == "vllm":  # loads the model from the folder
-            return engines.build_engine(self.name, self.folder, self.eos, self.device, self.dtype, Hardware())
-        model = load_model(self.folder, self.dtype)
-        together = side_by_side(model.config, self.device, self.dtype, self.budget)
-        engine = EmbeddedEngine(self.eos, self.device, self.dtype, together)
+            return engines.build_engine(self.name, self.folder, self.eos, device, dtype, Hardware())
+        model = load_model(self.folder, dtype)
+        engine = EmbeddedEngine(self.eos, device, dtype, side_by_side(model.config, device, dtype, self.budget))
         engine.load(model)
-        check_engine_weights(engine, model, self.dtype, seed=0)
+        check_engine_weights(engine, model, dtype, seed=0)
         return engine
 
     def generate(self, prompts: Sequence[Sequence[int]], n: int, **settings: Any) -> list[list[Rollout]]:
         return self.engine.generate(prompts, n, **settings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeepingEvaluator(Evaluator):
+    """An evaluator that keeps the samples of one task in a folder, batch by batch, and takes none of them twice.
+
+    The division into batches depends on the problems alone, so that kept ones are found again.
+    """
+
+    folder: Path
+    together: int  # responses of a batch
+    heard: Callable[[int, int], None]  # is told how many problems are done, and of how many
+
+    def sample(self, task: Task, problems: Sequence[Problem], *, n: int, **settings: Any) -> list[Record]:
+        records: list[Record] = []
+        together = max(self.together // n, 1)
+        for start in range(0, len(problems), together):
+            path, batch = self.folder / f"{start // together:04d}.jsonl", problems[start : start + together]
+            kept = kept_records(path)
+            of_batch = [kept.get(problem.id, {}) for problem in batch]
+            asked = [{key: record[key] for key in ("prompt", "shots") if key in record} for record in of_batch]
+            if asked == [as_asked(problem) for problem in batch]:
+                for problem, record in zip(batch, of_batch, strict=True):  # the rules of judging may have changed
+                    record |= record_of_judging(judged(task, self.verifier, problem, record["responses"]))
+                files.write_lines(path, kept.values())  # of more problems than this evaluation may have
+            else:
+                of_batch = super().sample(task, batch, n=n, **settings)
+                files.write_lines(path, of_batch)
+            records += of_batch
+            self.heard(len(records), len(problems))
+        return records
+
+
+def kept_records(path: Path) -> dict[str, Record]:
+    """Return the records in the file of a batch by their problems; none without a file."""
+    if not path.exists():
+        return {}
+    try:
+        return {record["problem"]: record for record in files.read_lines(path)}
+    except Damaged as damage:
+        raise UserError(f"{damage}; remove this file, and the same command asks for its responses again") from damage
 
 
 def side_by_side(config: Any, device: str, dtype: torch.dtype, budget: int) -> int:
@@ -175,21 +217,17 @@ def assess(
     say: Callable[[str], None],
 ) -> list[Assessment]:
     """Evaluate a model on tasks, and write the samples and results to `out`."""
-    names, prepared = [], []
-    for task in chosen_tasks:
-        names.append(tasks.evaluation_name(task))
-        prepared.append(with_instruction(task, model.chat))
     folder = model.folder(say=say)
     digest = model.digest(folder)
     disable_progress_bar()
     tokenizer = opened(AutoTokenizer, folder)
     context = None if wanted.beyond_context else context_of(opened(AutoConfig, folder))
-    sampling = [wanted.of(task) for task in prepared]
+    sampling = [wanted.of(task) for task in chosen_tasks]
     budget = max(settings["max_new_tokens"] for settings in sampling)
     engine = EngineOnDemand(folder, tokenizer.eos_token_id, budget, beyond_context=wanted.beyond_context)
     assessments = []
-    records = []
-    for name, task, settings in zip(names, prepared, sampling, strict=True):
+    for chosen, settings in zip(chosen_tasks, sampling, strict=True):
+        name, task = tasks.evaluation_name(chosen), with_instruction(chosen, model.chat)
         identity = {
             "model": model.identity(),
             "digest": digest,
@@ -202,40 +240,33 @@ def assess(
         # Before anything is sampled, so that a folder of samples is never without its settings.
         files.write_json(task_folder / "settings.json", identity)
 
-        def progress(done: int, of: int, name: str = name) -> None:
+        def heard(done: int, of: int, name: str = name) -> None:
             say(f"{name}: {done} of {of} problems sampled")
 
-        samples = task_folder / "samples"
-        together = BATCH[engine.name]
-        sampler = Sampler(engine, tokenizer, wanted.seed, model.chat, context, samples, together, progress)
-        # The default number of failures, since no configuration is read here.
-        evaluation = evaluate_task(
-            task, sampler, verifier, problems=wanted.problems, max_failures=Verify.max_failures, **settings
+        evaluator = KeepingEvaluator(
+            engine,
+            tokenizer,
+            verifier,
+            model.chat,
+            context,
+            folder=task_folder / "samples",
+            together=BATCH[engine.name],
+            heard=heard,
         )
-        record_origin(task_folder, task, engine, digest)
-        assessment = Assessment(
-            evaluation=dataclasses.replace(evaluation, task=name),
-            settings=settings,
-            folder=task_folder,
-            flags=task.flags(trained_on=None),
-            notes=sampler.notes([record["prompt"] for record in evaluation.samples]),
-        )
-        assessments.append(assessment)
-        records.append(assessment.record())
-        files.write_json(task_folder / "result.json", records[-1])
-    summary = {"model": model.name, "summary": model.summary(), "identity": model.identity(), "tasks": records}
-    files.write_json(out / "results.json", summary)
+        evaluation = evaluator.evaluate(task, wanted.seed, problems=wanted.problems, **settings)
+        assert evaluation is not None  # there is one rank
+        sources = {task.name: source_digest(type(task))}
+        earlier = Made.read(task_folder)
+        if earlier is None or earlier.sources != sources:
+            record_attempt(task_folder, engine.config, sources, digest)
+        flags, prompts = task.flags(trained_on=None), [record["prompt"] for record in evaluation.samples]
+        some, _ = count_unread(tokenizer, prompts, model.chat)
+        notes = [f"the tokenizer leaves letters out of {some} of {len(prompts)} prompts"] if some else []
+        assessments.append(Assessment(name, evaluation, settings, task_folder, flags, notes))
+        files.write_json(task_folder / "result.json", assessments[-1].record())
+    summary = {"model": model.name, "summary": model.summary(), "identity": model.identity()}
+    files.write_json(out / "results.json", {**summary, "tasks": [each.record() for each in assessments]})
     return assessments
-
-
-def record_origin(task_folder: Path, task: Task, engine: EngineOnDemand, digest: str) -> None:
-    """Record what made an evaluation, unless the task is the same as the first time."""
-    sources = {task.name: source_digest(type(task))}
-    earlier = Made.read(task_folder)
-    if earlier is None or earlier.sources != sources:
-        gpu = torch.cuda.get_device_name() if engine.device == "cuda" else None
-        packages = choice.DISTRIBUTIONS if engine.name == "vllm" else ()
-        provenance.begin_attempt(task_folder, sources, engine.device, gpu, packages, base_model=digest)
 
 
 def print_assessments(console: Console, assessments: Sequence[Assessment]) -> None:
@@ -258,7 +289,7 @@ def print_assessments(console: Console, assessments: Sequence[Assessment]) -> No
     console.print("±: 95 % interval over problems, of one model and one seed; Pass@1 is Avg@K; length is in tokens.")
     console.print("distinct right: distinct right answers to a problem; solutions found: their share of all solutions.")
     for assessment in assessments:
-        task = assessment.evaluation.task
+        task = assessment.task
         verdicts = Counter(assessment.evaluation.verdicts).most_common()
         counts = [f"{number:,} {verdict}" for verdict, number in verdicts]
         console.print(f"{task}: {', '.join(counts)}")
@@ -275,7 +306,7 @@ def cells_of(assessment: Assessment, ks: Sequence[int]) -> list[str]:
         if k <= samples:
             passes[column] = format_estimate(assessment.pass_at_k(k))
     return [
-        evaluation.task,
+        assessment.task,
         str(len(evaluation.problems)),
         str(samples),
         format_estimate(assessment.avg()),

@@ -25,21 +25,19 @@ import tasks
 from harness import ranks
 from harness.base.errors import CellFailure, UserError
 from harness.base.processes import python_command, wait_for_all
-from harness.cells import checksums, evaluations, lease, provenance, repair
+from harness.cells import checksums, evaluations, lease
 from harness.cells.checksums import CHECKPOINTS
 from harness.cells.log import NO_SIGNAL, MetricsLog, collapse, last_step, why_no_signal
-from harness.cells.provenance import Made
 from harness.cells.source_digest import harness_digest, source_digest
 from harness.cells.spec import CellSpec, changed_parts
 from harness.cells.state import State, is_stopped
-from harness.config import OWN, TRL, Hardware
+from harness.config import OWN, Hardware
 from harness.launch.status_writer import StatusWriter
 from harness.methods.composition import method_classes
-from harness.methods.refusals import TRL_DISTRIBUTIONS
-from harness.rollout import choice, digests, models
+from harness.rollout import digests, models
 from harness.train import loading  # noqa: F401  before anything else of transformers
 from harness.train.checkpoint import Checkpoints, NoneWhole
-from harness.train.parts import Parts, build_parts, source_classes, training_device, unread
+from harness.train.parts import Parts, begin_attempt, build_parts, source_classes, training_device, unread
 from harness.train.trainer import Trainer
 from harness.verify.pool import VerifierPool
 
@@ -203,38 +201,16 @@ def begin(folder: Path, spec: CellSpec, status: StatusWriter, *, lost: bool = Fa
     # Only for a cell with work to do: this may download the model, and results that were moved here count as done even
     # if this machine has another base model.
     base_model = base_model_of(spec, status)
-    earlier = Made.read(folder)
     why = "no checkpoint is whole" if lost else None
-    if earlier is not None and earlier.base_model not in (None, base_model):
-        why = "it began from another base model"
-    if why is not None:
-        repair.start_over(folder, why)
-        earlier = None
-    if earlier is None:
-        device, _ = training_device(spec.config)
-        gpu = torch.cuda.get_device_name() if device == "cuda" else None
-        packages = [*choice.DISTRIBUTIONS] if spec.config.rollout.engine == "vllm" else []
-        if spec.config.train.backend == TRL:
-            packages += TRL_DISTRIBUTIONS
-        provenance.begin_attempt(
-            folder,
-            sources,
-            device,
-            gpu,
-            packages,
-            base_model=base_model,
-            harness=HARNESS,
-            rounding=rounding(spec.config.hardware, device),
-        )
-    before = State.read(folder)
-    State("running", seconds=before.seconds).write(folder)
+    more = {"harness": HARNESS, "rounding": rounding(spec.config.hardware)}
+    begin_attempt(folder, spec.config, sources, base_model, why, **more)
     return True
 
 
-def rounding(hardware: Hardware, device: str) -> dict[str, str]:
+def rounding(hardware: Hardware) -> dict[str, str]:
     """Return what decides the order of floating-point sums, apart from the processor and the libraries."""
     values = {"micro_tokens": str(hardware.micro_tokens)}
-    if device == "cpu":
+    if hardware.device == "cpu":
         # By torch, since an environment variable may choose a smaller set than the processor has.
         values |= {"instructions": torch.backends.cpu.get_cpu_capability(), "threads": str(hardware.threads)}
     return values

@@ -1,7 +1,7 @@
-"""Evaluation through lm-eval: its task files and metrics, with samples from our engines.
+"""The evaluation of a model on tasks, whoever trained it: sampled by an engine, judged, counted and recorded.
 
-lm-eval sees an ordinary task (tasks/<name>/<name>.yaml) and an ordinary model. The verdict on every single response is
-kept along with its metrics, since intervals and comparisons need it.
+Scores come through lm-eval: it sees an ordinary task (tasks/<name>/<name>.yaml) and an ordinary model. The verdict on
+every single response is kept along with its metrics, since intervals and comparisons need it.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import lm_eval.api.task
 from lm_eval.api.instance import Instance
@@ -24,23 +24,25 @@ from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml  # the public functions build the task at once
 
 import tasks
+from harness import ranks
 from harness.base import files, seeds
-from harness.base.errors import Damaged, UserError
+from harness.base.errors import UserError
 from harness.base.task import Countable, Judged
-from harness.ranks import Work
+from harness.cells import evaluations
+from harness.config import Config, Verify
 from harness.rollout.protocol import Sampling
-from harness.rollout.rendering import PLAIN, Chat, count_unread, render_prompt
+from harness.rollout.rendering import PLAIN, Chat, render_prompt
+from harness.train.policy import context_of
 from harness.verify.background import BackgroundJudge, JudgedRollout, judge_rollouts
 from harness.verify.pool import check_failures
 from tasks import Problem, Task, Verdict, Verifier
-from tasks.scoring import dataset_of, distinct_right, judged, metric_list, scores, solutions
+from tasks.scoring import dataset_of, distinct_right, metric_list, scores, solutions
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from harness.methods.batch import Rollout
 
-T = TypeVar("T")
 # The record of a problem: its id, the prompt, responses, lengths in tokens, finished, distinct, verdicts, answers in
 # the task's normal form, and whether each response continues after its answer
 Record = dict[str, Any]
@@ -49,8 +51,9 @@ FILTER = "all"  # the name under which lm-eval reports the metrics over all samp
 
 
 @dataclass(frozen=True)
-class EvaluationResult:
-    task: str
+class Evaluation:
+    """The result of a model on a task."""
+
     problems: list[str]  # ids
     right: list[list[int]]  # problem by sample, 0 or 1
     right_distinct: list[int]  # distinct right answers found for each problem
@@ -59,117 +62,120 @@ class EvaluationResult:
     metrics: dict[str, float]
     samples: list[Record]
 
-
-def ignore_progress(done: int, of: int) -> None:
-    """Report no progress."""
+    def counts(self) -> dict[str, Any]:
+        """Return all but the samples, as records of evaluations hold it."""
+        return {name: value for name, value in vars(self).items() if name != "samples"}
 
 
 @dataclass(frozen=True)
-class Sampler:
-    """An engine with the settings of an evaluation."""
+class Evaluator:
+    """A model on an engine, with all else that decides its responses and their verdicts."""
 
-    engine: Sampling  # of this rank
+    engine: Sampling  # of this rank, with the weights that are evaluated
     tokenizer: PreTrainedTokenizerBase
-    seed: int
+    verifier: Verifier
     chat: Chat = PLAIN
     context: int | None = None  # tokens of a prompt with its response, at most
-    kept: Path | None = None  # a folder for batches that need not be sampled again
-    together: int = 1  # responses of such a batch
-    heard: Callable[[int, int], None] = ignore_progress
-    helped: Work | None = None  # `sample`, done by all ranks; None: by this one alone
+    max_failures: float = Verify.max_failures  # the largest share of answers on which the verifier may fail
 
-    def ask(
-        self, task: Task, verifier: Verifier, problems: Sequence[Problem], n: int, temperature: float, budget: int
-    ) -> list[Record]:
-        """Return n judged responses to each problem, sampled or read from kept batches.
-
-        The division into batches depends on the problems alone, so that kept ones are found again.
-        """
-        lengths = [len(self.rendered(problem)) for problem in problems]
-        self.check_room(task.name, lengths, budget)
-        settings: dict[str, Any] = {"n": n, "temperature": temperature, "budget": budget}
-        sample = self.helped or partial(self.sample, task, verifier)
-        if self.kept is None:
-            return sample(problems, **settings)
-        records: list[Record] = []
-        for path, batch in self.batches(problems, n):
-            of_batch = known_records(path, batch)
-            if of_batch is None:
-                of_batch = sample(batch, **settings)
-                files.write_lines(path, of_batch)
-            else:  # the rules of judging may have changed since
-                for problem, record in zip(batch, of_batch, strict=True):
-                    record |= of_judged(judged(task, verifier, problem, record["responses"]))
-                rejudge(path, of_batch)
-            records += of_batch
-            self.heard(len(records), len(problems))
-        return records
-
-    def batches(self, of_problems: Sequence[T], n: int) -> Iterator[tuple[Path, Sequence[T]]]:
-        """Yield the file of each batch, with its problems."""
-        assert self.kept is not None
-        together = max(self.together // n, 1)
-        for number, start in enumerate(range(0, len(of_problems), together)):
-            yield self.kept / f"{number:04d}.jsonl", of_problems[start : start + together]
+    @classmethod
+    def of_config(
+        cls, config: Config, engine: Sampling, tokenizer: Any, verifier: Verifier, chat: Chat, model: PreTrainedModel
+    ) -> Evaluator:
+        """Return the evaluator of a cell's model."""
+        context = None if config.eval.beyond_context else context_of(model.config)
+        return cls(engine, tokenizer, verifier, chat, context, config.verify.max_failures)
 
     def rendered(self, problem: Problem) -> list[int]:
+        """Return the tokens of a problem's prompt."""
         return render_prompt(self.tokenizer, problem, self.chat)
 
     def sample(
         self,
         task: Task,
-        verifier: Verifier,
         problems: Sequence[Problem],
         *,
+        seed: Sequence[object],
         n: int,
         temperature: float,
-        budget: int,
+        max_new_tokens: int,
     ) -> list[Record]:
-        """Return n responses to each problem, judged while others are sampled."""
-        with BackgroundJudge(partial(judge_rollouts, task, verifier, self.tokenizer, problems)) as reading:
-            prompts, seeds_of_problems = [], []
-            for problem in problems:
-                prompts.append(self.rendered(problem))
-                seeds_of_problems.append(seeds.derive(self.seed, problem.id))
+        """Return n responses to each problem, judged while others are sampled.
+
+        They depend on the weights, the problem and the parts of the seed alone, not on the other problems.
+        """
+        with BackgroundJudge(partial(judge_rollouts, task, self.verifier, self.tokenizer, problems)) as judging:
             groups = self.engine.generate(
-                prompts,
+                [self.rendered(problem) for problem in problems],
                 n,
-                seeds=seeds_of_problems,
+                seeds=[seeds.derive(*seed, problem.id) for problem in problems],
                 temperature=temperature,
-                max_new_tokens=budget,
-                on_group=reading.add,
+                max_new_tokens=max_new_tokens,
+                on_group=judging.add,
             )
-            results = iter(reading.results())
+            results = iter(judging.results())
         records = []
         for problem, group in zip(problems, groups, strict=True):
-            records.append(self.record(problem, group, list(islice(results, n))))
+            records.append(record_of_problem(problem, group, list(islice(results, n))))
         return records
 
-    def record(self, problem: Problem, group: Sequence[Rollout], results: Sequence[JudgedRollout]) -> Record:
-        """Return the record of the responses to one problem."""
-        texts, lengths, finished, distinct, judged_group = [], [], [], set(), []
-        for rollout, result in zip(group, results, strict=True):
-            texts.append(result.text)
-            lengths.append(len(rollout.response))
-            finished.append(rollout.finished)
-            distinct.add(result.copy_of)
-            judged_group.append(result.judged)
-        return {
-            "problem": problem.id,
-            **as_asked(problem),
-            "responses": texts,
-            "lengths": lengths,
-            "finished": finished,
-            "distinct": len(distinct),
-            **of_judged(judged_group),
-        }
+    def evaluate(
+        self,
+        task: Task,
+        seed: int,
+        *,
+        split: str,
+        problems: int | None,
+        samples: int,
+        temperature: float,
+        max_new_tokens: int,
+    ) -> Evaluation | None:
+        """Evaluate the first `problems` problems of a split (None: all); a collective.
 
-    def check_room(self, task: str, lengths: Sequence[int], budget: int) -> None:
+        Every rank samples and judges its share, and rank 0 computes the scores; the others return None. Models that
+        are evaluated with the same seed are compared sample by sample.
+        """
+        available = task.problems(split)
+        if not 1 <= (problems or len(available)) <= len(available):
+            raise UserError(f"eval.problems is {problems}, but {task.name} has {len(available)} in its {split} split")
+        chosen = available[:problems]
+        self.check_room(task.name, chosen, max_new_tokens)
+        with ranks.on_all_ranks(partial(self.sample, task)) as sample:
+            if sample is None:
+                return None
+            model = EngineLM(partial(sample, seed=(seed,)), chosen)
+            metrics = metrics_by_lm_eval(model, task, split, samples, temperature, max_new_tokens)
+        records, counts = [], []
+        right, right_distinct, verdicts = [], [], Counter[str]()
+        for problem in chosen:
+            record = model.records[problem.id]
+            records.append(record)
+            count = solutions(task, problem)
+            if count is not None:
+                counts.append(count)
+            right.append([int(Verdict(verdict).reward) for verdict in record["verdicts"]])
+            right_distinct.append(distinct_right(record["verdicts"], record["answers"]))
+            verdicts.update(record["verdicts"])
+        check_failures(verdicts.elements(), self.max_failures)
+        return Evaluation(
+            problems=[problem.id for problem in chosen],
+            right=right,
+            right_distinct=right_distinct,
+            solutions=counts or None,
+            verdicts=dict(verdicts),
+            metrics=metrics | token_metrics(records),
+            samples=records,
+        )
+
+    def check_room(self, task: str, problems: Sequence[Problem], budget: int) -> None:
         """Raise UserError where a prompt with its response may exceed the context of the model."""
-        if self.context is None or max(lengths) + budget <= self.context:
+        if self.context is None:
+            return
+        lengths = [len(self.rendered(problem)) for problem in problems]
+        room = self.context - max(lengths)
+        if budget <= room:
             return
         number = sum(length + budget > self.context for length in lengths)
-        room = self.context - max(lengths)
         shorter = f"up to {room}, or " if room > 0 else ""
         raise UserError(
             f"max_new_tokens is {budget}, but with {number} of {len(lengths)} prompts of {task} that exceeds the "
@@ -177,10 +183,53 @@ class Sampler:
             f"{shorter}eval.beyond_context=true (--beyond-context), where positions go on and answers may get worse"
         )
 
-    def notes(self, prompts: Sequence[str]) -> list[str]:
-        """Return a note for readers if the tokenizer leaves out characters that it has no token for."""
-        some, _ = count_unread(self.tokenizer, prompts, self.chat)
-        return [f"the tokenizer leaves letters out of {some} of {len(prompts)} prompts"] if some else []
+
+def evaluate_cell(
+    evaluator: Evaluator,
+    folder: Path,
+    config: Config,
+    evaluated: Mapping[str, Task],
+    *,
+    seed: int,
+    trained_on: str,
+    step: int,
+) -> dict[str, float]:
+    """Evaluate a cell after a step on tasks by the names of their evaluations; a collective.
+
+    Its folder gets the evaluations and the answers. Only rank 0 returns the metrics.
+    """
+    logged: dict[str, float] = {}
+    for name, task in evaluated.items():
+        settings = config.eval.of(name)
+        result = evaluator.evaluate(
+            task,
+            seeds.derive("evaluate", seed, step),
+            split=settings.split,
+            problems=settings.problems,
+            samples=settings.samples,
+            temperature=settings.temperature,
+            max_new_tokens=config.rollout.max_new_tokens,
+        )
+        if result is not None:
+            record = {"task": name, "step": step, **result.counts(), "flags": task.flags(trained_on)}
+            evaluations.write_evaluation(folder, record)
+            answers = evaluations.answers_path(evaluations.evaluation_path(folder, name, step))
+            files.write_lines(answers, result.samples)
+            logged |= evaluations.logged_metrics(record)
+    return logged
+
+
+def record_of_problem(problem: Problem, group: Sequence[Rollout], results: Sequence[JudgedRollout]) -> Record:
+    """Return the record of the responses to a problem."""
+    return {
+        "problem": problem.id,
+        **as_asked(problem),
+        "responses": [result.text for result in results],
+        "lengths": [len(rollout.response) for rollout in group],
+        "finished": [rollout.finished for rollout in group],
+        "distinct": len({result.copy_of for result in results}),
+        **record_of_judging([result.judged for result in results]),
+    }
 
 
 def as_asked(problem: Problem) -> Record:
@@ -189,78 +238,43 @@ def as_asked(problem: Problem) -> Record:
     return {"prompt": problem.prompt, **shots}
 
 
-def of_judged(responses: Sequence[Judged]) -> Record:
+def record_of_judging(responses: Sequence[Judged]) -> Record:
     """Return the part of a record that depends on the rules of judging."""
-    verdicts, answers, goes_on = [], [], []
-    for response in responses:
-        verdicts.append(response.verdict)
-        answers.append(response.text)
-        goes_on.append(response.goes_on)
-    return {"verdicts": verdicts, "answers": answers, "goes_on": goes_on}
+    return {
+        "verdicts": [response.verdict for response in responses],
+        "answers": [response.text for response in responses],
+        "goes_on": [response.goes_on for response in responses],
+    }
 
 
-def known_records(path: Path, batch: Sequence[Problem]) -> list[Record] | None:
-    """Return the kept records of a batch; None unless there is one for each problem, with the same prompt and shots."""
-    if not path.exists():
-        return None
-    try:
-        records = files.read_lines(path)
-    except Damaged as damage:
-        raise UserError(f"{damage}; remove this file, and the same command asks for its responses again") from damage
-    by_problem = {record["problem"]: record for record in records}
-    of_batch = []
-    for problem in batch:
-        record = by_problem.get(problem.id)
-        if record is None or as_asked(problem) != {key: record[key] for key in ("prompt", "shots") if key in record}:
-            return None
-        of_batch.append(record)
-    return of_batch
-
-
-def rejudge(path: Path, records: Sequence[Record]) -> None:
-    """Write new verdicts into a kept file, which may hold more problems than this evaluation has."""
-    by_problem = {record["problem"]: record for record in records}
-    lines = []
-    for kept in files.read_lines(path):
-        lines.append(by_problem.get(kept["problem"], kept))
-    files.write_lines(path, lines)
+# lm-eval
 
 
 class EngineLM(LM):
     """An lm-eval model over an engine: the repeats of a request become the samples of one prompt."""
 
-    def __init__(self, sampler: Sampler, task: Task, verifier: Verifier, problems: Sequence[Problem]) -> None:
+    def __init__(self, sample: Callable[..., list[Record]], problems: Sequence[Problem]) -> None:
         super().__init__()
-        self.sampler, self.task, self.verifier = sampler, task, verifier
+        self.sample = sample
         self.problems = {problem.id: problem for problem in problems}
         self.records: dict[str, Record] = {}  # by problem
 
     def generate_until(self, requests: list[Instance]) -> list[str]:
-        repeats = Counter[str]()
-        problems: dict[str, Problem] = {}
-        for request in requests:
-            assert request.args[0] == request.doc["prompt"], "a prompt is the problem's"
-            problem = self.problems[request.doc["id"]]
-            repeats[problem.id] += 1
-            problems[problem.id] = problem
+        assert all(request.args[0] == request.doc["prompt"] for request in requests), "a prompt is the problem's"
+        repeats = Counter(request.doc["id"] for request in requests)
         settings = requests[0].args[1]
         assert len(set(repeats.values())) == 1, "every problem has the same number of samples"
         assert not settings["until"], "the engine stops at the end of a sequence and nowhere else"
-        samples = repeats[requests[0].doc["id"]]
-        temperature, budget = settings["temperature"], settings["max_gen_toks"]
-        records = self.sampler.ask(self.task, self.verifier, list(problems.values()), samples, temperature, budget)
+        records = self.sample(
+            [self.problems[name] for name in repeats],
+            n=repeats[requests[0].doc["id"]],
+            temperature=settings["temperature"],
+            max_new_tokens=settings["max_gen_toks"],
+        )
+        self.records = {record["problem"]: record for record in records}
         # lm-eval repeats a request for each sample. The repeats take the responses to their problem one by one.
-        self.records, texts = {}, {}
-        for record in records:
-            self.records[record["problem"]] = record
-            texts[record["problem"]] = iter(record["responses"])
+        texts = {name: iter(record["responses"]) for name, record in self.records.items()}
         return [next(texts[request.doc["id"]]) for request in requests]
-
-    def scores(self, problem: str) -> dict[str, Any]:
-        """Return the metrics of one problem, given by its id."""
-        record = self.records[problem]
-        kept = (record["responses"], record["verdicts"], record["answers"], record["goes_on"])
-        return scores(*kept, solutions(self.task, self.problems[problem]))
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
         raise NotImplementedError("an engine samples; it scores no given text")
@@ -269,31 +283,21 @@ class EngineLM(LM):
         raise NotImplementedError("an engine samples; it scores no given text")
 
 
-def evaluate_task(
+def metrics_by_lm_eval(
+    model: EngineLM,
     task: Task,
-    sampler: Sampler,
-    verifier: Verifier,
-    *,
     split: str,
-    problems: int | None,
     samples: int,
     temperature: float,
     max_new_tokens: int,
-    max_failures: float,
-) -> EvaluationResult:
-    """Sample responses to the first `problems` problems of a split (None: all); return their verdicts and metrics.
-
-    The samples of a problem depend on the weights, the problem and the seed alone, so that models that are evaluated
-    with the same seed are compared sample by sample.
-    """
-    available = task.problems(split)
-    if not 1 <= (problems or len(available)) <= len(available):
-        raise UserError(f"eval.problems is {problems}, but {task.name} has {len(available)} in its {split} split")
-    model = EngineLM(sampler, task, verifier, available[:problems])
+) -> dict[str, float]:
+    """Sample responses to the model's problems through lm-eval, and return the metrics that follow from their texts."""
     overrides = {
-        "custom_dataset": lambda **_: {split: dataset_of(available[:problems])},
+        "custom_dataset": lambda **_: {split: dataset_of([*model.problems.values()])},
         # Not a partial: lm-eval deep-copies its arguments, which a verifier with its processes does not allow.
-        "process_results": lambda doc, results: model.scores(doc["id"]),
+        "process_results": lambda doc, results: scores_of_record(
+            task, model.problems[doc["id"]], model.records[doc["id"]]
+        ),
         "test_split": split,
         "fewshot_split": None,  # a prompt is rendered here with the shots of its problem
         "num_fewshot": 0,
@@ -311,39 +315,22 @@ def evaluate_task(
         # By its file alone: lm-eval may have a task of the same name, and would read all files in a plugin's folder.
         loaded = TaskManager(include_defaults=False).load({**load_yaml(tasks.lm_eval_file(task)), **overrides})
         # Without its bootstrap: intervals are computed from the verdicts, over seeds and problems.
-        result = lm_evaluate(model, {**loaded, "groups": {}}, bootstrap_iters=0, log_samples=True)
+        result = lm_evaluate(model, {**loaded, "groups": {}}, bootstrap_iters=0, log_samples=False)
     assert result is not None
-    rows = sorted(result["samples"][task.name], key=lambda row: row["doc_id"])
-    problem_ids, records, counts = [], [], []
-    right, right_distinct, verdicts = [], [], Counter[str]()
-    for row in rows:
-        record = model.records[row["doc"]["id"]]
-        problem_ids.append(record["problem"])
-        records.append(record)
-        count = solutions(task, model.problems[row["doc"]["id"]])
-        if count is not None:
-            counts.append(count)
-        right.append([int(Verdict(verdict).reward) for verdict in record["verdicts"]])
-        right_distinct.append(distinct_right(record["verdicts"], record["answers"]))
-        verdicts.update(record["verdicts"])
-    check_failures(verdicts.elements(), max_failures)
     metrics = {}
     for key, value in result["results"][task.name].items():
         if key.endswith(f",{FILTER}") and "_stderr" not in key:
             metrics[key.removesuffix(f",{FILTER}")] = value
-    return EvaluationResult(
-        task=task.name,
-        problems=problem_ids,
-        right=right,
-        right_distinct=right_distinct,
-        solutions=counts or None,
-        verdicts=dict(verdicts),
-        metrics=metrics | of_tokens(records),
-        samples=records,
-    )
+    return metrics
 
 
-def of_tokens(records: Sequence[Record]) -> dict[str, float]:
+def scores_of_record(task: Task, problem: Problem, record: Record) -> dict[str, Any]:
+    """Return the metrics of one problem."""
+    kept = (record["responses"], record["verdicts"], record["answers"], record["goes_on"])
+    return scores(*kept, solutions(task, problem))
+
+
+def token_metrics(records: Sequence[Record]) -> dict[str, float]:
     """Return the metrics of tokens, which lm-eval cannot compute from the text."""
     lengths: list[int] = []
     finished: list[bool] = []

@@ -10,28 +10,21 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from filelock import Timeout
 
-from harness.base import files, identities, seeds
+from harness.base import files, identities
 from harness.base.errors import Damaged, UserError
 from harness.base.locks import lock
-from harness.base.task import Problem, Task, Verdict, Verifier
+from harness.base.task import Problem, Task, Verdict
 from harness.config import Filter, RolloutConfig
 from harness.ranks import Work
-from harness.rollout.rendering import PLAIN, Chat, render_prompt
-from harness.verify.background import BackgroundJudge, judge_rollouts
+from harness.train.evaluate import Evaluator
 from harness.verify.pool import check_failures
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-    from harness.rollout.protocol import Sampling
 
 VERSION = 1  # of the measurement of counts: raising it measures all again
 
@@ -56,15 +49,8 @@ class Asker:
 
     model: dict[str, Any]  # its identity
     task: Task
-    engine: Sampling  # of this rank, with the model's weights
-    tokenizer: PreTrainedTokenizerBase
-    verifier: Verifier
+    evaluator: Evaluator  # on an engine with the model's weights
     rollout: RolloutConfig
-    max_failures: float  # the largest share of answers on which the verifier may fail
-    chat: Chat = PLAIN
-
-    def prompt(self, problem: Problem) -> list[int]:
-        return render_prompt(self.tokenizer, problem, self.chat)
 
     def identity(self, prompts: Mapping[Problem, list[int]], n: int) -> dict[str, Any]:
         """Return everything that determines the counts."""
@@ -79,22 +65,16 @@ class Asker:
         }
 
     def verdicts(self, problems: Sequence[Problem], *, n: int, key: str) -> list[list[Verdict]]:
-        """Return the verdicts on n responses to each problem; they do not depend on the other problems."""
-        prompts, seeds_of_problems = [], []
-        for problem in problems:
-            prompts.append(self.prompt(problem))
-            seeds_of_problems.append(seeds.derive("filter", key, problem.id))
-        with BackgroundJudge(partial(judge_rollouts, self.task, self.verifier, self.tokenizer, problems)) as judging:
-            self.engine.generate(
-                prompts,
-                n,
-                seeds=seeds_of_problems,
-                temperature=self.rollout.temperature,
-                max_new_tokens=self.rollout.max_new_tokens,
-                on_group=judging.add,
-            )
-            verdicts = [result.judged.verdict for result in judging.results()]
-        return [verdicts[start : start + n] for start in range(0, len(verdicts), n)]
+        """Return the verdicts on n responses to each problem."""
+        records = self.evaluator.sample(
+            self.task,
+            problems,
+            seed=("filter", key),
+            n=n,
+            temperature=self.rollout.temperature,
+            max_new_tokens=self.rollout.max_new_tokens,
+        )
+        return [record["verdicts"] for record in records]
 
 
 def training_pool(asker: Asker, ask: Work, given: Filter | None, cache: Path, at_once: int, say: Say) -> TrainingPool:
@@ -105,7 +85,7 @@ def training_pool(asker: Asker, ask: Work, given: Filter | None, cache: Path, at
     problems, longest = asker.task.problems("train"), asker.rollout.max_prompt_tokens
     record = {"given": len(problems)}
     if given is not None or longest is not None:  # otherwise no prompt needs to be rendered
-        prompts = {problem: asker.prompt(problem) for problem in problems}
+        prompts = {problem: asker.evaluator.rendered(problem) for problem in problems}
     if longest is not None:
         problems = [problem for problem in problems if len(prompts[problem]) <= longest]
         record["too_long"] = len(prompts) - len(problems)
@@ -116,7 +96,7 @@ def training_pool(asker: Asker, ask: Work, given: Filter | None, cache: Path, at
 
         def right(batch: Sequence[Problem]) -> list[int]:
             rows: list[list[Verdict]] = ask(batch, n=given.n, key=key)
-            check_failures(chain.from_iterable(rows), asker.max_failures)
+            check_failures(chain.from_iterable(rows), asker.evaluator.max_failures)
             return [row.count(Verdict.RIGHT) for row in rows]
 
         path = cache / "filters" / f"{asker.task.name}-{key}.json"

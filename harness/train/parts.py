@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,15 +16,19 @@ import baselines
 import tasks
 from harness import ranks
 from harness.base.errors import UserError
-from harness.cells import provenance
+from harness.cells import provenance, repair
 from harness.cells.lease import Heartbeat
+from harness.cells.provenance import Made
 from harness.cells.spec import CellSpec
-from harness.config import OWN, Config
+from harness.cells.state import State
+from harness.config import OWN, TRL, Config
 from harness.methods.composition import Method, method_classes
-from harness.rollout import engines, models
+from harness.methods.refusals import TRL_DISTRIBUTIONS
+from harness.rollout import choice, engines, models
 from harness.rollout.proof import check_engine_weights
 from harness.rollout.protocol import Engine
 from harness.rollout.rendering import Chat, count_unread, with_instruction
+from harness.train.evaluate import Evaluator, evaluate_cell
 from harness.train.filter import RESPONSES, Asker, TrainingPool, training_pool
 from harness.train.policy import Critic, Policy, check_vocabulary
 from harness.train.weights import opened
@@ -50,6 +55,16 @@ class Parts:
     chat: Chat
     heartbeat: Heartbeat = field(default_factory=Heartbeat)
 
+    def evaluate(self, folder: Path, step: int) -> dict[str, float]:
+        """Evaluate the engine's weights on all evaluation tasks, as `evaluate_cell` does."""
+        evaluator = Evaluator.of_config(
+            self.config, self.engine, self.tokenizer, self.verifier, self.chat, self.policy.module
+        )
+        trained_on = self.task.name
+        return evaluate_cell(
+            evaluator, folder, self.config, self.evaluation_tasks, seed=self.seed, trained_on=trained_on, step=step
+        )
+
 
 def training_device(config: Config) -> tuple[str, torch.dtype]:
     """Return the device and the compute type of a settled configuration."""
@@ -58,6 +73,34 @@ def training_device(config: Config) -> tuple[str, torch.dtype]:
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError("hardware.device is 'cuda', but torch sees no CUDA device here; allowed: auto, cpu")
     return device, getattr(torch, dtype)
+
+
+def begin_attempt(
+    folder: Path, config: Config, sources: dict[str, str], base_model: str, why: str | None, **more: Any
+) -> None:
+    """Record that a cell runs, and what makes its numbers, unless its attempt has begun before.
+
+    `why`: the reason to delete an earlier attempt; one from another base model is deleted anyway. `more`: further parts
+    of the record.
+    """
+    earlier = Made.read(folder)
+    if earlier is not None and earlier.base_model not in (None, base_model):
+        why = "it began from another base model"
+    if why is not None:
+        repair.start_over(folder, why)
+        earlier = None
+    if earlier is None:
+        record_attempt(folder, config, sources, base_model, **more)
+    State("running", seconds=State.known(folder).seconds).write(folder)
+
+
+def record_attempt(folder: Path, config: Config, sources: dict[str, str], base_model: str, **more: Any) -> None:
+    """Record what makes the numbers in a folder: the device and the packages of a settled configuration, and `more`."""
+    gpu = torch.cuda.get_device_name() if config.hardware.device == "cuda" else None
+    packages = [*choice.DISTRIBUTIONS] if config.rollout.engine == "vllm" else []
+    if config.train.backend == TRL:
+        packages += TRL_DISTRIBUTIONS
+    provenance.begin_attempt(folder, sources, config.hardware.device, gpu, packages, base_model=base_model, **more)
 
 
 def source_classes(spec: CellSpec) -> dict[str, type]:
@@ -108,10 +151,11 @@ def build_parts(
     if config.train.filter is not None:
         engine.load(policy.module)  # not trained yet
         check_engine_weights(engine, policy.module, dtype, spec.key.seed)
-    most, given = config.verify.max_failures, config.train.filter
+    given = config.train.filter
     # By the weights themselves: the filter's counts are kept for later cells, and a model's folder may change.
     weights = {**model.identity(), "digest": model.digest(base)}
-    asker = Asker(weights, task, engine, tokenizer, verifier, config.rollout, most, model.chat)
+    evaluator = Evaluator(engine, tokenizer, verifier, model.chat, max_failures=config.verify.max_failures)
+    asker = Asker(weights, task, evaluator, config.rollout)
     selected = None
     with heartbeat.at("filter"), ranks.on_all_ranks(asker.verdicts) as ask:
         if ask is not None:

@@ -24,7 +24,6 @@ from harness.tokens import dynamics, metrics
 from harness.tokens.correction import correct
 from harness.tokens.metrics import Stopwatch
 from harness.train import invariants
-from harness.train.cell_evaluation import CellEvaluator
 from harness.train.checkpoint import Checkpoints
 from harness.train.collect import Collected, Collector
 from harness.train.parts import Parts
@@ -242,8 +241,7 @@ class Trainer:
         return evaluation_due(self.config, step, self.last_step)
 
     def evaluate(self, step: int) -> dict[str, float]:
-        """Evaluate on all evaluation tasks; rank 0 computes the scores, and each rank samples and judges its share."""
-        return CellEvaluator.of_parts(self.parts, self.folder, self.engine).evaluate(step)
+        return self.parts.evaluate(self.folder, step)
 
     def learners(self) -> dict[str, Policy | Critic]:
         return {"policy": self.policy} | ({"critic": self.critic} if self.critic else {})
@@ -266,6 +264,10 @@ class Trainer:
             self.collector.load_state(checkpoint.rest["rollouts"])
             for who, learner in self.learners().items():
                 learner.load_state(checkpoint.of(who), partial(checkpoint.fill, who))
+        self.resume_log()
+
+    def resume_log(self) -> None:
+        """Cut the log at the checkpoint from which training goes on."""
         if ranks.own_rank() == 0:
             # Later steps are trained and logged again; without a checkpoint all are, since `done_steps` is -1.
             self.log.truncate(self.done_steps)

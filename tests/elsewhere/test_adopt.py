@@ -387,20 +387,20 @@ def test_a_seed_has_one_model(place: Place, checkpoint: Path) -> None:
 def test_an_interrupted_evaluation_continues(place: Place, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from harness.elsewhere import adopt
 
-    evaluate = adopt.CellEvaluator.evaluate
+    evaluate = adopt.evaluate_cell
 
-    def stopped(self: Any, step: int) -> Any:
+    def stopped(*given: Any, step: int, **named: Any) -> Any:
         if step:
             raise KeyboardInterrupt(2)
-        return evaluate(self, step)
+        return evaluate(*given, step=step, **named)
 
-    monkeypatch.setattr(adopt.CellEvaluator, "evaluate", stopped)
+    monkeypatch.setattr(adopt, "evaluate_cell", stopped)
     with pytest.raises(SystemExit):
         cli.main(["adopt", str(checkpoint), "smoke", "--method", "grpo", "--seed", "0", *place.overrides])
     [folder] = place.folders
     assert State.read(folder).state == "running"
     place.capture.readouterr()
-    monkeypatch.setattr(adopt.CellEvaluator, "evaluate", evaluate)
+    monkeypatch.setattr(adopt, "evaluate_cell", evaluate)
     printed = place.adopt(checkpoint)
     assert "the base model" not in printed
     assert State.read(folder).state == "done"

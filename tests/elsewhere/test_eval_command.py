@@ -346,6 +346,6 @@ def test_the_real_contests_from_end_to_end(tmp_path: Path, monkeypatch: pytest.M
         assert assessment.evaluation.metrics["avg"] < 0.1
         assert 0 < assessment.evaluation.metrics["length"] <= 24
         assert assessment.notes == ["the tokenizer leaves letters out of 30 of 30 prompts"]
-        kept = records(tmp_path, assessment.evaluation.task)
+        kept = records(tmp_path, assessment.task)
         assert len(kept) == 30
         assert all(record["prompt"].endswith(r"\boxed{}.") and len(record["verdicts"]) == 2 for record in kept)

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from itertools import combinations, islice, permutations, product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ import tasks
 from harness.base.errors import UserError
 from harness.base.task import Answer, Countable
 from harness.rollout.embedded import EmbeddedEngine
-from harness.train.evaluate import Sampler, evaluate_task
+from harness.train.evaluate import Evaluator
 from harness.verify.pool import VerifierPool
 from tasks import SPLITS, Problem, Verdict, base_model
 from tasks.coloring import (
@@ -250,17 +251,9 @@ def test_base_model_solves_few_answers_and_most_problems(recipe: ColoringRecipe,
     encoder = AutoTokenizer.from_pretrained(tmp_path)
     engine = EmbeddedEngine(encoder.eos_token_id)
     engine.load(AutoModelForCausalLM.from_pretrained(tmp_path))
-    result = evaluate_task(
-        recipe.coloring,
-        Sampler(engine, encoder, 0),
-        VerifierPool(),
-        split="validation",
-        problems=problems,
-        samples=32,
-        temperature=1.0,
-        max_new_tokens=10,
-        max_failures=0.05,
-    )
+    settings: dict[str, Any] = {"split": "validation", "samples": 32, "temperature": 1.0, "max_new_tokens": 10}
+    result = Evaluator(engine, encoder, VerifierPool()).evaluate(recipe.coloring, 0, problems=problems, **settings)
+    assert result is not None
     assert 0.15 < result.metrics["avg"] < 0.3
     assert result.metrics["pass@16"] > 0.85
     assert 0.1 < result.metrics["coverage"] < 0.4

@@ -32,8 +32,7 @@ from harness.rollout import models
 from harness.rollout.rendering import Chat, render_prompt, with_instruction
 from harness.tokens.metrics import Stopwatch
 from harness.train import parts
-from harness.train.evaluate import quiet
-from harness.train.filter import Asker
+from harness.train.evaluate import Evaluator, quiet
 from harness.train.trainer import Trainer
 from harness.verify.pool import TooManyFailures, VerifierPool
 from tasks import Problem, Verdict, base_model, scoring
@@ -218,9 +217,9 @@ def trainer(tmp_path: Path) -> Trainer:
 
 @pytest.mark.processes  # renders the template of its model
 def test_training_and_evaluation_show_a_model_the_same(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer.engine = heard = Overheard(trainer.engine)  # type: ignore[assignment]
+    heard = Overheard(trainer.engine)
     problems = trainer.parts.task.problems("train")[:6]
-    trainer.collector.parts = dataclasses.replace(trainer.parts, engine=heard)  # type: ignore[arg-type]
+    trainer.parts = trainer.collector.parts = dataclasses.replace(trainer.parts, engine=heard)  # type: ignore[arg-type]
     monkeypatch.setattr(trainer.collector, "problems", lambda step, places: problems)
     sampled(trainer, 1)
     trained, heard.prompts = heard.prompts, []
@@ -228,17 +227,8 @@ def test_training_and_evaluation_show_a_model_the_same(trainer: Trainer, monkeyp
     assert heard.prompts == trained
     expected = [f"(4)({problem.prompt})6=" for problem in problems]
     assert trained == [trainer.parts.tokenizer(text)["input_ids"] for text in expected]
-    asker = Asker(
-        model={},
-        task=trainer.parts.task,
-        engine=trainer.engine,
-        tokenizer=trainer.parts.tokenizer,
-        verifier=trainer.parts.verifier,
-        rollout=trainer.config.rollout,
-        max_failures=1.0,
-        chat=trainer.parts.chat,
-    )
-    assert [asker.prompt(problem) for problem in problems] == trained
+    evaluator = Evaluator(trainer.engine, trainer.parts.tokenizer, trainer.parts.verifier, trainer.parts.chat)
+    assert [evaluator.rendered(problem) for problem in problems] == trained
 
 
 def test_a_task_says_what_a_reader_must_know(monkeypatch: pytest.MonkeyPatch) -> None:

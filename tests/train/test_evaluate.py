@@ -2,6 +2,7 @@ import itertools
 import logging
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from harness.rollout import models
 from harness.rollout.embedded import EmbeddedEngine
 from harness.rollout.protocol import OnGroup
 from harness.rollout.rendering import render_prompt
-from harness.train.evaluate import EngineLM, Sampler, evaluate_task, quiet
+from harness.train.evaluate import EngineLM, Evaluation, Evaluator, quiet
 from harness.verify.pool import VerifierPool
 from tasks import base_model
 from tasks.countdown import Countdown, parse_key
@@ -31,7 +32,15 @@ pytestmark = pytest.mark.slow
 TASK, UNASKED = Countdown(), VerifierPool()
 ENCODER = base_model.tokenizer(CountdownRecipe())
 SETTINGS: dict[str, Any] = {"split": "test", "problems": 7, "samples": 8, "temperature": 0.7, "max_new_tokens": 12}
-SETTINGS["max_failures"] = 0.05
+
+
+def evaluated(
+    engine: Any, task: tasks.Task = TASK, seed: int = 3, tokenizer: Any = ENCODER, **changes: Any
+) -> Evaluation:
+    """Return the evaluation by an engine with some settings changed."""
+    result = Evaluator(engine, tokenizer, UNASKED).evaluate(task, seed, **{**SETTINGS, **changes})
+    assert result is not None
+    return result
 
 
 def solutions(problem: tasks.Problem) -> list[str]:
@@ -94,9 +103,8 @@ def canned() -> Canned:
 
 
 def test_every_verdict_is_kept_and_every_metric_is_right(canned: Canned) -> None:
-    result = evaluate_task(TASK, Sampler(canned, ENCODER, 3), UNASKED, **SETTINGS)
+    result = evaluated(canned)
     asked = TASK.problems("test")[:7]
-    assert result.task == "countdown"
     assert result.problems == [problem.id for problem in asked]
     assert result.right == [[1] * i + [0] * (8 - i) for i in range(7)]
 
@@ -158,7 +166,7 @@ def test_equal_responses_are_decoded_and_judged_once(canned: Canned, monkeypatch
 
     monkeypatch.setattr(Countdown, "verdicts", verdicts)
     monkeypatch.setattr(encoder, "batch_decode", batch_decode)
-    result = evaluate_task(TASK, Sampler(canned, encoder, 3), UNASKED, **SETTINGS)
+    result = evaluated(canned, tokenizer=encoder)
     once = [list(dict.fromkeys(sample["responses"])) for sample in result.samples]
     assert {len(texts) for texts in once} == {3, 4}  # of 8
     wanted = [(problem, text) for problem, texts in zip(TASK.problems("test")[:7], once, strict=True) for text in texts]
@@ -167,7 +175,7 @@ def test_equal_responses_are_decoded_and_judged_once(canned: Canned, monkeypatch
 
 
 def test_repeats_are_one_call_with_what_was_asked(canned: Canned) -> None:
-    evaluate_task(TASK, Sampler(canned, ENCODER, 3), UNASKED, **SETTINGS)
+    evaluated(canned)
     (call,) = canned.calls
     assert (call["n"], call["temperature"], call["length"]) == (8, 0.7, 12)
     assert call["prompts"] == [render_prompt(ENCODER, problem) for problem in TASK.problems("test")[:7]]
@@ -175,7 +183,7 @@ def test_repeats_are_one_call_with_what_was_asked(canned: Canned) -> None:
 
 def test_seeds_depend_on_the_seed_and_the_problem_alone(canned: Canned) -> None:
     def drawn(**changes: Any) -> dict[tuple[int, ...], int]:
-        evaluate_task(TASK, Sampler(canned, ENCODER, changes.pop("seed", 3)), UNASKED, **{**SETTINGS, **changes})
+        evaluated(canned, **changes)
         call = canned.calls[-1]
         return dict(zip(map(tuple, call["prompts"]), call["seeds"], strict=True))
 
@@ -190,7 +198,7 @@ def test_seeds_depend_on_the_seed_and_the_problem_alone(canned: Canned) -> None:
 
 
 def test_metrics_go_up_to_the_samples_that_there_are(canned: Canned) -> None:
-    result = evaluate_task(TASK, Sampler(canned, ENCODER, 3), UNASKED, **{**SETTINGS, "samples": 5})
+    result = evaluated(canned, samples=5)
     assert {key for key in result.metrics if key.startswith("pass")} == {"pass@1", "pass@2", "pass@4"}
     assert [len(row) for row in result.right] == [5] * 7
 
@@ -198,9 +206,7 @@ def test_metrics_go_up_to_the_samples_that_there_are(canned: Canned) -> None:
 def test_options_of_the_task_and_the_split_reach_the_problems() -> None:
     task = Countdown(largest=9, target=30)
     engine = Canned(task, "validation", 4)
-    result = evaluate_task(
-        task, Sampler(engine, ENCODER, 0), UNASKED, **{**SETTINGS, "split": "validation", "problems": 4, "samples": 4}
-    )
+    result = evaluated(engine, task, split="validation", problems=4, samples=4)
     assert result.problems == [problem.id for problem in task.problems("validation")[:4]]
     assert result.right == [[1] * i + [0] * (4 - i) for i in range(4)]
 
@@ -208,9 +214,7 @@ def test_options_of_the_task_and_the_split_reach_the_problems() -> None:
 def test_without_a_number_all_problems_are_asked() -> None:
     task = Countdown(largest=5, target=20)
     count = len(task.problems("test"))
-    result = evaluate_task(
-        task, Sampler(Canned(task, "test", count), ENCODER, 0), UNASKED, **{**SETTINGS, "problems": None}
-    )
+    result = evaluated(Canned(task, "test", count), task, problems=None)
     assert result.problems == [problem.id for problem in task.problems("test")]
 
 
@@ -221,16 +225,16 @@ def test_without_a_number_all_problems_are_asked() -> None:
         ({"split": "tset"}, r"split is 'tset'; .*did you mean 'test'"),
     ],
 )
-def test_evaluate_task_mistakes(changes: dict[str, Any], sentence: str, canned: Canned) -> None:
+def test_evaluate_mistakes(changes: dict[str, Any], sentence: str, canned: Canned) -> None:
     with pytest.raises(UserError, match=sentence):
-        evaluate_task(TASK, Sampler(canned, ENCODER, 0), UNASKED, **{**SETTINGS, **changes})
+        evaluated(canned, **changes)
 
 
-def test_evaluate_task_prints_nothing_and_leaves_random_numbers_alone(
+def test_evaluate_prints_nothing_and_leaves_random_numbers_alone(
     canned: Canned, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     states = (np.random.get_state(legacy=False)["state"]["key"].tolist(), torch.get_rng_state().tolist())
-    evaluate_task(TASK, Sampler(canned, ENCODER, 3), UNASKED, **SETTINGS)
+    evaluated(canned)
     assert (np.random.get_state(legacy=False)["state"]["key"].tolist(), torch.get_rng_state().tolist()) == states
     assert capfd.readouterr() == ("", "")
     assert caplog.messages == []
@@ -240,18 +244,16 @@ def test_evaluate_task_prints_nothing_and_leaves_random_numbers_alone(
 
 
 def test_the_task_file_says_the_same_to_lm_eval_itself() -> None:
-    """lm-eval's own command has no overrides, so the file alone must give the results of evaluate_task()."""
+    """lm-eval's own command has no overrides, so the file alone must give the results of an evaluation."""
     folder = Path(tasks.__file__).parent
     with quiet():
         loaded = TaskManager(include_path=folder, include_defaults=False).load("countdown")
         task = loaded["tasks"]["countdown"]
         assert task.config.repeats == 32
         assert task.config.metric_list == metric_list(32, countable=True)
-        sampler = Sampler(Canned(TASK, "test", 32), ENCODER, 3)
-        model = EngineLM(sampler, TASK, UNASKED, TASK.problems("test"))
-        result = lm_evaluate(model, loaded, limit=5, bootstrap_iters=0)
-    sampler = Sampler(Canned(TASK, "test", 32), ENCODER, 3)
-    ours = evaluate_task(TASK, sampler, UNASKED, **{**SETTINGS, "problems": 5, "samples": 32}).metrics
+        sample = partial(Evaluator(Canned(TASK, "test", 32), ENCODER, UNASKED).sample, TASK, seed=(3,))
+        result = lm_evaluate(EngineLM(sample, TASK.problems("test")), loaded, limit=5, bootstrap_iters=0)
+    ours = evaluated(Canned(TASK, "test", 32), problems=5, samples=32).metrics
     theirs = {key.removesuffix(",all"): value for key, value in result["results"]["countdown"].items()}
     assert {key: theirs[key] for key in theirs if key in ours} == {
         key: ours[key] for key in ours if key not in ("truncated", "length", "distinct")
@@ -266,10 +268,9 @@ def test_the_base_model_knows_how_to_answer_and_has_much_to_learn() -> None:
     encoder = AutoTokenizer.from_pretrained(folder)
     engine = EmbeddedEngine(encoder.eos_token_id)
     engine.load(AutoModelForCausalLM.from_pretrained(folder))
-    settings = {**SETTINGS, "split": "validation", "problems": 128, "samples": 32, "temperature": 1.0}
-    settings["max_new_tokens"] = 24
-    result = evaluate_task(TASK, Sampler(engine, encoder, 0), UNASKED, **settings)
-    again = evaluate_task(TASK, Sampler(engine, encoder, 0), UNASKED, **{**settings, "problems": 16})
+    settings = {"split": "validation", "samples": 32, "temperature": 1.0, "max_new_tokens": 24, "tokenizer": encoder}
+    result = evaluated(engine, seed=0, problems=128, **settings)
+    again = evaluated(engine, seed=0, problems=16, **settings)
     assert 0.12 < result.metrics["avg"] < 0.28
     assert result.metrics["pass@16"] > 0.75
     assert result.metrics["truncated"] == 0

@@ -29,6 +29,7 @@ from harness.rollout import models
 from harness.rollout.protocol import OnGroup
 from harness.rollout.rendering import Chat
 from harness.train import filter, parts
+from harness.train.evaluate import Evaluator
 from harness.train.filter import Asker, TrainingPool
 from harness.train.trainer import Trainer
 from harness.verify.pool import TooManyFailures
@@ -101,16 +102,12 @@ class Numbered:
 
 
 def asker(**changes: Any) -> Asker:
-    values: dict[str, Any] = {
-        "model": {"path": "m"},
-        "task": Counting(),
-        "engine": Numbered(),
-        "tokenizer": Letters(),
-        "verifier": UNASKED,
-        "rollout": RolloutConfig(max_new_tokens=8),
-        "max_failures": 0.05,
-    }
-    return Asker(**(values | changes))
+    sampling: dict[str, Any] = {"engine": Numbered(), "tokenizer": Letters(), "verifier": UNASKED}
+    for name in ("engine", "chat"):
+        if name in changes:
+            sampling[name] = changes.pop(name)
+    values: dict[str, Any] = {"model": {"path": "m"}, "task": Counting(), "rollout": RolloutConfig(max_new_tokens=8)}
+    return Asker(**(values | changes), evaluator=Evaluator(**sampling))
 
 
 def ask(who: Asker, cache: Path, given: Filter | None = Filter(), at_once: int = 5) -> TrainingPool:  # noqa: B008
@@ -173,7 +170,7 @@ def test_without_a_filter_nothing_is_asked_and_nothing_written(tmp_path: Path) -
     pool = ask(who, tmp_path, None)
     assert len(pool.problems) == 17
     assert pool.record == {"problems/given": 17, "problems/kept": 17}
-    assert not who.engine.calls  # type: ignore[attr-defined]
+    assert not who.evaluator.engine.calls  # type: ignore[attr-defined]
     assert not list(tmp_path.iterdir())
 
 
@@ -182,7 +179,7 @@ def test_long_prompts_are_left_out_and_not_asked(tmp_path: Path) -> None:
     pool = ask(who, tmp_path)
     assert ids(pool) == [f"p{i}" for i in range(2, 9)]
     assert pool.record["problems/too_long"] == 8
-    assert max(len(prompt) for call in who.engine.calls for prompt in call["prompts"]) == 9  # type: ignore[attr-defined]
+    assert max(len(prompt) for call in who.evaluator.engine.calls for prompt in call["prompts"]) == 9  # type: ignore[attr-defined]
     assert ids(ask(who, tmp_path / "none", None)) == [f"p{i}" for i in range(9)]
 
 
@@ -190,7 +187,7 @@ def test_each_problem_is_asked_as_in_training(tmp_path: Path) -> None:
     chat = Chat(system="S")
     who = asker(chat=chat, rollout=RolloutConfig(temperature=0.5, max_new_tokens=3))
     ask(who, tmp_path, Filter(n=4, low=0, high=1))
-    calls = who.engine.calls  # type: ignore[attr-defined]
+    calls = who.evaluator.engine.calls  # type: ignore[attr-defined]
     assert [len(call["prompts"]) for call in calls] == [5, 5, 5, 2]
     assert {(call["n"], *call["how"]) for call in calls} == {(4, 0.5, 3)}
     asked = [prompt for call in calls for prompt in call["prompts"]]
@@ -201,9 +198,9 @@ def test_each_problem_is_asked_as_in_training(tmp_path: Path) -> None:
 def test_other_bounds_sample_nothing_again(tmp_path: Path) -> None:
     who = asker()
     ask(who, tmp_path)
-    before = len(who.engine.calls)  # type: ignore[attr-defined]
+    before = len(who.evaluator.engine.calls)  # type: ignore[attr-defined]
     assert ids(ask(who, tmp_path, Filter(low=0.5, high=0.75))) == ["p9", "p10", "p11"]
-    assert len(who.engine.calls) == before  # type: ignore[attr-defined]
+    assert len(who.evaluator.engine.calls) == before  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -224,7 +221,7 @@ def test_settings_that_affect_a_pass_rate_cause_a_new_measurement(
     ask(asker(), tmp_path)
     other = asker(**changes)
     ask(other, tmp_path, given)
-    assert other.engine.calls  # type: ignore[attr-defined]
+    assert other.evaluator.engine.calls  # type: ignore[attr-defined]
     assert len(list(tmp_path.glob("filters/*.json"))) == 2
 
 
@@ -281,7 +278,7 @@ def test_killed_and_run_again_it_goes_on_and_ends_the_same(tmp_path: Path) -> No
     assert messages[-1] == "training problems: 17 given, 2 too hard, 2 too easy, 13 kept"
 
     def asked(*who: Asker) -> list[tuple[list[int], int]]:
-        calls = [call for one in who for call in one.engine.calls]  # type: ignore[attr-defined]
+        calls = [call for one in who for call in one.evaluator.engine.calls]  # type: ignore[attr-defined]
         return [pair for call in calls for pair in zip(call["prompts"], call["seeds"], strict=True)]
 
     assert asked(first, second) == asked(whole)

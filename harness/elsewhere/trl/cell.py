@@ -12,17 +12,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from harness import ranks
-from harness.base import files, seeds
+from harness.base import files
 from harness.cells import checksums
-from harness.cells.evaluations import evaluation_due
-from harness.cells.log import MetricsLog, early_end
+from harness.cells.log import early_end
 from harness.cells.spec import CellSpec
 from harness.elsewhere.portable import PortableMethod
-from harness.rollout import proof
 from harness.tokens.metrics import Stopwatch
-from harness.train.cell_evaluation import CellEvaluator
 from harness.train.checkpoint import Checkpoints
 from harness.train.parts import Parts
+from harness.train.trainer import Trainer
 
 
 def training_of(spec: CellSpec, parts: Parts, folder: Path, checkpoints: Checkpoints) -> TrlTraining:
@@ -33,32 +31,28 @@ def training_of(spec: CellSpec, parts: Parts, folder: Path, checkpoints: Checkpo
     return TrlTraining(parts, method, folder, checkpoints)
 
 
-class TrlTraining:
-    """The training of one cell by TRL, as `harness.train.trainer.Trainer` is ours."""
+class TrlTraining(Trainer):
+    """The training of one cell by TRL, with the record, the engine and the evaluations of our own."""
 
     def __init__(self, parts: Parts, method: PortableMethod, folder: Path, checkpoints: Checkpoints) -> None:
-        self.parts, self.method, self.folder, self.checkpoints = parts, method, folder, checkpoints
-        self.config, self.policy = parts.config, parts.policy
-        self.log = MetricsLog(folder)
-        self.done_steps = -1  # -1: not even the evaluation before training is done
-        self.early_end: int | None = None  # the step after which `stop` ends training
-
-    @property
-    def last_step(self) -> int:
-        """The step at which training ends, as far as it is known."""
-        return self.config.train.steps if self.early_end is None else self.early_end
+        super().__init__(parts, folder, checkpoints)
+        self.portable = method
 
     def run(self, on_durable: Callable[[int], None], leaving: Callable[[], bool] = lambda: False) -> None:
-        """Train from the last checkpoint to the end, or until the process is asked to stop (`leaving`)."""
         from harness.elsewhere.trl.cell_trainer import RecordedTrainer
 
         self.on_durable, self.leaving = on_durable, leaving
-        checkpoint = self.resume()
+        checkpoint = self.checkpoints.newest()
+        if checkpoint is not None:
+            self.done_steps = checksums.step_of(checkpoint)
+            on_durable(self.done_steps)
+        self.resume_log()
         with temporary_folder(self.folder / "trl") as place:
             self.trainer = RecordedTrainer(
-                self.parts, self.method, self.folder, place, self.end_step, self.end_checkpoint
+                self.parts, self.portable, self.collector, place, self.end_step, self.end_checkpoint
             )
-            self.trainer.generated = self.generated_before()
+            lines = ranks.of_first(self.log.read())
+            self.trainer.generated = int(lines[-1]["metrics"].get("tokens/generated_total", 0)) if lines else 0
             if checkpoint is None:
                 self.evaluated(0, dict(self.parts.pool.record), Stopwatch(self.parts.heartbeat))
             elif self.done_steps == self.last_step:  # only the trained model is missing
@@ -66,23 +60,6 @@ class TrlTraining:
             if self.done_steps < self.last_step:
                 self.trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         self.checkpoints.keep(1)
-
-    def resume(self) -> Path | None:
-        """Take over the newest whole checkpoint, if there is one; return its folder."""
-        checkpoint = self.checkpoints.newest()
-        if checkpoint is not None:
-            self.done_steps = checksums.step_of(checkpoint)
-            self.on_durable(self.done_steps)
-        if ranks.own_rank() == 0:
-            self.log.truncate(self.done_steps)  # later steps are trained again, and logged again
-            self.early_end = early_end(self.log.read(), self.config.stop)
-        self.early_end = ranks.of_first(self.early_end)
-        return checkpoint
-
-    def generated_before(self) -> int:
-        """Return the tokens that were sampled up to the checkpoint."""
-        lines = ranks.of_first(self.log.read())
-        return int(lines[-1]["metrics"].get("tokens/generated_total", 0)) if lines else 0
 
     # After each step
 
@@ -104,22 +81,14 @@ class TrlTraining:
 
     def evaluated(self, step: int, record: dict[str, float], watch: Stopwatch) -> None:
         """Append a step to the log, with its evaluation if that is due."""
-        if evaluation_due(self.config, step, self.last_step):
+        if self.evaluation_due(step):
             with watch.phase("evaluate"):
+                self.synchronise(step)
                 record |= self.evaluate(step)
+                self.engine.rest()
         if ranks.own_rank() == 0:
             self.log.append(step, time.time(), record | watch.seconds)
         self.done_steps = step
-
-    def evaluate(self, step: int) -> dict[str, float]:
-        """Evaluate the present weights with the cell's engine; return the scores."""
-        parts, module = self.parts, self.policy.module
-        parts.engine.load(module)
-        seed = seeds.derive("proof", parts.seed, step)
-        proof.check_engine_weights(parts.engine, module, self.policy.dtype, seed)
-        record = CellEvaluator.of_parts(parts, self.folder, parts.engine).evaluate(step)
-        parts.engine.rest()
-        return record
 
 
 @contextmanager

@@ -44,20 +44,20 @@ class RecordedTrainer(EntrobenchTrainer):
     """EntrobenchTrainer on the problems of a cell; a step is a rollout batch with all of its updates.
 
     `on_step` is called with the record of each step, and decides by the flags of `control` what TRL does next;
-    `on_checkpoint` is called with the folder of each checkpoint. `folder` is the cell's, and `place` holds the files
-    that TRL writes until they are handed over.
+    `on_checkpoint` is called with the folder of each checkpoint. `place` holds the files that TRL writes until they are
+    handed over.
     """
 
     def __init__(
         self,
         parts: Parts,
         method: PortableMethod,
-        folder: Path,
+        collector: Collector,
         place: Path,
         on_step: Callable[[dict[str, float]], None],
         on_checkpoint: Callable[[Path], None],
     ) -> None:
-        self.parts, self.collector = parts, Collector(parts, folder)
+        self.parts, self.collector = parts, collector
         self.on_step, self.on_checkpoint = on_step, on_checkpoint
         self.config = parts.config
         self.generated = 0  # tokens, in all steps so far
