@@ -6,7 +6,8 @@ import csv
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,13 @@ pytestmark = [
 ]
 
 Page = Any  # of playwright, which may not be here for the type checker either
+MANY = FIFTY[:20]
 MATRICES: dict[str, dict[str, Any]] = {
     "plain": {"methods": ["grpo", "clip_b", "clip_v"]},
     "one-seed": {"seeds": [0]},
     "hostile": {"methods": HOSTILE, "failed": [(HOSTILE[1], 1), (HOSTILE[2], 0)], "text": HOSTILE_TEXT},
     "several": {"tasks": ["one", "two"], "models": ["tiny", "a/rather-long-name-of-a-model-with-many-parts-14b"]},
-    "twenty": {"methods": FIFTY[:20], "problems": MANY_PROBLEMS, "right_at": ranked_right},
+    "many": {"methods": MANY, "problems": MANY_PROBLEMS, "right_at": ranked_right},
     "fifty": {"methods": FIFTY, "problems": MANY_PROBLEMS, "right_at": ranked_right},
 }
 WIDTHS = (420, 1400)
@@ -42,17 +44,18 @@ BASELINE = FIFTY[0]
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The pages of all matrices."""
+def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A function that returns the page of a matrix, which it writes for the first test that asks for it."""
     root = tmp_path_factory.mktemp("pages")
     uri = f"sqlite:///{root / 'mlflow.db'}"
-    with store(uri, write=True):
-        for name, given in MATRICES.items():
-            send_matrix(root / name, uri, name=name, **given)
-    paths = {}
-    for name in MATRICES:
-        paths[name] = pages.write_page(content_of_experiment(uri, name), root / f"{name}.html")
-    return paths
+
+    @cache
+    def page_of(name: str) -> Path:
+        with store(uri, write=True):
+            send_matrix(root / name, uri, name=name, **MATRICES[name])
+        return pages.write_page(content_of_experiment(uri, name), root / f"{name}.html")
+
+    return page_of
 
 
 @pytest.fixture(scope="module")
@@ -108,15 +111,15 @@ class Opened:
         ("one-seed", 420),
         ("hostile", 1400),
         ("several", 420),
-        ("fifty", 420),
+        ("many", 420),
         *(pytest.param(name, width, marks=pytest.mark.long) for name in MATRICES for width in WIDTHS),
     ],
 )
-def test_page_is_drawn(name: str, width: int, written: dict[str, Path], browser: Any) -> None:
-    with Opened(browser, written[name], width) as opened:
+def test_page_is_drawn(name: str, width: int, written: Callable[[str], Path], browser: Any) -> None:
+    with Opened(browser, written(name), width) as opened:
         assert opened.draw_all() > 15
         assert opened.said == []
-        assert opened.asked == [written[name].as_uri()]
+        assert opened.asked == [written(name).as_uri()]
         assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
         ids = opened.page.evaluate("[...document.querySelectorAll('[id]')].map((element) => element.id)")
         assert len(ids) == len(set(ids))
@@ -128,8 +131,8 @@ def test_page_is_drawn(name: str, width: int, written: dict[str, Path], browser:
         assert opened.page.evaluate(cut) == 0
 
 
-def test_page_of_hostile_names(written: dict[str, Path], browser: Any) -> None:
-    with Opened(browser, written["hostile"]) as opened:
+def test_page_of_hostile_names(written: Callable[[str], Path], browser: Any) -> None:
+    with Opened(browser, written("hostile")) as opened:
         opened.page.on("dialog", lambda dialog: opened.said.append(f"dialog {dialog.message}"))
         opened.draw_all()
         opened.page.hover(".plot.points .marker >> nth=0", force=True)
@@ -143,10 +146,10 @@ def test_page_of_hostile_names(written: dict[str, Path], browser: Any) -> None:
         assert {"<script>alert(1)</script>", "$x^{$ %{y}", "größe-方法-🙂", '"quoted" & <b>bold</b>'} <= set(axis)
 
 
-def test_theme(written: dict[str, Path], browser: Any) -> None:
+def test_theme(written: Callable[[str], Path], browser: Any) -> None:
     seen = {}
     for scheme in ("light", "dark"):
-        with Opened(browser, written["plain"], color_scheme=scheme) as opened:
+        with Opened(browser, written("plain"), color_scheme=scheme) as opened:
             opened.draw_all()
             back = opened.page.evaluate("getComputedStyle(document.body).backgroundColor")
             seen[scheme] = back, opened.page.evaluate("getComputedStyle(document.querySelector('.plot .x-tick')).fill")
@@ -154,8 +157,8 @@ def test_theme(written: dict[str, Path], browser: Any) -> None:
     assert seen["light"][1] != seen["dark"][1]
 
 
-def test_hide_methods(written: dict[str, Path], browser: Any) -> None:
-    with Opened(browser, written["plain"]) as opened:
+def test_hide_methods(written: Callable[[str], Path], browser: Any) -> None:
+    with Opened(browser, written("plain")) as opened:
         opened.draw_all()
         box = opened.page.get_by_role("checkbox", name="clip_b", exact=True)
 
@@ -175,15 +178,15 @@ def test_hide_methods(written: dict[str, Path], browser: Any) -> None:
         assert shown() == before
 
 
-def test_search_methods(written: dict[str, Path], browser: Any) -> None:
-    with Opened(browser, written["fifty"]) as opened:
+def test_search_methods(written: Callable[[str], Path], browser: Any) -> None:
+    with Opened(browser, written("many")) as opened:
         opened.draw_all()
         rows = opened.page.locator("#leaderboard-1 tbody tr:visible")
         points = opened.page.locator(".plot.points >> nth=0").locator(".series")
-        every = len(FIFTY) + 1  # with the base model
+        every = len(MANY) + 1  # with the base model
         assert (rows.count(), points.count()) == (every, every)
-        opened.page.get_by_role("searchbox", name="Find a method").fill("Method_4")
-        searched = [name for name in FIFTY if "method_4" in name]
+        opened.page.get_by_role("searchbox", name="Find a method").fill("Method_1")
+        searched = [name for name in MANY if "method_1" in name]
         assert [text.strip() for text in rows.locator("th").all_text_contents()] == searched
         assert opened.page.locator(".forest tbody tr:visible").count() == len(searched)
         assert opened.page.locator("#methods li:visible").count() == len(searched)
@@ -196,8 +199,8 @@ def test_search_methods(written: dict[str, Path], browser: Any) -> None:
         assert (rows.count(), points.count()) == (every, every)
 
 
-def test_colors_of_many_methods(written: dict[str, Path], browser: Any) -> None:
-    with Opened(browser, written["fifty"]) as opened:
+def test_colors_of_many_methods(written: Callable[[str], Path], browser: Any) -> None:
+    with Opened(browser, written("many")) as opened:
         opened.draw_all()
         forest = opened.page.locator(".forest tbody tr")
         order = forest.evaluate_all("(rows) => rows.map((row) => row.dataset.method)")
@@ -217,17 +220,17 @@ def test_colors_of_many_methods(written: dict[str, Path], browser: Any) -> None:
         expected = {*front, "base model", BASELINE}
         assert colored() == expected - {BASELINE}  # which the forest has no line for
         assert plot.locator(".label").count() == len(expected)
-        assert plot.locator(".series").count() == len(FIFTY) + 1
-        assert plot.locator(".series.gray").count() == len(FIFTY) + 1 - len(expected)
+        assert plot.locator(".series").count() == len(MANY) + 1
+        assert plot.locator(".series.gray").count() == len(MANY) + 1 - len(expected)
         chosen = next(name for name in trained if name not in expected)
         opened.page.get_by_role("button", name=f"Color {chosen}", exact=True).click()
         assert colored() == {*expected, chosen} - {BASELINE}
         assert plot.locator(".label").count() == len(expected) + 1
-        assert plot.locator(".series.gray").count() == len(FIFTY) - len(expected)
+        assert plot.locator(".series.gray").count() == len(MANY) - len(expected)
 
 
-def test_click_at_a_point(written: dict[str, Path], browser: Any) -> None:
-    with Opened(browser, written["plain"]) as opened:
+def test_click_at_a_point(written: Callable[[str], Path], browser: Any) -> None:
+    with Opened(browser, written("plain")) as opened:
         opened.draw_all()
         button = opened.page.get_by_role("button", name="Color clip_v", exact=True)
         assert button.get_attribute("aria-pressed") == "true"  # as of all methods, if they are few
@@ -236,8 +239,8 @@ def test_click_at_a_point(written: dict[str, Path], browser: Any) -> None:
         assert button.get_attribute("aria-pressed") == "false"
 
 
-def test_finding_on_a_phone(written: dict[str, Path], browser: Any) -> None:
-    with Opened(browser, written["fifty"], 420) as opened:
+def test_finding_on_a_phone(written: Callable[[str], Path], browser: Any) -> None:
+    with Opened(browser, written("many"), 420) as opened:
         sentences = opened.page.locator(".finding")
         assert sentences.count() == 2
         boxes = [sentences.nth(place).bounding_box() for place in range(2)]
@@ -245,8 +248,8 @@ def test_finding_on_a_phone(written: dict[str, Path], browser: Any) -> None:
         assert all(box["y"] + box["height"] < 900 for box in boxes)
 
 
-def test_copy_table_and_save_figure(written: dict[str, Path], browser: Any, tmp_path: Path) -> None:
-    with Opened(browser, written["plain"], permissions=["clipboard-read", "clipboard-write"]) as opened:
+def test_copy_table_and_save_figure(written: Callable[[str], Path], browser: Any, tmp_path: Path) -> None:
+    with Opened(browser, written("plain"), permissions=["clipboard-read", "clipboard-write"]) as opened:
         opened.draw_all()
         opened.page.locator(".tabled:has(#leaderboard-1)").get_by_role("button", name="Copy table").click()
         opened.page.get_by_role("button", name="Copied").wait_for()
@@ -271,8 +274,8 @@ def test_copy_table_and_save_figure(written: dict[str, Path], browser: Any, tmp_
         ] == expected
 
 
-def test_link_of_a_figure(written: dict[str, Path], browser: Any) -> None:
-    with Opened(browser, written["plain"]) as opened:
+def test_link_of_a_figure(written: Callable[[str], Path], browser: Any) -> None:
+    with Opened(browser, written("plain")) as opened:
         opened.draw_all()
         link = opened.page.get_by_role("link", name="Link to the figure Entropy over steps")
         link.click()
@@ -280,8 +283,8 @@ def test_link_of_a_figure(written: dict[str, Path], browser: Any) -> None:
         assert opened.page.locator("#entropy-entropy-over-steps figcaption").is_visible()
 
 
-def test_sort_tables_by_keyboard(written: dict[str, Path], browser: Any) -> None:
-    with Opened(browser, written["plain"]) as opened:
+def test_sort_tables_by_keyboard(written: Callable[[str], Path], browser: Any) -> None:
+    with Opened(browser, written("plain")) as opened:
         table = opened.page.locator("#leaderboard-1")
 
         def column(place: int) -> list[str]:
@@ -303,16 +306,16 @@ def test_sort_tables_by_keyboard(written: dict[str, Path], browser: Any) -> None
         assert column(1) == ["base model", "clip_b", "clip_v", "grpo"]
 
 
-def test_focus_is_visible(written: dict[str, Path], browser: Any) -> None:
-    with Opened(browser, written["plain"]) as opened:
+def test_focus_is_visible(written: Callable[[str], Path], browser: Any) -> None:
+    with Opened(browser, written("plain")) as opened:
         for _ in range(6):
             opened.page.keyboard.press("Tab")
             style = "(({outlineStyle, outlineWidth}) => [outlineStyle, outlineWidth])"
             assert opened.page.evaluate(f"{style}(getComputedStyle(document.activeElement))") == ["solid", "3px"]
 
 
-def test_print_page(written: dict[str, Path], browser: Any, tmp_path: Path) -> None:
-    with Opened(browser, written["plain"], color_scheme="dark") as opened:
+def test_print_page(written: Callable[[str], Path], browser: Any, tmp_path: Path) -> None:
+    with Opened(browser, written("plain"), color_scheme="dark") as opened:
         opened.page.evaluate("dispatchEvent(new Event('beforeprint'))")
         assert opened.page.evaluate(
             "[...document.querySelectorAll('.plot')].every((plot) => plot.querySelector('svg'))"
@@ -327,8 +330,8 @@ def test_print_page(written: dict[str, Path], browser: Any, tmp_path: Path) -> N
         assert opened.said == []
 
 
-def test_page_without_scripts(written: dict[str, Path], browser: Any) -> None:
-    with Opened(browser, written["plain"], java_script_enabled=False) as opened:
+def test_page_without_scripts(written: Callable[[str], Path], browser: Any) -> None:
+    with Opened(browser, written("plain"), java_script_enabled=False) as opened:
         assert "need JavaScript" in opened.page.locator("noscript").inner_text()
         assert (
             opened.page.locator("figure:not(.forest)").count()
@@ -359,7 +362,7 @@ def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
         ("hostile", "light", 420),
         ("one-seed", "light", 1400),
         ("several", "dark", 1400),
-        ("twenty", "light", 420),
+        ("many", "light", 420),
         *(
             pytest.param("fifty", scheme, width, marks=pytest.mark.long)
             for scheme in ("light", "dark")
@@ -367,8 +370,10 @@ def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
         ),
     ],
 )
-def test_accessibility(name: str, scheme: str, width: int, written: dict[str, Path], browser: Any, axe: str) -> None:
-    with Opened(browser, written[name], width, color_scheme=scheme) as opened:
+def test_accessibility(
+    name: str, scheme: str, width: int, written: Callable[[str], Path], browser: Any, axe: str
+) -> None:
+    with Opened(browser, written(name), width, color_scheme=scheme) as opened:
         opened.draw_all()
         opened.page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
         opened.page.evaluate(axe)
