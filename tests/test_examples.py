@@ -14,6 +14,8 @@ from patience import HANG
 from places import REPOSITORY
 
 EXAMPLES = REPOSITORY / "examples"
+ACCELERATE = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--num_machines=1"]
+ACCELERATE += ["--mixed_precision=no", "--dynamo_backend=no", "--main_process_port=0"]
 
 
 @pytest.mark.parametrize("spec", ["grpo+clip_b(share=0.02)", "dapo+clip_servo(target=2)"])
@@ -31,12 +33,15 @@ def test_the_loop_is_short() -> None:
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_trl(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "launcher", [pytest.param([], id="alone"), pytest.param(ACCELERATE, id="two ranks", marks=pytest.mark.long)]
+)
+def test_trl(launcher: list[str], tmp_path: Path) -> None:
     pytest.importorskip("trl", reason="trl is not installed; the extra trl has it")
     done = subprocess.run(
-        [sys.executable, str(EXAMPLES / "trl_clip_b.py"), "2"],
+        [sys.executable, *launcher, str(EXAMPLES / "trl_clip_b.py"), "2"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"},
         capture_output=True,
         text=True,
         timeout=HANG,

@@ -47,7 +47,8 @@ from harness.conformance.probe import (
 from harness.methods.composition import Method
 
 NAME, WORLD, UPDATES, GROUPS = "ranks", 2, 2, 8
-PATIENCE_S = 60.0  # for the next sign of life
+START_S = 60.0  # for the first sign of life: both processes have imported torch and have met
+PATIENCE_S = 60.0  # for the next one
 ADVICE = (
     "take statistics of the whole batch with batch.global_...; every rank must reach each of these calls, equally "
     "often: never under a condition that holds on one rank alone, never in a verb that sees a part of a mini-batch"
@@ -192,7 +193,7 @@ def run_pair(specs: Sequence[str], plugins: Sequence[str], folder: Path) -> str:
         files = len(list(folder.glob("*-*")))
         if files > files_seen:
             files_seen, last_sign_s = files, time.monotonic()
-        if time.monotonic() - last_sign_s > PATIENCE_S:
+        if time.monotonic() - last_sign_s > (PATIENCE_S if files_seen else START_S):
             break
         time.sleep(0.05)
     timed_out = None in codes and not any(codes)
@@ -214,6 +215,7 @@ def check_as_rank() -> None:
     specs, plugins, folder = json.loads(sys.argv[1])
     table, rank = baselines.table(plugins, {}), int(os.environ["RANK"])
     with ranks.process_group(WORLD, "cpu"):
+        (Path(folder) / f"met-{rank}").touch()
         for number, spec in enumerate(specs):
             path = Path(folder) / f"{number}-{rank}.pt"
             try:

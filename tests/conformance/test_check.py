@@ -834,7 +834,7 @@ def test_check_on_two_ranks_of_right_and_wrong_methods(tmp_path: Path, monkeypat
     """Take also methods behind one that hangs the processes which it is checked in."""
     (tmp_path / "on_ranks.py").write_text(ON_RANKS)
     monkeypatch.syspath_prepend(tmp_path)
-    patience_s = patient(8.0)  # which includes the start of the processes
+    patience_s = patient(2.0)
     monkeypatch.setattr(two_ranks, "PATIENCE_S", patience_s)
     wrong = {
         "own_mean": "weights differ between 2 ranks and one",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -64,3 +65,10 @@ def without_clock(folder: Path) -> list[dict[str, Any]]:
 def same_weights(one: Any, other: Any) -> bool:
     ours, theirs = (training.policy.module.state_dict() for training in (one, other))
     return all(weight.equal(theirs[name]) for name, weight in ours.items())
+
+
+def become_rank(rank: int) -> None:
+    """Give this process the variables of a launcher."""
+    sys.modules["vllm"] = None  # type: ignore[assignment]  # trl would take the folder tests/vllm for it
+    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "OMP_NUM_THREADS": 1}
+    os.environ.update({name: str(number) for name, number in numbers.items()})

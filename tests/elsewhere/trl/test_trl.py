@@ -6,8 +6,6 @@ import dataclasses
 import importlib
 import json
 import os
-import subprocess
-import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,13 +14,14 @@ from typing import Any
 import pytest
 import torch
 import trainers
+from accelerate import PartialState
+from companions import on_ranks
 from datasets import Dataset
-from patience import HANG
-from places import RARELY_SEARCHING, REPOSITORY
 from portions import in_turn
 from ragged import Case, case
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl_cells import become_rank
 from trl_trainers import BUDGET, arguments, door, losses, tiny, tokenizer, trainer_of
 
 import baselines
@@ -404,26 +403,10 @@ def losses_on_recorded(spec: str, folder: Path) -> list[list[float]]:
     return [[line["loss"], line["grad_norm"]] for line in theirs.state.log_history if "loss" in line]
 
 
-# Two processes of `accelerate launch`, started once for all tests, train on the recorded responses by two methods, and
-# on scripted ones by two others.
+# Two ranks, started once for all tests, train on the recorded responses by two methods, and on scripted ones by two
+# others.
 ON_RECORDED = ["grpo", "grpo+clip_b(share=0.02)"]
 ON_SCRIPTED = ["clip_servo(target=1)+top_entropy", "siren(quantile=0.5)"]
-LAUNCHED = """
-import json, sys
-from pathlib import Path
-sys.modules["vllm"] = None
-import test_trl
-from accelerate import PartialState
-folder = Path(sys.argv[1])
-recorded = [test_trl.losses_on_recorded(spec, folder / spec) for spec in test_trl.ON_RECORDED]
-scripted = [test_trl.logged_on_scripted(spec, folder, responses=4) for spec in test_trl.ON_SCRIPTED]
-state = PartialState()
-assert (state.num_processes, state.backend) == (2, "gloo")
-if state.is_main_process:
-    (folder / "launched.json").write_text(json.dumps([recorded, scripted]))
-state.wait_for_everyone()
-state.destroy_process_group()  # else a thread of gloo may abort the process as it exits
-"""
 
 
 def logged_on_scripted(spec: str, folder: Path, responses: int) -> list[list[float]]:
@@ -444,9 +427,19 @@ def logged_on_scripted(spec: str, folder: Path, responses: int) -> list[list[flo
     return [*logged, [x for state in trainer.method.state().values() for x in state.values()]]
 
 
+def train_on_rank(rank: int, folder: Path) -> tuple[list[list[list[float]]], list[list[list[float]]]]:
+    """Return what a rank logs, as accelerate has it where its launcher has started the process."""
+    become_rank(rank)
+    recorded = [losses_on_recorded(spec, folder / spec) for spec in ON_RECORDED]
+    scripted = [logged_on_scripted(spec, folder, responses=4) for spec in ON_SCRIPTED]
+    state = PartialState()
+    assert (state.num_processes, state.backend) == (2, "gloo")
+    return recorded, scripted
+
+
 @dataclasses.dataclass(frozen=True)
-class Launched:
-    """The folder of the recorded responses, and what our own trainer and two processes log by each method."""
+class OnRanks:
+    """The folder of the recorded responses, and what our own trainer and two ranks log by each method."""
 
     folder: Path
     ours: dict[str, list[list[float]]]
@@ -455,44 +448,26 @@ class Launched:
 
 
 @pytest.fixture(scope="module")
-def launched(tmp_path_factory: pytest.TempPathFactory) -> Launched:
-    folder = tmp_path_factory.mktemp("launched")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> OnRanks:
+    folder = tmp_path_factory.mktemp("ranks")
     ours: dict[str, list[list[float]]] = {}
     for spec in ON_RECORDED:
         (folder / spec).mkdir()
         with pytest.MonkeyPatch.context() as patch:
             ours[spec] = recorded_losses(spec, folder / spec, patch)
-    program = folder / "launched.py"
-    program.write_text(LAUNCHED)
-    launch = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--num_machines=1"]
-    launch += ["--mixed_precision=no", "--dynamo_backend=no", "--main_process_port=0"]
-    path = os.pathsep.join(
-        [RARELY_SEARCHING, str(REPOSITORY), str(REPOSITORY / "tests/helpers"), str(Path(__file__).parent)]
-    )
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    done = subprocess.run(
-        [sys.executable, *launch, str(program), str(folder)],
-        env=environment,
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=HANG,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    recorded, scripted = json.loads((folder / "launched.json").read_text())
+    (recorded, scripted), _ = on_ranks(train_on_rank, folder)
     of_recorded = dict(zip(ON_RECORDED, recorded, strict=True))
-    return Launched(folder, ours, of_recorded, dict(zip(ON_SCRIPTED, scripted, strict=True)))
+    return OnRanks(folder, ours, of_recorded, dict(zip(ON_SCRIPTED, scripted, strict=True)))
 
 
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("spec", ON_RECORDED)
-def test_ten_steps_on_the_embedded_model_are_those_of_our_trainer(spec: str, launched: Launched) -> None:
-    expected = launched.ours[spec]
+def test_ten_steps_on_the_embedded_model_are_those_of_our_trainer(spec: str, two_ranks: OnRanks) -> None:
+    expected = two_ranks.ours[spec]
     assert len(expected) == STEPS * UPDATES
     assert max(abs(loss) for loss, _ in expected) > 1e-3
-    for updates in (losses_on_recorded(spec, launched.folder / spec), launched.on_recorded[spec]):
+    for updates in (losses_on_recorded(spec, two_ranks.folder / spec), two_ranks.on_recorded[spec]):
         assert len(updates) == len(expected)
         for (loss, norm), (expected_loss, expected_norm) in zip(updates, expected, strict=True):
             assert loss == pytest.approx(expected_loss, rel=0, abs=1e-5)
@@ -502,9 +477,9 @@ def test_ten_steps_on_the_embedded_model_are_those_of_our_trainer(spec: str, lau
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("spec", ON_SCRIPTED)
-def test_two_processes_log_what_one_does(spec: str, launched: Launched, tmp_path: Path) -> None:
+def test_two_processes_log_what_one_does(spec: str, two_ranks: OnRanks, tmp_path: Path) -> None:
     """Groups of 4 lie across micro-batches of 4 and 8 responses."""
-    one, two = logged_on_scripted(spec, tmp_path, responses=8), launched.on_scripted[spec]
+    one, two = logged_on_scripted(spec, tmp_path, responses=8), two_ranks.on_scripted[spec]
     assert len(one) == len(two) == 5
     for mine, theirs in zip(one, two, strict=True):
         assert mine == pytest.approx(theirs, rel=1e-5, abs=1e-5)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Mapping
@@ -53,7 +52,7 @@ def record_responses(folder: Path) -> None:
 
 def train_on_two(rank: int, folder: Path) -> None:
     """Train several cells as one of two ranks."""
-    become_rank(rank)
+    trl_cells.become_rank(rank)
     train_on_given(rank, folder)
     whole = trl_cells.built(folder / "whole", *RESUMED)
     whole.run(lambda step: None)
@@ -61,13 +60,6 @@ def train_on_two(rank: int, folder: Path) -> None:
     resumed = trl_cells.built(folder / "cut", *RESUMED)
     resumed.run(lambda step: None)
     assert trl_cells.same_weights(resumed, whole)
-
-
-def become_rank(rank: int) -> None:
-    """Give this process the variables of a launcher."""
-    sys.modules["vllm"] = None  # type: ignore[assignment]  # trl would take the folder tests/vllm for it
-    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "OMP_NUM_THREADS": 1}
-    os.environ.update({name: str(number) for name, number in numbers.items()})
 
 
 def train_on_given(rank: int, folder: Path) -> None:
@@ -132,7 +124,7 @@ def test_a_resumed_training_on_two_ranks_ends_with_the_same_numbers(folder: Path
 
 def use_folder_longer_than_the_first(rank: int, folder: Path) -> None:
     """Leave a folder that both ranks share, on the second one half a second later."""
-    become_rank(rank)
+    trl_cells.become_rank(rank)
     from harness.elsewhere.trl.cell import temporary_folder
 
     with temporary_folder(folder / "trl") as place:
