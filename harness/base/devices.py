@@ -30,6 +30,14 @@ def usable_cores() -> int:
     return max(int(min(limits)), 1)
 
 
+def available_memory() -> int:
+    """Return the bytes of main memory that programs may still take; all of it where the system does not say."""
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists() and (found := re.search(r"MemAvailable: +(\d+) kB", meminfo.read_text())):
+        return int(found[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def cpu_quotas(mount: Path, own: Path) -> Iterator[float]:
     """Yield the quotas, in cores, of the cgroups of a process and of all around them; `own` is its /proc/PID/cgroup."""
     memberships = own.read_text().splitlines() if own.exists() else []

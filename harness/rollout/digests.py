@@ -19,12 +19,19 @@ VERSION = "transformers_version"
 SHOWN = 12  # digits of a digest in messages and tables
 
 Stamp = tuple[int, int, int]  # size, and times of the last change of content and of metadata
+Stamps = tuple[tuple[str, Stamp], ...]  # by the names of files
 
 
 def model_digest(folder: Path) -> str:
     """Return the digest of a model; read only files that have changed since they were read last."""
     stamps = tuple((path.name, file_stamp(path)) for path in model_files(folder))
-    return digest_at_stamps(folder.resolve(), stamps)
+    folder = folder.resolve()
+    return digest_of_files(folder, checksums_at_stamps(folder, stamps, folder))
+
+
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 of a file; read it only if it has changed since it was read last."""
+    return checksums_at_stamps(path.parent, ((path.name, file_stamp(path)),), path)[path.name]
 
 
 def model_files(folder: Path) -> list[Path]:
@@ -41,16 +48,16 @@ def file_stamp(path: Path) -> Stamp:
 
 
 @functools.cache
-def digest_at_stamps(folder: Path, stamps: tuple[tuple[str, Stamp], ...]) -> str:
-    """Return the digest of a model whose files have these stamps, and remember their checksums on disk."""
-    memory = files.default_cache() / "digests" / f"{identities.key(str(folder))}.json"
+def checksums_at_stamps(folder: Path, stamps: Stamps, what: Path) -> dict[str, str]:
+    """Return the checksums of a folder's files that have these stamps, and remember them on disk under `what`."""
+    memory = files.default_cache() / "digests" / f"{identities.key(str(what))}.json"
     before = read_noted_checksums(memory)
     after = {name: [*stamp, checksum_at(folder / name, stamp, before)] for name, stamp in stamps}
     if after != before:
         # A cache that cannot be written is not an error here: the next command reads the files again.
         with contextlib.suppress(Unwritten, NotADirectoryError, FileExistsError):
             files.write_json(memory, after)
-    return digest_of_files(folder, {name: str(noted[-1]) for name, noted in after.items()})
+    return {name: str(noted[-1]) for name, noted in after.items()}
 
 
 def read_noted_checksums(memory: Path) -> dict[str, list[int | str]]:

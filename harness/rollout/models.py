@@ -1,4 +1,4 @@
-"""Models by name: published on the Hugging Face Hub, in a local folder, or made from a recipe; imports no torch."""
+"""Models by name: of the Hugging Face Hub, in a folder or a GGUF file, or made from a recipe; imports no torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from harness.base.locks import lock
 from harness.base.schema import typed
 from harness.base.shape import Shape, read_model_config, shape_of_config
 from harness.config import CONFIGS
-from harness.rollout import digests
+from harness.rollout import digests, gguf
+from harness.rollout.gguf import GgufFile
 from harness.rollout.rendering import PLAIN, Chat
 from tasks import Recipe
 
@@ -43,7 +44,7 @@ def no_message(message: str) -> None:
 
 @dataclass(frozen=True)
 class Model:
-    """A model with either a path (a local folder or a name on the Hugging Face Hub) or a recipe."""
+    """A model with either a path (a local folder or a name on the Hugging Face Hub) or a recipe, as for a GGUF file."""
 
     name: str
     path: str | None = None
@@ -102,7 +103,7 @@ class Model:
             folder.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"the cache {cache} cannot be written ({error.strerror}); set ENTROBENCH_CACHE") from error
-        with lock(folder.with_suffix(".lock")):
+        with lock(folder.with_name(f"{folder.name}.lock")):
             # Another process may have made the model while this one waited for the lock.
             damage = digests.model_damage(folder) if folder.is_dir() else None
             if folder.is_dir() and damage is None:
@@ -110,7 +111,7 @@ class Model:
             if damage is not None:
                 say(f"{damage}; the model {self.name} is made again")
             say(f"making the model {self.name} ({self.summary()}), once; kept in {folder}")
-            partial = folder.with_suffix(".partial")
+            partial = folder.with_name(f"{folder.name}.partial")
             shutil.rmtree(partial, ignore_errors=True)  # left by a process that was killed
             recipe.build(partial)
             digests.seal_model(partial)
@@ -119,7 +120,9 @@ class Model:
         return folder
 
     def cache_folder(self, cache: Path) -> Path:
-        return cache / "models" / f"{self.name}-{identities.key(self.origin())}"
+        # Several model files may name one GGUF file, which is converted once.
+        name = self.recipe.path.stem if isinstance(self.recipe, GgufFile) else self.name
+        return cache / "models" / f"{name}-{identities.key(self.origin())}"
 
     def digest(self, folder: Path) -> str:
         """Return the digest of the weights and tokenizer in a folder; for a model of the Hub, its commit."""
@@ -150,11 +153,11 @@ class Model:
         return sum(map(parameters_in, files)) if files else None
 
     def shape(self) -> Shape | None:
-        """Return the shape that the folder states if it is here, else that of the model's file or recipe."""
+        """Return the shape that the recipe gives, or the folder if it is here, else that of the model's file."""
+        if self.recipe is not None:
+            return self.recipe.shape()
         folder = self.present_folder()
-        if folder is not None:
-            return shape_of_config(read_model_config(folder))
-        return self.stated if self.recipe is None else self.recipe.shape()
+        return self.stated if folder is None else shape_of_config(read_model_config(folder))
 
     def summary(self) -> str:
         return f"the Hugging Face model {self.address}" if self.recipe is None else self.recipe.summary()
@@ -164,23 +167,28 @@ class Model:
 
 
 def resolve(name: str) -> Model:
-    """Return the model of a name: a file in configs/models/, the path of such a file or of a Hugging Face folder, or a
-    name on the Hub, optionally with `@` and a revision."""
+    """Return the model of a name: a file in configs/models/, the path of such a file, of a Hugging Face folder or of a
+    GGUF file, `package:` with an installed package that has one, or a name on the Hub, optionally with `@` and a
+    revision."""
     if name in model_names():
         return read_model_file(MODELS / f"{name}.yaml")
     if Path(name).suffix == ".yaml" and Path(name).is_file():
         return read_model_file(Path(name))
+    if gguf.names_gguf(name):
+        return Model(gguf.file_of(name).stem, recipe=GgufFile(name))
     if Path(name).is_dir():
         check_model_folder(Path(name), name)
         return Model(name=Path(name).resolve().name, path=str(Path(name).resolve()))
     if name.startswith((".", "/", "~")) or Path(name).suffix == ".yaml":
-        raise UserError(f"model {shown(name)} does not exist; it must be a YAML file or a Hugging Face folder")
+        raise UserError(
+            f"model {shown(name)} does not exist; it must be a YAML file, a Hugging Face folder or a .gguf file"
+        )
     if HUB_NAME.fullmatch(name.partition("@")[0]):
         path, revision = split_revision(name)
         return Model(name=Path(path).name, path=path, revision=revision, stated=shipped_shapes().get(path))
     raise UserError(
-        f"unknown model {shown(name)}; {nearest(name, model_names())}; or a YAML file, a folder, or owner/name on the "
-        "hub"
+        f"unknown model {shown(name)}; {nearest(name, model_names())}; or a YAML file, a folder, a .gguf file, "
+        "package:NAME, or owner/name on the hub"
     )
 
 
@@ -193,8 +201,8 @@ def read_model_file(file: Path) -> Model:
     if not isinstance(settings, dict) or ("path" in settings) == ("recipe" in settings):
         optional = ", ".join(field.name for field in dataclasses.fields(Chat))
         raise UserError(
-            f"{file} must have exactly one of the keys path (a Hugging Face folder or a name on the Hub) and recipe; "
-            f"optional are shape and {optional}"
+            f"{file} must have exactly one of the keys path (a Hugging Face folder, a .gguf file, package:NAME or a "
+            f"name on the Hub) and recipe; optional are shape and {optional}"
         )
     # The keys that are left are settings of prompts (Chat).
     path, recipe, shape = (settings.pop(key, None) for key in ("path", "recipe", "shape"))
@@ -204,13 +212,15 @@ def read_model_file(file: Path) -> Model:
     if not isinstance(path, str | None):
         raise UserError(f"path of {short(str(file))} is {shown(path)}; it must be text")
     chat = typed(Chat(), settings, "")
-    if path is not None:
+    in_file = path is not None and gguf.names_gguf(path)
+    if path is not None and not in_file:
         stated = None if shape is None else typed(Shape, shape, "shape.")
         where, revision = split_revision(path)
         return Model(file.stem, path=where, revision=revision, chat=chat, stated=stated)
     if shape is not None:
-        raise UserError(f"{file} states the shape of a model that is made by its recipe; leave it out")
-    return Model(file.stem, recipe=tasks.model_recipe(recipe or {}), chat=chat)
+        raise UserError(f"{file} states the shape of a model that its recipe or its GGUF file states; leave it out")
+    made = GgufFile(str(path)) if in_file else tasks.model_recipe(recipe or {})
+    return Model(file.stem, recipe=made, chat=chat)
 
 
 def split_revision(written: str) -> tuple[str, str | None]:

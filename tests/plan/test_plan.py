@@ -95,7 +95,7 @@ def test_shipped_shapes_give_the_published_numbers() -> None:
     stated = {name: shape for name in models.model_names() if (shape := models.resolve(name).stated) is not None}
     assert {name: shape.parameters for name, shape in stated.items() if name in PUBLISHED} == PUBLISHED
     assert set(stated) - set(PUBLISHED) == {"internlm3-8b-instruct"}
-    for name in models.model_names():
+    for name in set(models.model_names()) - {"smollm2-135m"}:  # whose header, read in test_gguf.py, states it
         assert models.resolve(name).shape() is not None
 
 
@@ -152,7 +152,7 @@ def test_a_config_of_another_kind_gives_no_shape() -> None:
     [
         ("path: a\nshape: {architecture: llama}", "shape.mlp, shape.vocabulary must be given"),
         ("path: a\nshape: {layer: 3}", "unknown key shape.layer; .*did you mean 'layers'"),
-        ("recipe: {}\nshape: {}", "states the shape of a model that is made by its recipe"),
+        ("recipe: {}\nshape: {}", "states the shape of a model that its recipe or its GGUF"),
     ],
 )
 def test_mistakes_in_a_shape_are_one_sentence(text: str, words: str, tmp_path: Path) -> None:

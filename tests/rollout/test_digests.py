@@ -33,7 +33,7 @@ WEIGHTS = bytes(range(256)) * 8
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("ENTROBENCH_CACHE", str(tmp_path / "cache"))
-    digests.digest_at_stamps.cache_clear()
+    digests.checksums_at_stamps.cache_clear()
     return tmp_path / "cache"
 
 
@@ -88,7 +88,7 @@ def test_files_are_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
     def again() -> str:
         """Return the digest as another process finds it."""
-        digests.digest_at_stamps.cache_clear()
+        digests.checksums_at_stamps.cache_clear()
         asked.clear()
         return digests.model_digest(folder)
 
@@ -111,7 +111,7 @@ def test_notes_that_are_lost_or_damaged_are_made_again(folder: Path, cache: Path
     [notes] = (cache / "digests").iterdir()
     whole = notes.read_text()
     notes.unlink() if content is None else notes.write_text(content)
-    digests.digest_at_stamps.cache_clear()
+    digests.checksums_at_stamps.cache_clear()
     assert digests.model_digest(folder) == expected
     assert notes.read_text() == whole
 
@@ -120,7 +120,7 @@ def test_a_cache_that_takes_nothing_costs_time_alone(folder: Path, cache: Path) 
     expected = digests.model_digest(folder)
     shutil.rmtree(cache)
     cache.touch()
-    digests.digest_at_stamps.cache_clear()
+    digests.checksums_at_stamps.cache_clear()
     assert digests.model_digest(folder) == expected
 
 

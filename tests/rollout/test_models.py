@@ -285,7 +285,7 @@ def test_a_local_folder_goes_before_a_name_on_the_hub(tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize("name", ["/a/b", "./a", "~/a", "me/mine.yaml"])
 def test_resolve_says_that_a_path_does_not_exist(name: str) -> None:
-    with pytest.raises(UserError, match=rf"^model '{name}' does not exist; it must be a YAML file or a Hugging Face"):
+    with pytest.raises(UserError, match=rf"^model '{name}' does not exist; it must be a YAML file, a Hugging Face"):
         models.resolve(name)
 
 
