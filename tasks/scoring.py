@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import tasks
 from harness.base.task import Countable, Judged, Problem, Task, Verdict, Verifier, judge_responses
-from harness.cells.evaluations import pass_at_k
+from harness.cells.evaluations import pass_at_k, powers_of_two
 from harness.verify import pool
 
 if TYPE_CHECKING:
@@ -148,11 +148,6 @@ def majority(votes: Sequence[str | None], verdicts: Sequence[Verdict]) -> float:
     leaders = {vote for vote, count in counts.items() if count == most}
     right = {vote for vote, verdict in zip(votes, verdicts, strict=True) if verdict == Verdict.RIGHT}
     return len(leaders & right) / len(leaders)
-
-
-def powers_of_two(highest: int) -> list[int]:
-    """Return the powers of two from 1 up to a number."""
-    return [2**i for i in range(highest.bit_length())]
 
 
 def metric_list(samples: int, *, countable: bool) -> list[dict[str, Any]]:

@@ -6,9 +6,8 @@ import functools
 import hashlib
 import json
 import math
-import re
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from harness.config import Config
 FOLDER = "evals"
 OUTCOME = "outcome.json"  # among the artifacts of its run
 OUTCOME_TAG = "outcome"  # of its run: the digest of the outcome
-PASS = re.compile(r"pass@(\d+)")
 DIGITS = 4  # of the digest of the answers to one problem: an accident passes one time in 65,536
 # Of a score, relative: sums in another order differ by some 1e-16, one answer in a million changes 1e-6.
 ROUNDING = 1e-9
@@ -70,28 +68,48 @@ def all_evaluations(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
 
 def check_scores(path: Path, record: Mapping[str, Any], logged: Mapping[str, float]) -> None:
     """Refuse an evaluation whose answers give other scores than metrics.jsonl has for its step."""
+    for difference in other_scores(record, scores_of_counts(record), logged):
+        raise Damaged(path, difference)
+
+
+def other_scores(record: Mapping[str, Any], scores: Mapping[str, float], logged: Mapping[str, float]) -> Iterator[str]:
+    """Yield how scores of an evaluation differ from those that are logged, as sentences."""
+    for key, score in scores.items():
+        name = f"eval/{record['task']}/{key}"
+        value = logged.get(name, score)
+        if not math.isclose(score, value, rel_tol=ROUNDING, abs_tol=ROUNDING):
+            yield f"its answers give {name} = {score:.6g}, and metrics.jsonl has {value:.6g}"
+
+
+def scores_of_counts(record: Mapping[str, Any]) -> dict[str, float]:
+    """Return the scores that follow from the counts of an evaluation."""
     right_JN = np.array(record["right"])
     right_J, samples = right_JN.sum(axis=1), right_JN.shape[1]
-    for key, value in logged.items():
-        if not key.startswith("eval/"):
-            continue
-        _, task, *rest = key.split("/")
-        name = rest[0] if rest else ""
-        if task != record["task"]:
-            continue
-        if name == "avg":
-            score = float(np.mean(right_J / samples))
-        elif match := PASS.fullmatch(name):
-            score = float(np.mean(pass_at_k(samples, right_J, int(match[1]))))
-        else:
-            continue
-        if not math.isclose(score, value, rel_tol=ROUNDING, abs_tol=ROUNDING):
-            raise Damaged(path, f"its answers give {key} = {score:.6g}, and metrics.jsonl has {value:.6g}")
+    scores = {"avg": float(np.mean(right_J / samples))}
+    for k in powers_of_two(samples):
+        scores[f"pass@{k}"] = float(np.mean(pass_at_k(samples, right_J, k)))
+    if "right_distinct" in record:  # which evaluations of earlier versions lack
+        distinct_J = np.array(record["right_distinct"])
+        scores["right_distinct"] = float(distinct_J.mean())
+        if record["solutions"]:
+            scores["coverage"] = float(np.mean(distinct_J / np.array(record["solutions"])))
+    return scores
 
 
-def logged_metrics(record: Mapping[str, Any]) -> dict[str, float]:
+def powers_of_two(highest: int) -> list[int]:
+    """Return the powers of two from 1 up to a number."""
+    return [2**i for i in range(highest.bit_length())]
+
+
+def named_metrics(record: Mapping[str, Any]) -> dict[str, float]:
     """Return the metrics of an evaluation by the names under which a cell logs them."""
     return {f"eval/{record['task']}/{key}": value for key, value in record["metrics"].items()}
+
+
+def answers_sha256(evaluation: Path, record: Mapping[str, Any]) -> str:
+    """Return the digest of all answers of an evaluation; empty if they were left out without one."""
+    digest = record.get("answers") or stored_answers_digest(evaluation)
+    return str(digest["sha256"]) if digest else ""
 
 
 def stored_answers_digest(evaluation: Path) -> dict[str, Any] | None:

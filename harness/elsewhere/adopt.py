@@ -282,7 +282,7 @@ def write_metrics(cell: AdoptedCell) -> None:
     by_step = logged_metrics(cell.checkpoints)
     for _, record in evaluations.all_evaluations(cell.folder):
         metrics = by_step.setdefault(record["step"], {})
-        metrics |= evaluations.logged_metrics(record)
+        metrics |= evaluations.named_metrics(record)
     now = time.time()
     MetricsLog(cell.folder).write(
         {"step": step, "time": now, "metrics": metrics} for step, metrics in sorted(by_step.items())

@@ -24,7 +24,7 @@ from harness.base.errors import Damaged, UserError
 from harness.base.schema import check_value, number
 from harness.base.shape import read_model_config, shape_of_config
 from harness.base.terminal import Column
-from harness.cells.evaluations import pass_at_k
+from harness.cells.evaluations import pass_at_k, powers_of_two
 from harness.cells.provenance import Made
 from harness.cells.source_digest import source_digest
 from harness.config import Config, Hardware, RolloutConfig
@@ -43,7 +43,7 @@ from harness.train.parts import record_attempt, training_device
 from harness.train.policy import context_of
 from harness.train.weights import load_model, opened
 from tasks import Problem, Task, Verifier
-from tasks.scoring import judged, powers_of_two
+from tasks.scoring import judged
 
 MOST_TOGETHER = 512  # sequences that are decoded side by side
 # Responses in a batch, which is kept when it is complete; a killed process loses its current batch. A batch waits for

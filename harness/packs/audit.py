@@ -2,30 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import baselines
+import tasks
 from harness.base import files, identities
-from harness.base.errors import Damaged, UserError
+from harness.base.errors import Damaged, UserError, shown
+from harness.base.schema import typed
 from harness.cells import checksums, evaluations
-from harness.cells.evaluations import answers_path
-from harness.cells.log import MetricsLog
+from harness.cells.evaluations import answers_path, evaluation_due, evaluation_path
+from harness.cells.log import MetricsLog, collapse, last_step
 from harness.cells.provenance import Made
 from harness.cells.spec import CellSpec
 from harness.cells.state import State
-from harness.packs import claims
+from harness.config.sections import Eval
+from harness.methods.composition import Method
 from harness.packs.archive import Pack
-from harness.packs.claims import Library, evaluation_specs
-from harness.packs.protocol import departures
+from harness.packs.protocol import Protocol, departures, protocol_sections
+from harness.rollout import models
+from harness.table.board import AXES, Board, Expected
 from harness.table.verified import COUNTED, JUDGED, REPORTED
+from harness.tracking.sync import params_of
 from harness.verify.pool import FAILURES, TooManyFailures, check_failures
 from tasks import Problem, Task, Verdict, Verifier
 from tasks.scoring import distinct_right, judged, scores, solutions
 
 LISTED = 5  # findings of one cell, at most
+HEADLINE = "eval.k"  # a parameter by which stored answers are read, which a cell's record may have of an earlier run
+
+
+class Library:
+    """Methods and tasks by name, with the problems; with the plugins that the reader names, not the pack."""
+
+    def __init__(self, plugins: Sequence[str]) -> None:
+        self.methods = baselines.table(plugins)
+        self.task = cache(lambda spec: tasks.build_task(spec, plugins))
+        self.problems = cache(lambda spec, split: {each.id: each for each in self.task(spec).problems(split)})
 
 
 @dataclass
@@ -59,12 +77,10 @@ def audit_pack(pack: Pack, verifier: Verifier, plugins: Sequence[str] = ()) -> P
     library = Library(plugins)
     audits = [audit_cell(folder, pack, verifier, library) for folder in pack.cells]
     sound = [audit for audit in audits if not audit.findings and State.known(audit.folder).state == "done"]
-    by_id = {audit.spec.id: audit for audit in sound}
-    for cell, sentence in claims.copies([(audit.spec, audit.folder) for audit in sound]):
-        by_id[cell].findings.append(sentence)
+    find_copies(sound)
     findings: list[str] = []
     try:
-        findings += claims.other_matrix(pack.board, pack.protocol, [audit.spec for audit in audits])
+        findings += other_matrix(pack.board, pack.protocol, [audit.spec for audit in audits])
     except (UserError, KeyError, TypeError, ValueError, AttributeError) as error:
         findings.append(f"it is not the record of a matrix ({type(error).__name__}: {error})")
     for audit in audits:
@@ -89,10 +105,8 @@ def audit_cell(folder: Path, pack: Pack, verifier: Verifier, library: Library) -
         Made.read(folder)  # which no sum covers
         for damage, _ in checksums.changed_records(folder):
             audit.findings.append(str(damage))
-        wrong, unknown = claims.other_names(spec, library)
-        audit.findings += wrong
-        audit.notes += unknown
-        audit.findings += claims.other_records(folder, spec)
+        check_names(audit, library)
+        audit.findings += other_records(folder, spec)
         audit_answers(audit, verifier, library)
     except Damaged as damage:
         audit.findings.append(str(damage))
@@ -174,7 +188,7 @@ def judged_again(
     for number, sample in enumerate(files.stream_lines(path)):
         if number == len(record["problems"]) or sample["problem"] != record["problems"][number]:
             return ["its answers are not those of its problems"]
-        problem, verdicts = problems[sample["problem"]], sample["verdicts"]
+        problem, verdicts = problems[sample["problem"]], [Verdict(verdict) for verdict in sample["verdicts"]]
         # A model's own instruction may replace that of a task, and is then part of the stored prompt.
         if sample["prompt"] != problem.prompt and not hasattr(task, "instruction"):
             findings.append(f"the prompt of {problem.id} is another one")
@@ -182,40 +196,203 @@ def judged_again(
             findings.append(f"the worked examples before {problem.id} are others")
         results = judged(task, verifier, problem, sample["responses"])
         audit.answers += len(results)
-        answers, goes_on, right = [], [], []
         for place, (kept, result) in enumerate(zip(verdicts, results, strict=True)):
-            answers.append(result.text)
-            goes_on.append(result.goes_on)
-            right.append(int(kept == Verdict.RIGHT))
             if kept == result.verdict:
                 continue
-            if Verdict(kept) in FAILURES or result.verdict in FAILURES:
+            if kept in FAILURES or result.verdict in FAILURES:
                 audit.undecided += 1
                 unconfirmed += kept == Verdict.RIGHT
             else:
                 findings.append(f"answer {place + 1} to {problem.id} is {result.verdict}, stored as {kept}")
         kept_verdicts += verdicts
         new_verdicts += [result.verdict for result in results]
-        if right != record["right"][number]:
+        if [int(verdict == Verdict.RIGHT) for verdict in verdicts] != record["right"][number]:
             findings.append(f"the counts of {problem.id} do not follow from its verdicts")
+        answers = [result.text for result in results]
         if distinct_right(verdicts, answers) != record["right_distinct"][number]:
             findings.append(f"the distinct right answers to {problem.id} are not those stored")
-        kept = [Verdict(verdict) for verdict in verdicts]
-        scores_J.append(scores(sample["responses"], kept, answers, goes_on, solutions(task, problem)))
+        goes_on = [result.goes_on for result in results]
+        scores_J.append(scores(sample["responses"], verdicts, answers, goes_on, solutions(task, problem)))
     if len(scores_J) != len(record["problems"]):
         return ["its answers are not those of its problems"]
-    for verdicts in (kept_verdicts, new_verdicts):
+    for verdicts_of_all in (kept_verdicts, new_verdicts):
         try:
-            check_failures(verdicts, audit.spec.config.verify.max_failures)
+            check_failures(verdicts_of_all, audit.spec.config.verify.max_failures)
         except TooManyFailures as failure:
             findings.append(str(failure))
     if unconfirmed:
         where = f"{record['task']} at step {record['step']}"
         audit.notes.append(f"{where}: {unconfirmed} answers stored as right could not be decided here")
     elif not findings:
-        means = {}
-        for key in scores_J[0]:
-            if key != "avg":  # which was compared with the counts
-                means[key] = fmean(of_problem[key] for of_problem in scores_J)
-        findings += claims.other_values(means, record, logged, path.name)
+        # Without `avg`, which was compared with the counts.
+        means = {key: fmean(each[key] for each in scores_J) for key in scores_J[0] if key != "avg"}
+        findings += other_scores(path, record, means, logged)
     return findings
+
+
+# The names of a cell
+
+
+def check_names(audit: CellAudit, library: Library) -> None:
+    """Find contradictions between the names of a cell and its identity; note the names that cannot be compared."""
+    spec, identity, key = audit.spec, audit.spec.identity, audit.spec.key
+    if identity["seed"] != key.seed:
+        audit.findings.append(f"its seed is {key.seed}, and that of its identity {identity['seed']}")
+    try:
+        method = Method.of(key.method, library.methods, spec.config.method_options)
+        if not contains(method.identity(spec.config.train.lr), identity["method"]):
+            audit.findings.append(f"its identity is not that of the method {shown(key.method)}")
+    except UserError as error:
+        audit.notes.append(f"the method {key.method} is not available here ({error})")
+    written = [(key.task, identity["task"])]
+    written += zip(spec.config.eval.tasks or [key.task], identity["evaluation_tasks"], strict=True)
+    for name, of_identity in written:
+        try:
+            own = identities.component_identity(library.task(name))
+        except UserError as error:
+            audit.notes.append(f"the task {name} is not available here ({error})")
+            continue
+        if not contains([own], [of_identity]):
+            audit.findings.append(f"its identity is not that of the task {shown(name)}")
+    # The names of downloaded models and of folders are the author's; a recipe defines the model.
+    if "recipe" in identity["model"]:
+        try:
+            if models.resolve(key.model).identity() != identity["model"]:
+                audit.findings.append(f"its identity is not that of the model {shown(key.model)}")
+        except UserError:
+            audit.findings.append(f"its identity has a recipe, and {shown(key.model)} is no model with one")
+
+
+def contains(present: Sequence[Mapping[str, Any]], recorded: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether recorded components are the present ones, which may have options that are newer than the record.
+
+    An evaluation's `name` follows from its options.
+    """
+    if len(present) != len(recorded):
+        return False
+    for own, theirs in zip(present, recorded, strict=True):
+        if any(key not in own or own[key] != value for key, value in theirs.items() if key != "name"):
+            return False
+    return True
+
+
+def evaluation_specs(spec: CellSpec) -> dict[str, str]:
+    """Return the specs of the evaluation tasks, by the names of their evaluations."""
+    named = {}
+    written = spec.config.eval.tasks or [spec.key.task]
+    for each, identity in zip(written, spec.identity["evaluation_tasks"], strict=True):
+        # An evaluation is named in the identity if it has options, and else like its task.
+        named[identity.get("name", each.partition("(")[0].strip())] = each
+    return named
+
+
+# The steps of a cell
+
+
+def other_records(folder: Path, spec: CellSpec) -> Iterator[str]:
+    """Yield how the steps, the evaluations and the state of a cell contradict each other, as sentences."""
+    lines = MetricsLog(folder).read()
+    last = last_step(lines, spec.config)
+    if [line["step"] for line in lines] != list(range(last + 1)):
+        yield f"metrics.jsonl does not hold the steps 0 to {last}"
+        return
+    collapsed = collapse(lines, spec.config.stop.entropy_below)
+    if State.read(folder).collapsed != collapsed:
+        yield f"its state has the collapse {State.read(folder).collapsed}, and its entropies {collapsed}"
+    expected = set()
+    for step in range(last + 1):
+        if evaluation_due(spec.config, step, last):
+            expected |= {evaluation_path(folder, name, step) for name in evaluation_specs(spec)}
+    present = set((folder / evaluations.FOLDER).glob("*.json"))
+    for path in sorted(expected - present):
+        yield f"{path.name} is missing: it is evaluated at that step"
+    for path in sorted(present - expected):
+        yield f"{path.name} is of a step or a task at which it is not evaluated"
+    for path in sorted(present & expected):
+        record = evaluations.read_evaluation(path)
+        if path != evaluation_path(folder, record["task"], record["step"]):
+            yield f"{path.name} holds the evaluation of {record['task']} at step {record['step']}"
+            continue
+        samples = spec.config.eval.of(record["task"]).samples
+        if {len(row) for row in record["right"]} != {samples}:
+            yield f"{path.name} does not hold {samples} samples of each problem"
+            continue
+        yield from other_scores(path, record, evaluations.scores_of_counts(record), lines[record["step"]]["metrics"])
+
+
+def other_scores(
+    path: Path, record: Mapping[str, Any], present: Mapping[str, float], logged: Mapping[str, float]
+) -> Iterator[str]:
+    """Yield how the scores of an evaluation contradict those that the cell logged with it, as sentences."""
+    if missing := [key for key in present if f"eval/{record['task']}/{key}" not in logged]:
+        yield f"{path.name} has no {missing[0]} among the metrics of its step"
+    yield from evaluations.other_scores(record, present, logged)
+
+
+# Cells among each other
+
+
+def find_copies(audits: Sequence[CellAudit]) -> None:
+    """Add a finding to each cell whose attempt or answers are those of another cell."""
+    known: dict[tuple[str, ...], CellSpec] = {}
+    attempts: dict[str, CellSpec] = {}
+    for audit in audits:
+        spec, made = audit.spec, Made.read(audit.folder)
+        if made is not None:
+            first = attempts.setdefault(made.attempt, spec)
+            if first is not spec:
+                audit.findings.append(f"its attempt is that of {first.key.run_name}")
+        digests = []
+        for path, record in evaluations.all_evaluations(audit.folder):
+            # Greedy answers of one model are equal with every seed.
+            if spec.config.eval.of(record["task"]).temperature > 0:
+                digests.append(evaluations.answers_sha256(path, record))
+        if len(digests) > 1 and "" not in digests:
+            first = known.setdefault(tuple(digests), spec)
+            if first.key.seed != spec.key.seed:
+                audit.findings.append(f"its answers are those of {first.key.run_name}, byte for byte")
+
+
+# The matrix
+
+
+def other_matrix(board: Board, protocol: Protocol, specs: Iterable[CellSpec]) -> Iterator[str]:
+    """Yield how the expected cells of a pack contradict its protocol and its cells, as sentences."""
+    definition, config = protocol.definition, board.config
+    if sorted(config.get("seeds", [])) != definition["seeds"] or config.get("axes", {}) != definition["axes"]:
+        yield "its seeds or its further axes are not those of the protocol"
+    if protocol_sections(config) != {name: definition[name] for name in protocol_sections(config)}:
+        yield "its settings are not those of the protocol"
+    axes = [config.get(f"{axis}s", []) for axis in AXES]
+    of_axes = set()
+    for values in itertools.product(*axes, *config.get("axes", {}).values()):
+        of_axes.add(tuple(map(str, values)))
+    for place in sorted(of_axes ^ {cell.place for cell in board.expected}):
+        yield f"its expected cells are not those of its axes ({' '.join(place)})"
+    evaluation = typed(Eval(), definition["eval"], "eval.")
+    for task, k in board.ks.items():
+        if evaluation.of(task).k != k:
+            yield f"its K of {task} is {k}, and {evaluation.of(task).k} in the protocol"
+    expected = {cell.cell: cell for cell in board.expected}
+    if board.baseline != config.get("baseline"):
+        yield f"its baseline is {shown(board.baseline)}, and {shown(config.get('baseline'))} in its configuration"
+    for spec in specs:
+        if spec.id not in expected:
+            yield f"it does not name {spec.key.run_name} ({spec.id})"
+            continue
+        if list(expected[spec.id].eval_tasks) != list(evaluation_specs(spec)):
+            yield f"its evaluations of {spec.key.run_name} are not those of the cell"
+        if claims_of(expected[spec.id]) != claims_of_spec(spec):
+            yield f"its values of {spec.key.run_name} ({spec.id}) are not those of the cell"
+        if spec.settings.get("baseline") != board.baseline:
+            yield f"its baseline is {shown(board.baseline)}, and that of {spec.key.run_name} another one"
+
+
+def claims_of(cell: Expected) -> dict[str, Any]:
+    params = {key: value for key, value in cell.params.items() if key != HEADLINE}
+    return {"factors": cell.place[: len(AXES)], "params": params, "made_of": cell.made_of}
+
+
+def claims_of_spec(spec: CellSpec) -> dict[str, Any]:
+    params = {key: value for key, value in params_of(spec).items() if key != HEADLINE}
+    return {"factors": tuple(map(str, spec.key.factors().values())), "params": params, "made_of": spec.made_of}

@@ -16,7 +16,6 @@ from harness.cells.log import MetricsLog
 from harness.cells.provenance import Made, processor
 from harness.cells.spec import CellSpec
 from harness.packs.archive import Pack
-from harness.packs.claims import digest_of
 from harness.packs.slim import is_slim, slim_line
 from harness.rollout import digests, models
 
@@ -70,7 +69,8 @@ def different_answers(folder: Path, trained: Path, steps: int) -> Iterator[str]:
         again = evaluation_path(trained, record["task"], record["step"])
         if record["step"] > steps or not again.exists():  # the last of the training again ends earlier
             continue
-        if digest_of(path, record) != digest_of(again, evaluations.read_evaluation(again)):
+        answers = evaluations.answers_sha256(again, evaluations.read_evaluation(again))
+        if evaluations.answers_sha256(path, record) != answers:
             yield f"{record['task']} at step {record['step']}: its answers are other ones"
 
 

@@ -215,7 +215,7 @@ def evaluate_cell(
             evaluations.write_evaluation(folder, record)
             answers = evaluations.answers_path(evaluations.evaluation_path(folder, name, step))
             files.write_lines(answers, result.samples)
-            logged |= evaluations.logged_metrics(record)
+            logged |= evaluations.named_metrics(record)
     return logged
 
 
