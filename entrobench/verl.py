@@ -14,8 +14,6 @@ workers' whole loss (`set_loss_fn`). Nothing in verl is patched.
 
 from __future__ import annotations
 
-import json
-import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -42,11 +40,11 @@ except ImportError as error:
 
 from harness.base import seeds
 from harness.base.errors import UserError
+from harness.elsewhere import checkpoints
 from harness.elsewhere.portable import PortableMethod, PortableSignal
 from harness.methods.refusals import verl_refusal
 
 TESTED = "0.9.1"  # of verl; the trainer overrides private methods, which another version may have changed
-STATE_FILE = "entrobench.json"  # in each checkpoint
 PREFIX = "entrobench/"  # of the columns of a signal in the TransferQueue
 SHARED = "entrobench_shared"  # the entry of a batch with the values that all responses share
 OPTIONS = ("method", "plugins")  # below `entrobench` in the configuration
@@ -240,8 +238,7 @@ class EntrobenchVerlTrainer(PPOTrainerSync):
         # First, since the base class ends with the file that makes the checkpoint the latest one.
         folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
         folder.mkdir(parents=True, exist_ok=True)
-        kept = {"method": self.method.spec, "state": self.method.state()}
-        (folder / STATE_FILE).write_text(json.dumps(kept, indent=1))
+        checkpoints.write_memory(folder, self.method.spec, self.method.state())
         super()._save_checkpoint()
 
     def _load_checkpoint(self) -> None:
@@ -252,13 +249,7 @@ class EntrobenchVerlTrainer(PPOTrainerSync):
         folder = Path(settings.default_local_dir) / f"global_step_{self.global_steps}"
         if settings.resume_mode == "resume_path":
             folder = Path(settings.resume_from_path)
-        path = Path(os.path.abspath(folder)) / STATE_FILE
-        if not path.exists():
-            raise UserError(f"the checkpoint {folder} has no {STATE_FILE}; this trainer mode did not write it")
-        kept = json.loads(path.read_text())
-        if kept["method"] != self.method.spec:
-            raise UserError(f"the checkpoint {folder} is of method {kept['method']}, not of {self.method.spec}")
-        self.method.load_state(kept["state"])
+        self.method.load_state(checkpoints.read_memory(folder, self.method.spec))
 
 
 def fetched(batch: Any, fields: list[str]) -> TensorDict:

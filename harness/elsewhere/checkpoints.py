@@ -1,8 +1,10 @@
-"""The checkpoints that another trainer has left in a folder, and its records of the training; imports no torch."""
+"""The checkpoints of another trainer in a folder, and the records in them of its training; imports no torch."""
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ TRAINERS = {"checkpoint-": "trl", "global_step_": "verl"}
 # Where a checkpoint has its config.json; verl keeps its own shards in `actor`.
 INSIDE = (".", "actor/huggingface", "huggingface")
 HISTORY = "trainer_state.json"  # of transformers' Trainer: the steps, and all that it logged
-DOOR = "entrobench.json"  # of EntrobenchTrainer and of verl with our plugin: the method
+MEMORY = "entrobench.json"  # of EntrobenchTrainer and of verl with our plugin: the method, and its controls' memory
 LOGGED = "entrobench/"  # before the metrics that EntrobenchTrainer logs by our definitions
 ONLY_STEP = 1  # of a folder that does not show after which step it was written
 
@@ -43,7 +45,7 @@ class TrainedCheckpoint:
 
     def method(self) -> str | None:
         """Return the method that our part in the other trainer has recorded; None without a record."""
-        path = self.place / DOOR
+        path = self.place / MEMORY
         if not path.is_file():
             return None
         record = files.read_json(path)
@@ -51,6 +53,23 @@ class TrainedCheckpoint:
         if not isinstance(method, str):
             raise UserError(f"{path} does not name the method; it must be a JSON object with the text `method`")
         return method
+
+
+def write_memory(checkpoint: Path, method: str, state: Mapping[str, Mapping[str, float]]) -> None:
+    """Write a method and the memory of its controls into the folder of a checkpoint."""
+    (checkpoint / MEMORY).write_text(json.dumps({"method": method, "state": state}, indent=1))
+
+
+def read_memory(checkpoint: Path, method: str) -> dict[str, dict[str, float]]:
+    """Return the memory of the controls in a checkpoint; refuse a checkpoint of another method."""
+    path = checkpoint.absolute() / MEMORY
+    if not path.exists():
+        raise UserError(f"the checkpoint {checkpoint} has no {MEMORY}; no method of entrobench trained it")
+    kept = files.read_json(path)
+    if kept["method"] != method:
+        raise UserError(f"the checkpoint {checkpoint} is of method {kept['method']}, not of {method}")
+    state: dict[str, dict[str, float]] = kept["state"]
+    return state
 
 
 def find_checkpoints(folder: Path) -> list[TrainedCheckpoint]:

@@ -29,7 +29,7 @@ def cell_trainer() -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "vllm", None)  # trl would take the folder tests/vllm for it
         pytest.importorskip("trl", reason="trl is not installed; the extra trl has it")
-        return importlib.import_module("harness.elsewhere.trl.cell_trainer")
+        return importlib.import_module("harness.elsewhere.trl.cell")
 
 
 def built(folder: Path, *overrides: str, method: str = METHOD) -> Any:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import json
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -36,13 +35,13 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from harness import ranks
 from harness.base import seeds
 from harness.base.errors import UserError
+from harness.elsewhere import checkpoints
 from harness.elsewhere.portable import PortableMethod, PortableSignal
 from harness.methods.refusals import trl_refusal
 from harness.tokens.head import Head
 from harness.tokens.statistics import token_stats
 
 TESTED = "1.16.0"  # of trl; the trainer overrides private methods, which another version may have changed
-STATE_FILE = "entrobench.json"  # in each checkpoint
 
 # The arguments of GRPOConfig that a method replaces, and the part of its spec to use instead.
 REPLACED = {
@@ -462,20 +461,12 @@ class EntrobenchTrainer(GRPOTrainer):
         super()._save_checkpoint(model, trial)
         if self.args.should_save:
             folder = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-            kept = {"method": self.method.spec, "state": self.method.state()}
-            (folder / STATE_FILE).write_text(json.dumps(kept, indent=1))
+            checkpoints.write_memory(folder, self.method.spec, self.method.state())
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is None:
-            return
-        path = Path(checkpoint) / STATE_FILE
-        if not path.exists():
-            raise UserError(f"the checkpoint {checkpoint} has no {STATE_FILE}; EntrobenchTrainer did not write it")
-        kept = json.loads(path.read_text())
-        if kept["method"] != self.method.spec:
-            raise UserError(f"the checkpoint {checkpoint} is of method {kept['method']}, not of {self.method.spec}")
-        self.method.load_state(kept["state"])
+        if checkpoint is not None:
+            self.method.load_state(checkpoints.read_memory(Path(checkpoint), self.method.spec))
 
 
 def before_columns(scored: Scored) -> dict[str, Tensor]:
@@ -528,7 +519,7 @@ def settled_arguments(args: Any, method: PortableMethod) -> Any:
     kl_coef = method.composed.objective.kl_coef
     for name, instead in REPLACED.items():
         value = getattr(args, name)
-        # A beta that repeats the objective's kl_coef, as cell_trainer.py sets it.
+        # A beta that repeats the objective's kl_coef, as cell.py sets it.
         agrees = name == "beta" and needs_reference and value == kl_coef
         if value != defaults[name] and not agrees:
             raise UserError(

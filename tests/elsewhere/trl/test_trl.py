@@ -29,6 +29,7 @@ import entrobench
 from harness import config
 from harness.base import seeds
 from harness.conformance import miniature
+from harness.elsewhere.checkpoints import MEMORY
 from harness.elsewhere.portable import PortableMethod
 from harness.methods.composition import Method
 from harness.methods.refusals import trl_refusal
@@ -554,7 +555,7 @@ def test_a_resumed_run_goes_on_with_the_memory_of_its_controls(tmp_path: Path) -
     options: dict[str, Any] = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "learning_rate": 1e-2}
     whole = trainer_of(spec, tmp_path / "whole", **options)
     whole.train()
-    kept = json.loads((tmp_path / "whole" / "checkpoint-2" / door.STATE_FILE).read_text())
+    kept = json.loads((tmp_path / "whole" / "checkpoint-2" / MEMORY).read_text())
     assert kept["method"] == spec
     assert kept["state"] != PortableMethod(spec).state()
     resumed = trainer_of(spec, tmp_path / "resumed", **options)
@@ -564,8 +565,8 @@ def test_a_resumed_run_goes_on_with_the_memory_of_its_controls(tmp_path: Path) -
     other = trainer_of("clip_b", tmp_path / "other", **options)
     with pytest.raises(entrobench.UserError, match=r"is of method clip_servo\(target=0.1\), not of clip_b"):
         other.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
-    (tmp_path / "whole" / "checkpoint-2" / door.STATE_FILE).unlink()
-    with pytest.raises(entrobench.UserError, match="EntrobenchTrainer did not write it"):
+    (tmp_path / "whole" / "checkpoint-2" / MEMORY).unlink()
+    with pytest.raises(entrobench.UserError, match="no method of entrobench trained it"):
         resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
 
 

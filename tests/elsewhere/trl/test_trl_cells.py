@@ -201,7 +201,7 @@ def test_the_records_on_the_same_responses_are_those_of_our_trainer(
     monkeypatch.setattr(ours.collector, "collect", kept)
     ours.run(lambda step: None)
     theirs = built(tmp_path / "theirs", *settings, method=method)
-    from harness.elsewhere.trl.cell_trainer import RecordedTrainer
+    from harness.elsewhere.trl.cell import RecordedTrainer
 
     def same(trainer: Any, prompts: list[list[int]], *_: Any) -> Any:
         rollouts = [rollout for group in sampled[trainer.step - 1] for rollout in group]

@@ -34,7 +34,7 @@ RESPONSES = "responses.json"
 
 def record_responses(folder: Path) -> None:
     """Train on one rank, and write the responses of each step."""
-    from harness.elsewhere.trl.cell_trainer import RecordedTrainer
+    from harness.elsewhere.trl.cell import RecordedTrainer
 
     sample = RecordedTrainer._generate_single_turn
     steps: list[Any] = []
@@ -64,7 +64,7 @@ def train_on_two(rank: int, folder: Path) -> None:
 
 def train_on_given(rank: int, folder: Path) -> None:
     """Train on this rank's part of the recorded responses."""
-    from harness.elsewhere.trl.cell_trainer import RecordedTrainer
+    from harness.elsewhere.trl.cell import RecordedTrainer
 
     steps = json.loads((folder / RESPONSES).read_text())
 
