@@ -188,7 +188,7 @@ class Matrix:
         """Write one self-contained HTML page with the table and the curves, and return its path."""
         from harness.page import page
 
-        return page.write_report(self.config)
+        return page.write_report(self.config, self.cells)
 
 
 def cell_columns(cell: Cell) -> dict[str, str | int]:

@@ -125,23 +125,18 @@ def selected_parts(arguments: argparse.Namespace) -> list[Part]:
     """Return the selected tables."""
     from harness.packs.reader import opened_packs
     from harness.table import select
-    from harness.table.board import Board, Experiment
-    from harness.tracking.reader import reader
+    from harness.table.board import opened_experiment
 
     selection = select.Selection(select.conditions(arguments.where), arguments.baseline)
     if arguments.pack:
         with opened_packs(arguments.pack) as experiment:
             return [select.part_of_packs(experiment, selection)]
-    config = config_of_arguments(arguments) if arguments.config else Config()
-    uri = arguments.uri or config.tracking_uri
-    with reader(uri) as source:
-        if arguments.config:
-            experiment = Experiment(source, config.name, uri)
-            board = Board.of_config(config, cells(config)).with_adopted(experiment.runs)
-            return [select.part_of_config(board, experiment, selection)]
-        parts: list[Part] = []
-        names = ",".join(arguments.experiment).split(",")
-        for name in dict.fromkeys(names):
-            experiment = Experiment(source, name, uri)
+    if arguments.config:
+        config = config_of_arguments(arguments)
+        with opened_experiment(config.name, arguments.uri or config.tracking_uri) as experiment:
+            return [select.part_of_config(experiment.board_of(config, cells(config)), experiment, selection)]
+    parts: list[Part] = []
+    for name in dict.fromkeys(",".join(arguments.experiment).split(",")):
+        with opened_experiment(name, arguments.uri or Config().tracking_uri) as experiment:
             parts += select.parts_of_experiment(experiment, selection)
-        return parts
+    return parts

@@ -19,6 +19,7 @@ from harness.commands.common import (
     words_of_config,
 )
 from harness.config import Config
+from harness.matrix import cells
 
 EXAMPLES = (
     "entrobench report demo",
@@ -61,10 +62,11 @@ def call(arguments: argparse.Namespace) -> int:
     else:
         command_line = shlex.join(["entrobench", "run", *words_of_config(arguments)])
         config = config_of_arguments(arguments)
+        matrix = cells(config)
         if arguments.watch:
-            page.watch_report(config, command_line, arguments.out, say_written)
+            page.watch_report(config, matrix, command_line, arguments.out, say_written)
             return 0
-        path = page.write_report(config, command_line, arguments.out)
+        path = page.write_report(config, matrix, command_line, arguments.out)
     say_written(path)
     return 0
 

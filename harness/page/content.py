@@ -30,18 +30,17 @@ from harness.base import files
 from harness.base.addresses import may_be_written, visible_address
 from harness.base.errors import Damaged, UserError
 from harness.cells.evaluations import pass_at_k, right_distinct
-from harness.config import Config
+from harness.config import Config, setting_label
 from harness.matrix import Cell
 from harness.packs.reader import opened_packs
-from harness.table.board import Board, Expected, Experiment
+from harness.table.board import Board, Expected, Experiment, opened_experiment, runs_left_out
 from harness.table.compare import Comparison, comparisons
-from harness.table.frames import read_frames, setting_text
+from harness.table.frames import BASE_MODEL, read_frames
 from harness.table.leaderboard import LeaderboardRow, leaderboard_rows, mean_over_problems, place_text
-from harness.table.select import runs_left_out
 from harness.table.statistics import Estimate, share_interval
 from harness.tokens.logged import DRAWN
 from harness.tracking.artifacts import artifact_folder
-from harness.tracking.reader import Curves, Run, reader
+from harness.tracking.reader import Curves, Run
 from harness.tracking.store import is_server
 
 Record = dict[str, Any]  # a line of samples/evaluate-*.jsonl, or a part of the page for its template
@@ -67,7 +66,6 @@ CURVES = ["cell", "metric", "step", "value"]
 EVALUATIONS = ["cell", "evaluated", "step", "problem", "right", "samples", "right_distinct"]
 OF_CELL = ["cell", "method", "task", "seed", "where", "training"]  # columns of `cells` that the other frames get
 
-JUDGING = "time/judging_s"  # is spent within other phases, and so belongs to no sum
 QUESTIONS = 3  # problems whose answers are shown next to each other
 FORMULA = 40  # characters of an answer that fits into a narrow column
 ANSWERS = 16  # distinct responses to a problem that are shown, of each method
@@ -136,6 +134,12 @@ class PageContent:
     tables: list[ScoreTable]
     notes: list[str] = field(default_factory=list)  # on everything that was left out
 
+    @property
+    def drawn_methods(self) -> list[str]:
+        """The names that a series may have: the methods, and the base model if a table has it."""
+        has_base_model = any(row.method == BASE_MODEL for row in self.rows)
+        return [*self.methods, BASE_MODEL] if has_base_model else self.methods
+
     def trainings(self) -> Iterator[tuple[str, DataFrame, DataFrame]]:
         """Yield each training with its cells that are done and their curves."""
         done = done_records(self.cells)
@@ -192,12 +196,6 @@ def with_steps(cells: DataFrame, curves: DataFrame) -> DataFrame:
     """Add the last step of each cell."""
     steps = curves.groupby("cell")["step"].max()
     return cells.assign(step=cells["cell"].map(steps).fillna(0).astype("int64"))
-
-
-def phase_times(curves: DataFrame) -> DataFrame:
-    """Return the curves of the phases of a step; their sum is its time."""
-    metric = curves["metric"].astype("str")
-    return curves[metric.str.startswith("time/") & (metric != JUDGING)]
 
 
 def answers_behind(label: str, where: str, answers: DataFrame) -> DataFrame:
@@ -310,10 +308,8 @@ def joined_frames(frames: Sequence[DataFrame], columns: Sequence[str]) -> DataFr
 
 def content_of_config(config: Config, matrix: Sequence[Cell], command: str | None) -> PageContent:
     """Return the content of a configuration's page; `command` repeats the matrix."""
-    uri = config.tracking_uri
-    with reader(uri) as source:
-        experiment = Experiment(source, config.name, uri)
-        board = Board.of_config(config, matrix).with_adopted(experiment.runs)
+    with opened_experiment(config.name, config.tracking_uri) as experiment:
+        board = experiment.board_of(config, matrix)
         notes, settings = runs_left_out(board, experiment), dataclasses.asdict(config)
         folders = {cell.id: cell.folder for cell in matrix}
         return content_of_board(experiment, board, notes=notes, command=command, settings=settings, folders=folders)
@@ -321,8 +317,7 @@ def content_of_config(config: Config, matrix: Sequence[Cell], command: str | Non
 
 def content_of_experiment(uri: str, name: str) -> PageContent:
     """Return the content of the page of an experiment: of the newest of its matrices."""
-    with reader(uri) as source:
-        experiment = Experiment(source, name, uri)
+    with opened_experiment(name, uri) as experiment:
         board, *others = experiment.boards()
         notes = runs_left_out(board, experiment)
         if others:
@@ -354,7 +349,9 @@ def content_of_board(
     `settings` default to the newest run's. `origin` is the source of the runs; the default is MLflow. `folders` of
     the cells default to the folders of their runs' artifacts, where these are on this machine.
     """
-    board = board.named()
+    frames = read_frames(experiment, board.expected, board.baseline)
+    rows = leaderboard_rows(frames, board.baseline, board.ks)
+    compared = comparisons(frames, board.baseline, board.ks)
     expected = {cell.cell for cell in board.expected}
     runs = {}
     for key, run in experiment.newest.items():
@@ -387,14 +384,13 @@ def content_of_board(
     for spec in specs.values():
         if spec is not None:
             newest_settings = spec.settings
-    frames = read_frames(experiment, board.expected, board.baseline)
     cells = page_cells(records)
     return assemble_content(
         cells,
         curves_frame(curves),
         evaluations_of_runs(experiment, runs),
-        leaderboard_rows(frames, board.baseline, board.ks),
-        comparisons(frames, board.baseline, board.ks),
+        rows,
+        compared,
         samples,
         name=board.title,
         source=origin or f"MLflow at {visible_address(experiment.uri)}",
@@ -420,7 +416,7 @@ def key_fields(expected: Expected) -> dict[str, Any]:
         "method": expected.method,
         "task": expected.task,
         "model": expected.model,
-        "setting": setting_text(tuple(expected.setting.items())),
+        "setting": setting_label(expected.setting),
         "seed": expected.seed,
         "cell": expected.cell,
     }

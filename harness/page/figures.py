@@ -14,8 +14,6 @@ import numpy as np
 from pandas import DataFrame
 
 from harness.base.terminal import visible
-from harness.page.content import PageContent, phase_times
-from harness.table.frames import BASE_MODEL
 from harness.table.statistics import Estimate, geometric_interval, mean_interval
 
 Series = dict[str, Any]  # name, and lists of numbers
@@ -27,6 +25,7 @@ QUADRANTS = {  # a token's advantage, and the place of its S*
     "negative_below": "A < 0, S* < N",
 }
 PHASES = ("rollout", "verify", "stats", "update", "critic", "sync", "dynamics", "evaluate")  # the order of bars
+JUDGING = "time/judging_s"  # is spent within other phases, and so belongs to no sum
 CLIPS = {
     "ratio/clipped_low": "Ratio clipped low",
     "ratio/clipped_high": "Ratio clipped high",
@@ -156,17 +155,6 @@ def short_number(value: float) -> str:
     return f"{value:.4g}"
 
 
-def drawn_methods(content: PageContent) -> list[str]:
-    """Return the names that a series may have: the methods, and the base model if a table has it."""
-    rows = list(content.rows)
-    for table in content.tables:
-        rows += table.rows
-    methods = list(content.methods)
-    if any(row.method == BASE_MODEL for row in rows):
-        methods.append(BASE_MODEL)
-    return methods
-
-
 def payload(figure: Figure) -> dict[str, Any]:
     """Return the parts of a figure that the page's script draws, with control characters written out."""
     parts = {}
@@ -271,6 +259,12 @@ def time_figures(curves: DataFrame, methods: Sequence[str]) -> list[Figure]:
     )
     header = ["method", *phases, "all"]
     return [Figure("Time per phase", note, "bars", "seconds a step", "", series, header, lines)]
+
+
+def phase_times(curves: DataFrame) -> DataFrame:
+    """Return the curves of the phases of a step; their sum is its time."""
+    metric = curves["metric"].astype("str")
+    return curves[metric.str.startswith("time/") & (metric != JUDGING)]
 
 
 def seconds_by_phase(curves: DataFrame, methods: Sequence[str]) -> dict[str, dict[str, float]]:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.base.units import plural
 from harness.cells.log import NO_SIGNAL
 from harness.page.content import PageContent, ScoreTable, last_answers
+from harness.page.figures import Figure
 from harness.table.columns import MIXED, format_estimate, method_text, sign_mark
 from harness.table.compare import Comparison
 from harness.table.frames import BASE_MODEL
@@ -31,6 +32,22 @@ Axis = tuple[float, float]  # its ends
 
 
 # The finding
+
+
+def findings_of(content: PageContent, pareto: Mapping[str, list[tuple[str, Figure]]]) -> list[dict[str, Any]]:
+    """Return the finding of each table with its pictures."""
+    findings = []
+    for table in content.tables:
+        title = table.title if len(content.tables) > 1 else ""
+        findings.append(
+            {
+                "title": title,
+                "sentences": finding_sentences(table),
+                "forest": forest_plot(table),
+                "figures": pareto.get(title, []),
+            }
+        )
+    return findings
 
 
 def finding_sentences(table: ScoreTable) -> list[str]:

@@ -19,7 +19,6 @@ from urllib.parse import quote
 import yaml
 from pandas import DataFrame
 
-from harness import matrix
 from harness.base import files
 from harness.base.addresses import without_secrets
 from harness.base.terminal import visible
@@ -28,6 +27,7 @@ from harness.cells.log import FILE as METRICS
 from harness.cells.spec import FILE as SPEC
 from harness.cells.state import STOPPED
 from harness.config import Config
+from harness.matrix import Cell
 from harness.page import figures, scores
 from harness.page.content import (
     ANSWERS,
@@ -38,8 +38,8 @@ from harness.page.content import (
     content_of_experiment,
     content_of_packs,
 )
-from harness.page.figures import Figure, drawn_methods
-from harness.page.finding import colored_methods, finding_sentences, forest_plot, summary
+from harness.page.figures import Figure
+from harness.page.finding import colored_methods, findings_of, summary
 from harness.table import columns, render
 from harness.table.board import Experiment
 from harness.tracking.reader import reader
@@ -58,9 +58,11 @@ FILES = {"config": SPEC, "metrics": METRICS, "log": LOG}  # by the text of the l
 Link = tuple[str, str]  # text and address
 
 
-def write_report(config: Config, run_command: str | None = None, out: Path | None = None) -> Path:
+def write_report(
+    config: Config, matrix: Sequence[Cell], run_command: str | None = None, out: Path | None = None
+) -> Path:
     """Write the page of a matrix, by default next to its cells; `run_command` repeats the matrix."""
-    content = content_of_config(config, matrix.cells(config), run_command)
+    content = content_of_config(config, matrix, run_command)
     return write_page(content, out or page_path(config))
 
 
@@ -68,13 +70,14 @@ def page_path(config: Config) -> Path:
     return config.folder / "report" / "report.html"
 
 
-def watch_report(config: Config, run_command: str, out: Path | None, say: Callable[[Path], None]) -> None:
+def watch_report(
+    config: Config, matrix: Sequence[Cell], run_command: str, out: Path | None, say: Callable[[Path], None]
+) -> None:
     """Write the page of a matrix whenever its runs in MLflow have changed, until all of its cells have ended.
 
     Until then browsers reload the page. `say` receives its path each time.
     """
-    cells = matrix.cells(config)
-    expected = {cell.id for cell in cells}
+    expected = {cell.id for cell in matrix}
     path = out or page_path(config)
     shown: dict[str, dict[str, str]] = {}  # tags by run
     while True:
@@ -82,11 +85,11 @@ def watch_report(config: Config, run_command: str, out: Path | None, say: Callab
             experiment = Experiment(source, config.name, config.tracking_uri)
         ended = {cell for cell, run in experiment.newest.items() if run.tags["status"] in ("done", "failed", STOPPED)}
         if expected <= ended:
-            say(write_report(config, run_command, out))
+            say(write_report(config, matrix, run_command, out))
             return
         tags = {run.id: run.tags for run in experiment.runs}
         if tags != shown:
-            content = content_of_config(config, cells, run_command)
+            content = content_of_config(config, matrix, run_command)
             say(write_page(content, path, reload=WATCH))
             shown = tags
         time.sleep(WATCH)
@@ -142,15 +145,15 @@ def render_page(content: PageContent, folder: Path | None = None, reload: int | 
     components = {}
     for method in content.methods:
         components[method] = method_parts(content.cells, method)
-    methods = figures.drawn_methods(content)
+    methods = content.drawn_methods
     return environment.get_template(PAGE).render(
         content=content,
         methods=methods,
         colored=colored_methods(content, methods, fronts),
         findings=findings_of(content, dict(finding["groups"])),
         summary=summary(content),
-        tables=page_tables(content, folder),
         notes=render.row_notes(content.rows),
+        tables=page_tables(content, folder),
         sections=others,
         drawn=drawn,
         unfinished=content.cells[content.cells["state"] != "done"],
@@ -166,22 +169,6 @@ def render_page(content: PageContent, folder: Path | None = None, reload: int | 
         style=(TEMPLATES / STYLE).read_text(),
         scripts=[(TEMPLATES / name).read_text() for name in SCRIPTS],
     )
-
-
-def findings_of(content: PageContent, pareto: Mapping[str, list[tuple[str, Figure]]]) -> list[dict[str, Any]]:
-    """Return the finding of each table with its pictures."""
-    findings = []
-    for table in content.tables:
-        title = table.title if len(content.tables) > 1 else ""
-        findings.append(
-            {
-                "title": title,
-                "sentences": finding_sentences(table),
-                "forest": forest_plot(table),
-                "figures": pareto.get(title, []),
-            }
-        )
-    return findings
 
 
 def visible_text(value: Any) -> Any:
@@ -269,7 +256,7 @@ def minute_text(time: float) -> str:
 
 def sections_of(content: PageContent) -> list[Section]:
     """Return the sections that consist of figures, without empty ones; the first has those of the finding."""
-    methods = drawn_methods(content)
+    methods = content.drawn_methods
     trainings = {}
     for title, _, of_training in content.trainings():
         trainings[title] = figures.training_figures(of_training, methods)

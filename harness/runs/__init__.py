@@ -269,14 +269,11 @@ def print_table(rows: Sequence[LeaderboardRow]) -> None:
 
 def matrix_rows(config: Config, matrix: list[Cell]) -> list[LeaderboardRow]:
     """Return the rows of the matrix, with the cells that are not done counted as expected."""
-    from harness.table.board import Board, Experiment
+    from harness.table.board import opened_experiment
     from harness.table.frames import read_frames
     from harness.table.leaderboard import leaderboard_rows
-    from harness.tracking.reader import reader
 
-    uri = config.tracking_uri
-    with reader(uri) as source:
-        experiment = Experiment(source, config.name, uri)
-        board = Board.of_config(config, matrix).with_adopted(experiment.runs).named()
+    with opened_experiment(config.name, config.tracking_uri) as experiment:
+        board = experiment.board_of(config, matrix)
         frames = read_frames(experiment, board.expected, board.baseline)
     return leaderboard_rows(frames, board.baseline, board.ks)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -13,13 +15,15 @@ from typing import Any
 from harness.base import files, identities
 from harness.base.addresses import visible_address
 from harness.base.errors import UserError, nearest
+from harness.base.units import plural
 from harness.cells.evaluations import OUTCOME, OUTCOME_TAG
 from harness.cells.provenance import sources_in
+from harness.cells.source_digest import edited_components
 from harness.cells.spec import FILE as SPEC
 from harness.cells.spec import TRAINER, CellSpec, value_in
 from harness.config import PUBLISHED, TUNED, TUNED_SUFFIX, Config
 from harness.matrix import Cell
-from harness.tracking.reader import Run, StoreReader
+from harness.tracking.reader import Run, StoreReader, reader
 from harness.tracking.sync import READ_ONLY, params_of
 
 FILE = "matrix.json"  # among the artifacts of a summary
@@ -33,6 +37,7 @@ OF_CELLS = {*AXES, "cell", "status"}  # the tags of a cell's run
 RANGE = ("methods", "tasks", "models", "seeds", "axes", "baseline")
 ELSEWHERE = ("name", "results", "tracking", "launch", "hardware", "checkpoint", "plugins")
 NO_CELL = ""  # the key of a cell that a pack lacks
+NO_RUN = "without a run"  # the state of a cell
 
 Pairs = tuple[tuple[str, str], ...]
 
@@ -255,6 +260,13 @@ def further_axes(params: Mapping[str, str]) -> list[str]:
 Outcome = dict[str, Any]
 
 
+@contextmanager
+def opened_experiment(name: str, uri: str) -> Iterator[Experiment]:
+    """Open an experiment of an MLflow store."""
+    with reader(uri) as source:
+        yield Experiment(source, name, uri)
+
+
 class Experiment:
     """The runs of an experiment, each requested from the store once."""
 
@@ -297,10 +309,14 @@ class Experiment:
             copies |= parsed_object(text)
         return {digest: copy for digest, copy in copies.items() if identities.hash_of(copy) == digest}
 
+    def board_of(self, config: Config, matrix: Sequence[Cell]) -> Board:
+        """Return the matrix of a configuration, with the cells of other trainers that it may be compared with."""
+        return Board.of_config(config, matrix).with_adopted(self.runs).named()
+
     def boards(self) -> list[Board]:
         """Return the matrices of the experiment, that of the newest run first."""
         texts = self.source.texts(self.summaries, FILE)
-        boards = [Board.of_json(text) for text in texts if text is not None]
+        boards = [Board.of_json(text).named() for text in texts if text is not None]
         if not boards:
             raise UserError(
                 f"the experiment {self.name!r} at {visible_address(self.uri)} holds no table; `entrobench run` writes "
@@ -365,3 +381,61 @@ def parsed_object(text: bytes | None) -> dict[str, Any]:
     except ValueError:
         return {}
     return value if isinstance(value, dict) else {}
+
+
+# Missing cells
+
+
+def check_any_run(board: Board, experiment: Experiment) -> None:
+    """Refuse a matrix without any run if its experiment holds runs of others."""
+    expected = {cell.cell for cell in board.expected}
+    if experiment.runs and not expected & experiment.newest.keys():
+        others = plural(len(experiment.runs), "other")
+        raise UserError(f"no run of {experiment.name!r} is of this configuration; the experiment holds {others}")
+
+
+def missing_sentences(board: Board, experiment: Experiment) -> list[str]:
+    """Return sentences on cells that are not done, and on information that is missing."""
+    newest = experiment.newest
+    counts: Counter[str] = Counter()
+    methods = set()
+    for cell in board.expected:
+        run = newest.get(cell.cell)
+        state = NO_RUN if run is None else run.tags["status"]
+        counts[state] += 1
+        methods.add(cell.method)
+    sentences = []
+    if counts["done"] < len(board.expected):
+        listed = ", ".join(f"{number} {state}" for state, number in sorted(counts.items()))
+        sentences.append(f"Of {len(board.expected)} cells: {listed}.")
+    if board.baseline not in methods:
+        sentences.append(f"No cell is of the baseline {board.baseline}, so nothing is compared with it.")
+    return sentences + runs_left_out(board, experiment)
+
+
+def runs_left_out(board: Board, experiment: Experiment) -> list[str]:
+    """Return sentences on the runs of earlier versions of the matrix's cells, and of other cells with its settings."""
+    present = {run_key(cell.params): cell.sources or {} for cell in board.expected}
+    others, edited, names = 0, 0, set[str]()
+    for run in experiment.others(board):
+        sources = present.get(run_key(run.params))
+        if sources is None:
+            others += 1
+        else:
+            edited += 1
+            names.update(edited_components(sources_in(run.tags) or {}, sources))
+    sentences = []
+    if edited:
+        whose = f" of {', '.join(sorted(names))}" if names else ""
+        runs, verb = ("1 run", "is") if edited == 1 else (f"{edited} runs", "are")
+        sentences.append(f"{runs} of an earlier version{whose} {verb} left out.")
+    if others == 1:
+        sentences.append("1 run of another cell with the same settings is left out.")
+    elif others:
+        sentences.append(f"{others} runs of other cells with the same settings are left out.")
+    return sentences
+
+
+def run_key(params: Mapping[str, str]) -> frozenset[tuple[str, str]]:
+    """Return a key that all versions of a cell have in common."""
+    return frozenset((name, value) for name, value in params.items() if name != READ_ONLY)

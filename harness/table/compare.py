@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,7 +19,17 @@ from harness.table.frames import (
     setting_text,
     with_base_models,
 )
-from harness.table.leaderboard import mixed_rows, place_text, scores_near_bound
+from harness.table.leaderboard import (
+    Scores,
+    both_near_bound,
+    difference,
+    differences,
+    mixed_rows,
+    paired,
+    place_text,
+    pooled,
+    scores_of,
+)
 from harness.table.render import (
     doubt_near_bound,
     render_document,
@@ -41,16 +51,13 @@ from harness.table.statistics import (
     share_interval,
     wins,
 )
-from harness.table.verdict import adjusted, p_values, significance, verdict
+from harness.table.verdict import DifferenceTests, significance, verdicts
 from harness.table.verified import mark_of_row
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from pandas import DataFrame
 
 ALL_TASKS = "all tasks"
-
-SeedScores = dict[int, list[Floats]]  # of a method, by seed in order: the scores of the problems of each task
 
 
 @dataclass(frozen=True)
@@ -63,16 +70,16 @@ class Comparison:
     method: str
     baseline: str
     mean: Estimate | None
-    iqm: Estimate | None  # over the runs of all seeds, on all tasks
-    seeds: int  # done by both the method and the baseline
-    difference: Estimate | None  # to the baseline, paired by seed and problem, as are the following fields
-    p: float | None
-    p_holm: float | None  # adjusted for all methods that are compared with the baseline in this table
-    improvement: Estimate | None  # the probability of scoring higher on a problem; equal counts as half
-    detectable: float | None  # the least true difference that is significant with 80 % power
-    rank_best: int | None  # the best rank that the paired intervals allow, and the worst
-    rank_worst: int | None
-    best: bool  # the highest mean, or not significantly below it
+    iqm: Estimate | None = None  # over the runs of all seeds, on all tasks
+    seeds: int = 0  # done by both the method and the baseline
+    difference: Estimate | None = None  # to the baseline, paired by seed and problem, as are the following fields
+    p: float | None = None
+    p_holm: float | None = None  # adjusted for all methods that are compared with the baseline in this table
+    improvement: Estimate | None = None  # the probability of scoring higher on a problem; equal counts as half
+    detectable: float | None = None  # the least true difference that is significant with 80 % power
+    rank_best: int | None = None  # the best rank that the paired intervals allow, and the worst
+    rank_worst: int | None = None
+    best: bool = False  # the highest mean, or not significantly below it
     verdict: str = ""  # wins, trades, loses or none, by both scores
     near_bound: bool = False  # both methods are so near 0 or 1 that the difference's interval may be too short
     seeds_needed: int | None = None  # with two seeds: the number at which such a difference is significant, if any
@@ -96,43 +103,6 @@ class Comparison:
         return 0 if self.difference is None else significance(self.difference.mean, self.p_holm)
 
 
-def scores_by_seed(frames: Frames, tasks: Sequence[DataFrame], ks: Sequence[int | None]) -> SeedScores:
-    """Return the scores of a method by the seeds that are done on all of these tasks.
-
-    `tasks`: its cells of each task, `ks`: the k of Pass@k there, None for Avg@K.
-    """
-    done_by_task = [done_cells(cells).set_index("seed", drop=False) for cells in tasks]
-    shared_seeds = set(done_by_task[0].index)
-    for cells in done_by_task:
-        shared_seeds &= set(cells.index)
-    seeds = sorted(shared_seeds)
-    scores: SeedScores = {seed: [] for seed in seeds}
-    if not seeds:
-        return scores
-    for cells, k in zip(done_by_task, ks, strict=True):
-        x_SJ = frames.scores(cells.loc[seeds], k)
-        for seed, x_J in zip(seeds, x_SJ, strict=True):
-            scores[seed].append(x_J)
-    return scores
-
-
-def stacked(scores: SeedScores, seeds: Collection[int]) -> list[Floats]:
-    """Return the scores of some of the seeds, as seed by problem for each task."""
-    by_seed = [scores[seed] for seed in seeds]
-    stacks = []
-    for of_task in zip(*by_seed, strict=True):
-        stacks.append(np.stack(of_task))
-    return stacks
-
-
-def paired_scores(ours: SeedScores, theirs: SeedScores) -> tuple[list[Floats], list[Floats]] | None:
-    """Return both scores on the seeds that both have done; None where there are none."""
-    shared = [seed for seed in ours if seed in theirs]
-    if not shared:
-        return None
-    return stacked(ours, shared), stacked(theirs, shared)
-
-
 def comparisons(frames: Frames, baseline: str, ks: Mapping[str, int]) -> list[Comparison]:
     """Return the comparisons of all tables and, where there are several tasks, of all of them together.
 
@@ -143,34 +113,38 @@ def comparisons(frames: Frames, baseline: str, ks: Mapping[str, int]) -> list[Co
     results = []
     for label, tables in labeled_tables(frames):
         _, _, model, pairs = tables[0]
-        by_score = {}
+        scores, tests = {}, {}
         for score, score_ks in scores_of_tables(tables, ks):
-            by_score[score] = compare_tables(frames, tables, score_ks, baseline)
-        of_average, of_headline = by_score.values()
-        verdicts = {}
-        for average, headline in zip(of_average, of_headline, strict=True):
-            verdicts[average.method] = verdict(headline.significance, average.significance)
-        for score, of_score in by_score.items():
-            for result in of_score:
+            scores[score] = scores_of_methods(frames, tables, score_ks)
+            done = {method: ours for method, ours in scores[score].items() if ours is not None}
+            tests[score] = DifferenceTests(differences(done, baseline))
+        average, headline = tests.values()
+        verdict_of = verdicts(headline, average)
+        for score, of_score in scores.items():
+            compared = compare_scores(of_score, tests[score], baseline)
+            for method, numbers in compared.items():
                 sentences: dict[str, None] = {}  # in their order, each once
                 for axes in tables:
-                    sentences |= dict.fromkeys(mixed.get((result.method, axes), []))
-                cells = frames.tables[tables[0]][result.method]
+                    sentences |= dict.fromkeys(mixed.get((method, axes), []))
+                cells = frames.tables[tables[0]][method]
                 first = cells.iloc[0]
-                labeled = replace(
-                    result,
-                    task=label,
-                    model=model,
-                    score=score,
-                    setting=setting_text(pairs),
-                    verdict=verdicts[result.method],
-                    trainer=first["trainer"] or None,
-                    ruleset=first["ruleset"] or None,
-                    checked=mark_of_row(done_cells(cells)["checked"]),
-                    mixed=list(sentences),
-                    options=first["options"],
+                results.append(
+                    Comparison(
+                        task=label,
+                        model=model,
+                        score=score,
+                        method=method,
+                        baseline=baseline,
+                        setting=setting_text(pairs),
+                        verdict=verdict_of.get(method, ""),
+                        trainer=first["trainer"] or None,
+                        ruleset=first["ruleset"] or None,
+                        checked=mark_of_row(done_cells(cells)["checked"]),
+                        mixed=list(sentences),
+                        options=first["options"],
+                        **numbers,
+                    )
                 )
-                results.append(labeled)
     return results
 
 
@@ -202,101 +176,63 @@ def scores_of_tables(tables: Sequence[Axes], ks: Mapping[str, int]) -> list[tupl
     return [("Avg@K", [None] * len(tables)), (headline, of_pass)]
 
 
-def compare_tables(frames: Frames, tables: Sequence[Axes], ks: Sequence[int | None], baseline: str) -> list[Comparison]:
-    """Return the comparisons of the methods that all these tables have, still without labels."""
+def scores_of_methods(frames: Frames, tables: Sequence[Axes], ks: Sequence[int | None]) -> dict[str, Scores | None]:
+    """Return the scores of the methods that all these tables have; None for a method without a seed."""
     methods_by_table = [frames.tables[axes] for axes in tables]
     cells, scores = {}, {}
     for name in methods_by_table[0]:
         of_method = [methods[name] for methods in methods_by_table if name in methods]
         if len(of_method) == len(tables):
             cells[name] = of_method
-            scores[name] = scores_by_seed(frames, of_method, ks)
-    done = [name for name in scores if scores[name]]
+            scores[name] = scores_of(frames, of_method, ks)
+    done = [name for name in scores if scores[name] is not None]
     for name in done:  # compared with the first, since the baseline may not be done
         for ours, first in zip(cells[name], cells[done[0]], strict=True):
             check_comparable(frames, ours, first)
-    return compare_scores(scores, baseline)
+    return scores
 
 
-def compare_scores(scores: Mapping[str, SeedScores], baseline: str) -> list[Comparison]:
-    """Return each method's comparison with the baseline, and its ranks among all trained methods."""
-    base = scores.get(baseline)
-    means: dict[str, Estimate] = {}
-    differences: dict[str, Floats] = {}
-    for name, ours in scores.items():
-        if not ours:  # no seed is done
-            continue
-        means[name] = share_interval(pooled(stacked(ours, ours)))
-        if base is None or name == baseline:
-            continue
-        x_SJ = paired_difference(ours, base)
-        if x_SJ is None:
-            continue
-        differences[name] = x_SJ
-    p_by_method = p_values(differences)
-    p_adjusted = adjusted(p_by_method)
-    trained = [name for name in means if name != BASE_MODEL]
-    beats_MM = beats_matrix([scores[name] for name in trained])
+def compare_scores(
+    scores: Mapping[str, Scores | None], tests: DifferenceTests, baseline: str
+) -> dict[str, dict[str, Any]]:
+    """Return the numbers of each method's comparison with the baseline, with its ranks among all trained methods."""
+    done = {name: ours for name, ours in scores.items() if ours is not None}
+    means = {name: share_interval(pooled(ours.of_tasks)) for name, ours in done.items()}
+    trained = [name for name in done if name != BASE_MODEL]
+    beats_MM = beats_matrix([done[name] for name in trained])
     ranks_by_method = dict(zip(trained, ranks(beats_MM), strict=True))
     best = set()
     if trained:
         highest = int(np.argmax([means[name].mean for name in trained]))
-        for name, is_beaten in zip(trained, beats_MM[highest], strict=True):
-            if not is_beaten:
-                best.add(name)
-    results = []
-    for name, ours in scores.items():
-        x_SJ = differences.get(name)
-        pair = None if base is None else paired_scores(ours, base)
-        iqm = difference = least_detectable = needed = improvement = None
-        if ours:
-            iqm = clipped(iqm_interval(run_scores(stacked(ours, ours))), 0, 1)
+        best = {name for name, is_beaten in zip(trained, beats_MM[highest], strict=True) if not is_beaten}
+    compared = {}
+    for name in scores:
+        numbers: dict[str, Any] = {
+            "mean": means.get(name),
+            "p": tests.p.get(name),
+            "p_holm": tests.p_holm.get(name),
+            "ranked": len(trained),
+            "best": name in best,
+        }
+        numbers["rank_best"], numbers["rank_worst"] = ranks_by_method.get(name, (None, None))
+        pair = None
+        if name in done:
+            numbers["iqm"] = clipped(iqm_interval(run_scores(done[name].of_tasks)), 0, 1)
+            pair = paired(done[name], done.get(baseline))
+        if pair is not None:
+            numbers["seeds"] = len(pair[0][0])
         if pair is not None and name != baseline:
-            improvement = probability_of_improvement(*pair)
-        if x_SJ is not None:
-            difference, least_detectable = difference_interval(x_SJ), detectable(x_SJ)
+            x_SJ = tests.differences[name]
+            numbers["improvement"] = share_interval(pooled(list(map(wins, *pair))))
+            numbers["difference"], numbers["detectable"] = difference_interval(x_SJ), detectable(x_SJ)
+            numbers["near_bound"] = both_near_bound(done[name], done.get(baseline))
             if len(x_SJ) == 2:  # two seeds say little: docs/statistics.md
-                needed = seeds_needed(x_SJ)
-        rank_best, rank_worst = ranks_by_method.get(name, (None, None))
-        results.append(
-            Comparison(
-                # The caller knows these three, and the verdict.
-                task="",
-                model="",
-                score="",
-                method=name,
-                baseline=baseline,
-                mean=means.get(name),
-                iqm=iqm,
-                seeds=0 if pair is None else len(pair[0][0]),
-                difference=difference,
-                p=p_by_method.get(name),
-                p_holm=p_adjusted.get(name),
-                improvement=improvement,
-                detectable=least_detectable,
-                rank_best=rank_best,
-                rank_worst=rank_worst,
-                ranked=len(trained),
-                best=name in best,
-                near_bound=pair is not None and x_SJ is not None and all_near_bound(*pair),
-                seeds_needed=needed,
-            )
-        )
-    return results
+                numbers["seeds_needed"] = seeds_needed(x_SJ)
+        compared[name] = numbers
+    return compared
 
 
-def paired_difference(ours: SeedScores, theirs: SeedScores) -> Floats | None:
-    """Return the differences by seed and problem, of the seeds that both have done."""
-    pair = paired_scores(ours, theirs)
-    if pair is None:
-        return None
-    differences = []
-    for ours_SJ, theirs_SJ in zip(*pair, strict=True):
-        differences.append(ours_SJ - theirs_SJ)
-    return pooled(differences)
-
-
-def beats_matrix(scores: Sequence[SeedScores]) -> NDArray[np.bool_]:
+def beats_matrix(scores: Sequence[Scores]) -> NDArray[np.bool_]:
     """Return which method (row) beats which (column)."""
     beats_MM = np.zeros((len(scores), len(scores)), dtype=bool)
     for row, ours in enumerate(scores):
@@ -305,39 +241,13 @@ def beats_matrix(scores: Sequence[SeedScores]) -> NDArray[np.bool_]:
     return beats_MM
 
 
-def beats(ours: SeedScores, theirs: SeedScores) -> bool:
+def beats(ours: Scores, theirs: Scores) -> bool:
     """Return whether the 95 % interval of the difference lies above 0."""
-    x_SJ = paired_difference(ours, theirs)
+    x_SJ = difference(ours, theirs)
     if x_SJ is None:
         return False
     p = crossed_p_value(x_SJ)  # below 0.05 exactly where the 95 % interval excludes 0
     return p is not None and p < 0.05 and x_SJ.mean() > 0
-
-
-def probability_of_improvement(ours: Sequence[Floats], theirs: Sequence[Floats]) -> Estimate:
-    return share_interval(pooled(list(map(wins, ours, theirs))))
-
-
-def all_near_bound(ours: Sequence[Floats], theirs: Sequence[Floats]) -> bool:
-    """Return whether both methods are within a few problems of 0 or 1."""
-    return scores_near_bound(pooled(ours)) and scores_near_bound(pooled(theirs))
-
-
-def pooled(of_tasks: Sequence[Floats]) -> Floats:
-    """Join the problems of all tasks, with weights that make the mean that of the tasks' means.
-
-    The tasks are fixed, so differences between their levels do not count as variance of problems.
-    """
-    if len(of_tasks) == 1:
-        return of_tasks[0]
-    means = list(map(np.mean, of_tasks))
-    sizes = [x_SJ.shape[1] for x_SJ in of_tasks]
-    mean_size = sum(sizes) / len(sizes)
-    weighted = []
-    # With these weights the mean of each seed, too, is that of its tasks' means.
-    for x_SJ, mean, size in zip(of_tasks, means, sizes, strict=True):
-        weighted.append((x_SJ - mean) * (mean_size / size))
-    return np.mean(means) + np.hstack(weighted)
 
 
 def run_scores(of_tasks: Sequence[Floats]) -> Floats:

@@ -68,17 +68,17 @@ from harness.cells.state import STOPPED
 from harness.config import OWN, PUBLISHED, setting_label
 from harness.matrix import BACKEND_AXIS
 from harness.rollout.digests import SHOWN
+from harness.table.board import NO_RUN, Expected, Experiment
 from harness.table.statistics import Floats
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from harness.table.board import Expected, Experiment
     from harness.tracking.reader import Run
 
 BASE_MODEL = "base model"  # the method of the rows of the model before any training
 BEFORE, AFTER = "before", "after"  # moments
-DONE, NO_RUN = "done", "without a run"  # states
+DONE = "done"  # a state
 COMMIT_DIGITS = 8  # digits of a commit in a table
 
 TABLE = ["task", "evaluated", "model", "setting"]  # methods are compared within these

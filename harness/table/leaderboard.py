@@ -33,7 +33,7 @@ from harness.table.statistics import (
     seeds_needed,
     share_interval,
 )
-from harness.table.verdict import adjusted, collapsed_and_exploded, p_values, significance, verdict
+from harness.table.verdict import DifferenceTests, collapsed_and_exploded, verdicts
 from harness.table.verified import mark_of_row
 
 if TYPE_CHECKING:
@@ -114,41 +114,21 @@ def leaderboard_rows(frames: Frames, baseline: str, ks: Mapping[str, int]) -> li
 
     `ks`: the K of the headline Pass@K, by evaluation task.
     """
-    with_bases = with_base_models(frames)
-    mixed = mixed_rows(with_bases, baseline)
-    verdicts = {}
+    frames = with_base_models(frames)
+    mixed = mixed_rows(frames, baseline)
+    scores, verdicts_of = {}, {}
     for axes, methods in frames.tables.items():
-        verdicts[axes] = verdicts_of_table(frames, methods, baseline, ks[axes[1]])
+        k = ks[axes[1]]
+        by_k = scores_by_k(frames, methods, k)
+        headline, average = (DifferenceTests(differences(by_k.get(each, {}), baseline)) for each in (k, None))
+        scores[axes], verdicts_of[axes] = by_k, verdicts(headline, average)
     rows = []
-    for (method, axes), cells in with_bases.rows.items():
-        # A baseline without any cell leaves no differences.
-        baseline_cells = frames.tables[axes].get(baseline, cells.iloc[:0])
-        _, evaluated, *_ = axes
-        row = row_of(with_bases, cells, baseline_cells, baseline, ks[evaluated])
+    for (method, axes), cells in frames.rows.items():
+        row = row_of(frames, cells, scores[axes], baseline, ks[axes[1]])
         label, sentences = label_of(axes, frames.tables), mixed.get((method, axes), [])
-        decided = verdicts[axes].get(method, "")
+        decided = verdicts_of[axes].get(method, "")
         rows.append(dataclasses.replace(row, task=label, mixed=sentences, verdict=decided))
     return rows
-
-
-def verdicts_of_table(frames: Frames, methods: Mapping[str, DataFrame], baseline: str, k: int) -> dict[str, str]:
-    """Return the verdict on each method that shares a seed with the baseline."""
-    if baseline not in methods:
-        return {}
-    by_score = []
-    for score_k in (k, None):
-        differences = {}
-        for method, cells in methods.items():
-            pairs = paired_cells(done_cells(cells), done_cells(methods[baseline]))
-            if method != baseline and not pairs[0].empty:
-                differences[method] = difference_SJ(frames, pairs, score_k)
-        p_adjusted = adjusted(p_values(differences))
-        signs = {}
-        for method, x_SJ in differences.items():
-            signs[method] = significance(x_SJ.mean(), p_adjusted.get(method))
-        by_score.append(signs)
-    of_headline, of_average = by_score
-    return {method: verdict(of_headline[method], of_average[method]) for method in of_headline}
 
 
 def mixed_rows(frames: Frames, baseline: str) -> dict[tuple[str, Axes], list[str]]:
@@ -161,56 +141,152 @@ def mixed_rows(frames: Frames, baseline: str) -> dict[tuple[str, Axes], list[str
     return mixed
 
 
+# Scores
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The scores of a method on one task, or on several: of each a matrix of seeds, in order, by problems."""
+
+    seeds: list[int]
+    of_tasks: list[Floats]
+
+    def of_seeds(self, seeds: Sequence[int]) -> list[Floats]:
+        places = list(map(self.seeds.index, seeds))
+        return [x_SJ[places] for x_SJ in self.of_tasks]
+
+
+def scores_of(frames: Frames, tasks: Sequence[DataFrame], ks: Sequence[int | None]) -> Scores | None:
+    """Return the scores of a method on the seeds that are done on all of these tasks; None if there is none.
+
+    `tasks`: its cells of each task, `ks`: the k of Pass@k there, None for Avg@K.
+    """
+    done_by_task = [done_cells(cells).set_index("seed", drop=False) for cells in tasks]
+    seeds = sorted(set.intersection(*(set(cells.index) for cells in done_by_task)))
+    if not seeds:
+        return None
+    return Scores(seeds, [frames.scores(cells.loc[seeds], k) for cells, k in zip(done_by_task, ks, strict=True)])
+
+
+ScoresByK = dict[int | None, dict[str, Scores]]  # of one table, by the k of Pass@k and method; None for Avg@K
+
+
+def scores_by_k(frames: Frames, methods: Mapping[str, DataFrame], k: int) -> ScoresByK:
+    """Return the scores of a table's methods by each k that it shows: powers of two, and the headline's."""
+    done = [cells for cells in map(done_cells, methods.values()) if not cells.empty]
+    if not done:
+        return {}
+    samples = int(frames.counts(done[0].iloc[:1], "samples")[0, 0])
+    powers = {2**i for i in range(samples.bit_length())}  # 1, 2, 4 ... up to the samples
+    by_k: ScoresByK = {}
+    for each in (None, *sorted(powers | {k})):
+        of_methods = {method: scores_of(frames, [cells], [each]) for method, cells in methods.items()}
+        by_k[each] = {method: scores for method, scores in of_methods.items() if scores is not None}
+    return by_k
+
+
+def paired(ours: Scores, theirs: Scores | None) -> tuple[list[Floats], list[Floats]] | None:
+    """Return the scores of two methods on the seeds that both have done; None where there are none."""
+    shared = [] if theirs is None else [seed for seed in ours.seeds if seed in theirs.seeds]
+    if theirs is None or not shared:
+        return None
+    return ours.of_seeds(shared), theirs.of_seeds(shared)
+
+
+def difference(ours: Scores, theirs: Scores | None) -> Floats | None:
+    """Return the differences by seed and problem, of the seeds that both have done."""
+    pair = paired(ours, theirs)
+    if pair is None:
+        return None
+    return pooled([ours_SJ - theirs_SJ for ours_SJ, theirs_SJ in zip(*pair, strict=True)])
+
+
+def differences(scores: Mapping[str, Scores], baseline: str) -> dict[str, Floats]:
+    """Return the difference of each method that shares a seed with the baseline."""
+    by_method = {}
+    for method, ours in scores.items():
+        x_SJ = difference(ours, scores.get(baseline))
+        if method != baseline and x_SJ is not None:
+            by_method[method] = x_SJ
+    return by_method
+
+
+def pooled(of_tasks: Sequence[Floats]) -> Floats:
+    """Join the problems of all tasks, with weights that make the mean that of the tasks' means.
+
+    The tasks are fixed, so differences between their levels do not count as variance of problems.
+    """
+    if len(of_tasks) == 1:
+        return of_tasks[0]
+    means = list(map(np.mean, of_tasks))
+    sizes = [x_SJ.shape[1] for x_SJ in of_tasks]
+    mean_size = sum(sizes) / len(sizes)
+    weighted = []
+    # With these weights the mean of each seed, too, is that of its tasks' means.
+    for x_SJ, mean, size in zip(of_tasks, means, sizes, strict=True):
+        weighted.append((x_SJ - mean) * (mean_size / size))
+    return np.mean(means) + np.hstack(weighted)
+
+
+def both_near_bound(ours: Scores, theirs: Scores | None) -> bool:
+    """Return whether two methods are within a few problems of 0 or 1."""
+    pair = paired(ours, theirs)
+    if pair is None:
+        return False
+    return all(is_near_bound(float(x_SJ.mean()), x_SJ.shape[1]) for x_SJ in map(pooled, pair))
+
+
 # Estimates
 
 
-def row_of(frames: Frames, cells: DataFrame, baseline_cells: DataFrame, baseline: str, k: int) -> LeaderboardRow:
+def row_of(frames: Frames, cells: DataFrame, scores: ScoresByK, baseline: str, k: int) -> LeaderboardRow:
     """Return the row of some cells of one method, without its label."""
     first, done = cells.iloc[0], done_cells(cells)
-    is_base_model = first["method"] == BASE_MODEL
-    avg = entropy_initial = entropy_final = None
+    is_base_model, method = first["method"] == BASE_MODEL, first["method"]
+    entropy_initial = entropy_final = None
     if not done.empty:
-        avg = share_interval(frames.scores(done, None))
         # Both are missing if another trainer trained the cells; a missing entropy alone was no number, and is shown so.
         trained_here = done[["entropy_first", "tokens"]].notna().any(axis=None)
         if trained_here or is_base_model:
             entropy_initial = geometric_interval(done["entropy_first"].to_numpy())
         if trained_here and not is_base_model:
             entropy_final = geometric_interval(done["entropy_last"].to_numpy())
-    pairs = paired_cells(done, done_cells(baseline_cells))
-    paired = not pairs[0].empty
-    avg_difference = None
-    if paired:
-        avg_difference = difference_interval(difference_SJ(frames, pairs, None))
-    passes, pass_differences = {}, {}
-    for score_k in ks_of(frames, done, k):
-        passes[score_k] = share_interval(frames.scores(done, score_k))
-        if paired:
-            pass_differences[score_k] = difference_interval(difference_SJ(frames, pairs, score_k))
+    means: dict[int | None, Estimate] = {}
+    deltas: dict[int | None, Estimate] = {}
     near_bound: list[str] = []
     needed: dict[str, int | None] = {}
-    if paired and first["method"] != baseline:
-        for name, of_score in (("Avg@K", None), (f"Pass@{k}", k)):
-            if both_near_bound(frames, pairs, of_score):
-                near_bound.append(name)
-            if len(pairs[0]) == 2:  # two seeds say little: docs/statistics.md
-                needed[name] = seeds_needed(difference_SJ(frames, pairs, of_score))
+    for score_k, by_method in scores.items():
+        ours, theirs = by_method.get(method), by_method.get(baseline)
+        if ours is None:
+            continue
+        means[score_k] = share_interval(pooled(ours.of_tasks))
+        x_SJ = difference(ours, theirs)
+        if x_SJ is None:
+            continue
+        deltas[score_k] = difference_interval(x_SJ)
+        if method == baseline or score_k not in (k, None):
+            continue
+        name = "Avg@K" if score_k is None else f"Pass@{k}"
+        if both_near_bound(ours, theirs):
+            near_bound.append(name)
+        if len(x_SJ) == 2:  # two seeds say little: docs/statistics.md
+            needed[name] = seeds_needed(x_SJ)
     collapsed = done.dropna(subset="collapsed").astype({"collapsed": int})
     collapsed_share = exploded_share = None
     if not is_base_model:  # which has no end
         collapsed_share, exploded_share = collapsed_and_exploded(done)
     return LeaderboardRow(
-        method=first["method"],
+        method=method,
         task=first["evaluated"],
         model=first["model"],
         k=k,
         baseline=baseline,
-        avg_at_k=avg,
-        pass_at_k=passes,
+        avg_at_k=means.pop(None, None),
+        pass_at_k=means,
         entropy_initial=entropy_initial,
         entropy_final=entropy_final,
-        delta_to_baseline=avg_difference,
-        delta_pass_at_k=pass_differences,
+        delta_to_baseline=deltas.pop(None, None),
+        delta_pass_at_k=deltas,
         seeds_done=len(done),
         seeds_expected=len(cells),
         flags=sorted(set(itertools.chain(*cells["flags"]))),
@@ -227,42 +303,6 @@ def row_of(frames: Frames, cells: DataFrame, baseline_cells: DataFrame, baseline
         options=first["options"],
         **measures(frames, done),
     )
-
-
-def ks_of(frames: Frames, done: DataFrame, k: int) -> list[int]:
-    """Return the powers of two up to the number of samples, and the headline's k."""
-    if done.empty:
-        return []
-    samples = int(frames.counts(done.iloc[:1], "samples")[0, 0])
-    powers = {2**i for i in range(samples.bit_length())}  # 1, 2, 4 ... up to the samples
-    return sorted(powers | {k})
-
-
-Pairs = tuple["DataFrame", "DataFrame"]  # cells of two methods with the same seeds, in the same order
-
-
-def paired_cells(ours: DataFrame, theirs: DataFrame) -> Pairs:
-    """Return the cells of the seeds that both methods have done."""
-    ours, theirs = ours.set_index("seed", drop=False), theirs.set_index("seed", drop=False)
-    # The order of a sum decides its last digits. The order of a set of integers keeps them as in all published tables.
-    shared = list(set(ours["seed"].tolist()) & set(theirs["seed"].tolist()))
-    return ours.loc[shared], theirs.loc[shared]
-
-
-def difference_SJ(frames: Frames, pairs: Pairs, k: int | None) -> Floats:
-    """Return the differences of two methods by seed and problem."""
-    ours, theirs = pairs
-    return frames.scores(ours, k) - frames.scores(theirs, k)
-
-
-def both_near_bound(frames: Frames, pairs: Pairs, k: int | None) -> bool:
-    """Return whether both methods are within a few problems of 0 or 1."""
-    ours, theirs = pairs
-    return scores_near_bound(frames.scores(ours, k)) and scores_near_bound(frames.scores(theirs, k))
-
-
-def scores_near_bound(x_SJ: Floats) -> bool:
-    return is_near_bound(float(x_SJ.mean()), x_SJ.shape[1])
 
 
 def measures(frames: Frames, done: DataFrame) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from harness.base.errors import UserError
 from harness.config import Config
 from harness.matrix import Cell
 from harness.table import board
-from harness.table.board import Board, Experiment
+from harness.table.board import Board, Experiment, opened_experiment
 from harness.table.columns import table_lines
 from harness.table.formats import as_html, as_mlflow_table
 from harness.table.frames import Frames, done_cells, read_frames
@@ -23,7 +23,7 @@ from harness.table.leaderboard import LeaderboardRow, leaderboard_rows, place_te
 from harness.table.render import as_markdown, render_rows
 from harness.table.statistics import Estimate
 from harness.tracking.artifacts import Artifacts, LocalFiles, folder_for_files
-from harness.tracking.reader import FINAL, Run, database_reader, reader
+from harness.tracking.reader import FINAL, Run, database_reader
 from harness.tracking.store import database, store
 from harness.tracking.sync import METRICS_PER_CALL, experiment_of, metric_name, origin
 
@@ -52,13 +52,12 @@ def publish(config: Config, matrix: Sequence[Cell]) -> list[LeaderboardRow]:
     Nothing is written before the first cell is done. The table is computed each time, and an SQLite store that holds
     the same one is only read: loading MLflow takes longer than all the rest.
     """
-    plan, uri = Board.of_config(config, matrix), config.tracking_uri
-    if not has_experiment(uri, plan.experiment):
+    uri = config.tracking_uri
+    if not has_experiment(uri, config.name):
         with store(uri, write=True) as client:
-            experiment_of(client, plan.experiment, uri)
-    with reader(uri) as source:
-        experiment = Experiment(source, plan.experiment, uri)
-        plan = plan.with_adopted(experiment.runs).named()
+            experiment_of(client, config.name, uri)
+    with opened_experiment(config.name, uri) as experiment:
+        plan = experiment.board_of(config, matrix)
         frames = read_frames(experiment, plan.expected, plan.baseline)
         rows = leaderboard_rows(frames, plan.baseline, plan.ks)
         if not frames.any_done():

@@ -1,22 +1,17 @@
-"""The part of an experiment that a reader asks for, and sentences on the cells that are missing."""
+"""The part of an experiment that a reader asks for."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from harness.base.errors import UserError, nearest
-from harness.base.units import plural
-from harness.cells.provenance import sources_in
-from harness.cells.source_digest import edited_components
 from harness.cells.spec import TRAINER
 from harness.table import compare, leaderboard
-from harness.table.board import AXES, Board, Expected, Experiment
+from harness.table.board import AXES, Board, Expected, Experiment, check_any_run, missing_sentences
 from harness.table.compare import Comparison
-from harness.table.frames import BASE_MODEL, NO_RUN, Frames, read_frames
+from harness.table.frames import BASE_MODEL, Frames, read_frames
 from harness.table.leaderboard import LeaderboardRow
-from harness.tracking.sync import READ_ONLY
 
 Params = Mapping[str, str]
 
@@ -99,7 +94,6 @@ def parts_of_experiment(experiment: Experiment, selection: Selection) -> list[Pa
 
 def part_of_board(board: Board, experiment: Experiment, selection: Selection, title: str) -> Part:
     """Return the selected part of a matrix."""
-    board = board.named()
     if selection.baseline:
         board = board.against(selection.baseline)
     check_conditions(board, selection.where)
@@ -199,61 +193,3 @@ def shared_params(board: Board) -> dict[str, str]:
     for cell in others:
         shared &= set(cell.params.items())
     return dict(shared)
-
-
-# Missing cells
-
-
-def check_any_run(board: Board, experiment: Experiment) -> None:
-    """Refuse a matrix without any run if its experiment holds runs of others."""
-    expected = {cell.cell for cell in board.expected}
-    if experiment.runs and not expected & experiment.newest.keys():
-        others = plural(len(experiment.runs), "other")
-        raise UserError(f"no run of {experiment.name!r} is of this configuration; the experiment holds {others}")
-
-
-def missing_sentences(board: Board, experiment: Experiment) -> list[str]:
-    """Return sentences on cells that are not done, and on information that is missing."""
-    newest = experiment.newest
-    counts: Counter[str] = Counter()
-    methods = set()
-    for cell in board.expected:
-        run = newest.get(cell.cell)
-        state = NO_RUN if run is None else run.tags["status"]
-        counts[state] += 1
-        methods.add(cell.method)
-    sentences = []
-    if counts["done"] < len(board.expected):
-        listed = ", ".join(f"{number} {state}" for state, number in sorted(counts.items()))
-        sentences.append(f"Of {len(board.expected)} cells: {listed}.")
-    if board.baseline not in methods:
-        sentences.append(f"No cell is of the baseline {board.baseline}, so nothing is compared with it.")
-    return sentences + runs_left_out(board, experiment)
-
-
-def runs_left_out(board: Board, experiment: Experiment) -> list[str]:
-    """Return sentences on the runs of earlier versions of the matrix's cells, and of other cells with its settings."""
-    present = {run_key(cell.params): cell.sources or {} for cell in board.expected}
-    others, edited, names = 0, 0, set[str]()
-    for run in experiment.others(board):
-        sources = present.get(run_key(run.params))
-        if sources is None:
-            others += 1
-        else:
-            edited += 1
-            names.update(edited_components(sources_in(run.tags) or {}, sources))
-    sentences = []
-    if edited:
-        whose = f" of {', '.join(sorted(names))}" if names else ""
-        runs, verb = ("1 run", "is") if edited == 1 else (f"{edited} runs", "are")
-        sentences.append(f"{runs} of an earlier version{whose} {verb} left out.")
-    if others == 1:
-        sentences.append("1 run of another cell with the same settings is left out.")
-    elif others:
-        sentences.append(f"{others} runs of other cells with the same settings are left out.")
-    return sentences
-
-
-def run_key(params: Mapping[str, str]) -> frozenset[tuple[str, str]]:
-    """Return a key that all versions of a cell have in common."""
-    return frozenset((name, value) for name, value in params.items() if name != READ_ONLY)

@@ -9,6 +9,8 @@ headline score. All others have no verdict.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from math import isfinite
 from typing import TYPE_CHECKING
 
@@ -36,20 +38,38 @@ def significance(difference: float, p_holm: float | None) -> int:
     return 1 if difference > 0 else -1
 
 
-def p_values(differences: Mapping[str, Floats]) -> dict[str, float]:
-    """Return the p-value of each method whose difference from the baseline, by seed and problem, has one."""
-    by_method = {}
-    for method, x_SJ in differences.items():
-        p = crossed_p_value(x_SJ)
-        if p is not None:
-            by_method[method] = p
-    return by_method
+@dataclass(frozen=True)
+class DifferenceTests:
+    """The tests of a table by one score."""
+
+    differences: Mapping[str, Floats]  # from the baseline, of each method by seed and problem
+
+    @cached_property
+    def p(self) -> dict[str, float]:
+        """The p-value of each method whose difference has one."""
+        by_method = {}
+        for method, x_SJ in self.differences.items():
+            p = crossed_p_value(x_SJ)
+            if p is not None:
+                by_method[method] = p
+        return by_method
+
+    @cached_property
+    def p_holm(self) -> dict[str, float]:
+        """The p-values after Holm's correction; the base model, which all methods begin from, counts as no test."""
+        tested = {method: p for method, p in self.p.items() if method != BASE_MODEL}
+        return dict(zip(tested, holm(list(tested.values())), strict=True))
+
+    def sign(self, method: str) -> int:
+        """Return 1 for a significant gain, -1 for a significant loss, 0 for neither, or without a difference."""
+        if method not in self.differences:
+            return 0
+        return significance(self.differences[method].mean(), self.p_holm.get(method))
 
 
-def adjusted(p_by_method: Mapping[str, float]) -> dict[str, float]:
-    """Return p-values after Holm's correction; the base model, which all methods begin from, counts as no test."""
-    tested = {method: p for method, p in p_by_method.items() if method != BASE_MODEL}
-    return dict(zip(tested, holm(list(tested.values())), strict=True))
+def verdicts(headline: DifferenceTests, average: DifferenceTests) -> dict[str, str]:
+    """Return the verdict on each method that is compared with the baseline."""
+    return {method: verdict(headline.sign(method), average.sign(method)) for method in headline.differences}
 
 
 # Entropies that collapsed or exploded

@@ -10,15 +10,13 @@ import math
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Protocol
 
-from harness.base.addresses import visible_address
-from harness.base.errors import UserError
 from harness.tracking.artifacts import COMPLETE, artifact_folder, artifact_repository, download
-from harness.tracking.store import check_database, database, store, unusable_store
+from harness.tracking.store import database, open_database, store
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -207,8 +205,7 @@ class ClientReader:
 @contextmanager
 def reader(uri: str) -> Iterator[StoreReader]:
     """Open an MLflow store for reading."""
-    path = database(uri)
-    if path is None:
+    if database(uri) is None:
         with store(uri, write=False) as client:
             yield ClientReader(client)
     else:
@@ -219,15 +216,5 @@ def reader(uri: str) -> Iterator[StoreReader]:
 @contextmanager
 def database_reader(uri: str) -> Iterator[DatabaseReader]:
     """Open an SQLite store for reading, without loading MLflow."""
-    path = database(uri)
-    assert path is not None
-    check_database(path, uri, write=False)
-    try:
-        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
-            yield DatabaseReader(connection, uri)
-    except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
-        if str(error).startswith("no such"):  # a table or a column
-            raise UserError(
-                f"the MLflow store at {visible_address(uri)} was written by an unknown version of MLflow: {error}"
-            ) from error
-        raise unusable_store(uri, error) from error
+    with open_database(uri) as connection:
+        yield DatabaseReader(connection, uri)

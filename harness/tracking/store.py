@@ -140,6 +140,23 @@ def check_database(path: Path, uri: str, write: bool) -> None:
         raise unusable_store(uri, error) from error
 
 
+@contextmanager
+def open_database(uri: str) -> Iterator[sqlite3.Connection]:
+    """Open the file of an SQLite store for reading."""
+    path = database(uri)
+    assert path is not None
+    check_database(path, uri, write=False)
+    try:
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
+            yield connection
+    except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
+        if str(error).startswith("no such"):  # a table or a column
+            raise UserError(
+                f"the MLflow store at {visible_address(uri)} was written by an unknown version of MLflow: {error}"
+            ) from error
+        raise unusable_store(uri, error) from error
+
+
 def configure_mlflow() -> None:
     """Load MLflow with our defaults of its environment."""
     for name, value in ENVIRONMENT.items():  # on each call: other code may have set and removed a variable since

@@ -8,8 +8,9 @@ import re
 import numpy as np
 import pandas
 
-from harness import config, tune
+from harness import config
 from harness.rollout import digests
+from harness.runs import tune
 from harness.table import origins
 from studies import pages
 from studies.checks import Page, column, compare_choice, prose, section

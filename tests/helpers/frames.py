@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pandas
 
-from harness.table.frames import AFTER, DONE, NO_RUN, Frames, answers_frame, cells_frame
+from harness.table.board import NO_RUN
+from harness.table.frames import AFTER, DONE, Frames, answers_frame, cells_frame
 
 
 def made_up_frames(

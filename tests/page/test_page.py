@@ -238,7 +238,8 @@ def test_watch_report(tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.Monke
 
     pauses, written = iter([lambda: None, begin, lambda: None, end]), []
     monkeypatch.setattr(page, "time", SimpleNamespace(sleep=lambda _: next(pauses)()))
-    page.watch_report(config, "entrobench run smoke", None, lambda path: written.append(path.read_text()))
+    matrix, command = cells(config), "entrobench run smoke"
+    page.watch_report(config, matrix, command, None, lambda path: written.append(path.read_text()))
     assert len(written) == 3
     assert ['http-equiv="refresh" content="5"' in text for text in written] == [True, True, False]
     assert ["no memory" in text for text in written] == [False, False, True]

@@ -10,7 +10,7 @@ import pytest
 from frames import joined_frames, made_up_frames
 
 from harness.base.errors import UserError
-from harness.table import compare, formats
+from harness.table import compare, formats, leaderboard
 from harness.table.compare import Comparison, comparisons
 from harness.table.statistics import (
     Estimate,
@@ -172,7 +172,7 @@ def test_pooled_interval_coverage(seed_sd: float) -> None:
             level + seed_S1 + random.normal(0, 0.2, size) + random.normal(0, 0.1, (3, size))
             for size, level in zip(sizes, levels, strict=True)
         ]
-        interval = crossed_interval(compare.pooled(tasks))
+        interval = crossed_interval(leaderboard.pooled(tasks))
         assert interval.mean == pytest.approx(np.mean([x_SJ.mean() for x_SJ in tasks]))
         assert interval.low is not None
         assert interval.high is not None

@@ -7,7 +7,7 @@ from frames import made_up_frames
 from harness.table.compare import comparisons
 from harness.table.frames import BASE_MODEL
 from harness.table.leaderboard import leaderboard_rows
-from harness.table.verdict import adjusted, significance, verdict
+from harness.table.verdict import DifferenceTests, significance, verdict
 
 
 @pytest.mark.parametrize(
@@ -35,8 +35,10 @@ def test_significance_at_its_bound(difference: float, p_holm: float | None, expe
     assert significance(difference, p_holm) == expected
 
 
-def test_adjusted_leaves_the_base_model_out() -> None:
-    assert adjusted({"a": 0.01, BASE_MODEL: 0.001, "b": 0.04}) == {"a": 0.02, "b": 0.04}
+def test_p_holm_leaves_the_base_model_out() -> None:
+    tests = DifferenceTests({})
+    vars(tests)["p"] = {"a": 0.01, BASE_MODEL: 0.001, "b": 0.04}
+    assert tests.p_holm == {"a": 0.02, "b": 0.04}
 
 
 SEEDS, PROBLEMS, SAMPLES = range(6), 40, 8
