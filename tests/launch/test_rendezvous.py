@@ -1,4 +1,4 @@
-"""Ranks that torchrun started meet, also on several machines; if one is lost, all end with a reason."""
+"""Ranks with the variables of torchrun meet, also on several machines; if one is lost, all end with a reason."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -31,32 +31,38 @@ from harness.launch import cell
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 
-@contextmanager
-def machines(folder: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Start torchrun twice with a rank each, as on two machines."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
-    torchrun += ["--master-addr=127.0.0.1", f"--master-port={free_port()}"]
+def torchrun(folder: Path) -> list[int]:
+    """Run torchrun twice with a rank each, as on two machines; return the exit codes."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
+    command += ["--master-addr=127.0.0.1", f"--master-port={free_port()}"]
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": f"{RARELY_SEARCHING}:{Path.cwd()}"}
-    agents = [
-        subprocess.Popen([*torchrun, f"--node-rank={node}", "-m", "harness.launch.cell", str(folder)], env=environment)
-        for node in range(2)
-    ]
-    try:
-        yield agents
-    finally:
-        for agent in agents:
-            agent.terminate()
-        for agent in agents:
-            agent.wait()
+    with ExitStack() as agents:
+        processes = []
+        for node in range(2):
+            arguments = [f"--node-rank={node}", "-m", "harness.launch.cell", str(folder)]
+            process = agents.enter_context(subprocess.Popen([*command, *arguments], env=environment))
+            agents.callback(process.terminate)
+            processes.append(process)
+        return [process.wait(HANG) for process in processes]
 
 
-def test_divide_over_two_machines(tmp_path: Path) -> None:
+def forked(folder: Path) -> list[int | None]:
+    """Run two ranks with the variables of torchrun; return the exit codes."""
+    port = free_port()
+    processes = [forkserver().Process(target=work_as_rank, args=(rank, port, folder)) for rank in range(2)]
+    with running(processes[0]), running(processes[1]):
+        for process in processes:
+            process.join(HANG)
+    return [process.exitcode for process in processes]
+
+
+@pytest.mark.parametrize("start", [forked, pytest.param(torchrun, marks=pytest.mark.long)])
+def test_divide_over_two_machines(start: Callable[[Path], list[int | None]], tmp_path: Path) -> None:
     settings = ["train.steps=2", "eval.every=0"]
     write_launched(tmp_path / "alone", *settings)
     cell.work(tmp_path / "alone")
     write_launched(tmp_path / "cell", *settings, "hardware.nodes=2")
-    with machines(tmp_path / "cell") as agents:
-        assert [agent.wait(HANG) for agent in agents] == [0, 0]
+    assert start(tmp_path / "cell") == [0, 0]
     state = State.read(tmp_path / "cell")
     assert (state.state, state.where) == ("done", [socket.gethostname()] * 2)
     alone, divided_lines = lines(tmp_path / "alone"), lines(tmp_path / "cell")
@@ -67,12 +73,17 @@ def test_divide_over_two_machines(tmp_path: Path) -> None:
     assert lease.holder(tmp_path / "cell") is None
 
 
-def work_as_impatient_rank(rank: int, port: int, folder: Path) -> None:
-    """Run a rank of a cell on two machines that soon counts a silent rank as gone."""
+def work_as_rank(rank: int, port: int, folder: Path) -> None:
+    """Run a rank of a cell on two machines."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    ranks.BEAT, ranks.SILENCE = 0.5, 3.0
     cell.main(str(folder))
+
+
+def work_as_impatient_rank(rank: int, port: int, folder: Path) -> None:
+    """Run a rank that soon counts a silent one as gone."""
+    ranks.BEAT, ranks.SILENCE = 0.5, 3.0
+    work_as_rank(rank, port, folder)
 
 
 @pytest.mark.parametrize(
