@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
-from itertools import islice
+from itertools import chain, islice
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -63,6 +63,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.line(f"{count:4}  {reason}")
 
 
+# The first test that needs the embedded model makes it, for 40 s in which another worker would wait for it. So of two
+# parts, one begins with a file that needs it, and the other with the longest file that does not.
+FIRST = ("ranks/test_ranks.py", "page/test_page_browser.py")
+
+
 def in_parts(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
     """Return tests in equal parts, one for each worker, that begin with the files that start processes.
 
@@ -70,12 +75,15 @@ def in_parts(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
     `--dist worksteal`, a worker begins with its part, and then takes tests from the end of another's part, which are
     quick. Files stay whole, so that a fixture of a module is set up once.
     """
-    starting = dict.fromkeys(item.path for item in items if item.get_closest_marker("processes"))
-    part_of = {path: number % workers for number, path in enumerate(starting)}
-    quick = iter([item for item in items if item.path not in part_of])
+    by_file: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        by_file.setdefault(item.path, []).append(item)
+    starting = [path for path in by_file if any(item.get_closest_marker("processes") for item in by_file[path])]
+    starting.sort(key=lambda path: [not path.as_posix().endswith(name) for name in FIRST])
+    quick = chain.from_iterable(by_file[path] for path in by_file if path not in starting)
     ordered: list[pytest.Item] = []
     for part in range(workers):
-        ordered += [item for item in items if part_of.get(item.path) == part]
+        ordered += chain.from_iterable(by_file[path] for path in starting[part::workers])
         end = len(items) * (part + 1) // workers
         ordered += islice(quick, max(0, end - len(ordered)))
     return [*ordered, *quick]

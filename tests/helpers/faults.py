@@ -4,41 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from functools import partial
 
 import torch
-from transformers import (
-    PreTrainedConfig,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from tiny import MODELS
+from transformers import PreTrainedModel
 
 from harness.rollout.protocol import Engine
-
-SIZES = {
-    "vocab_size": 83,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "max_position_embeddings": 256,
-    "head_dim": 32,
-}
-
-
-def made(kind: type[PreTrainedModel], shape: type[PreTrainedConfig], tied: bool) -> PreTrainedModel:
-    return kind(shape(**SIZES, tie_word_embeddings=tied))
-
-
-MODELS: dict[str, Callable[[], PreTrainedModel]] = {
-    f"{name}-{tied}": partial(made, kind, shape, tied == "tied")
-    for name, kind, shape in (("qwen2", Qwen2ForCausalLM, Qwen2Config), ("qwen3", Qwen3ForCausalLM, Qwen3Config))
-    for tied in ("tied", "untied")
-}
 
 
 def model_of(name: str, seed: int = 0) -> PreTrainedModel:

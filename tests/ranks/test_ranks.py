@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ from unittest import mock
 
 import pytest
 import torch
-from companions import on_ranks, run_ranks
+from companions import forkserver, on_ranks, run_ranks
 from launched import ONE, divided, lines, write_launched
 from living import at_work, wait_until
 from safetensors.torch import load_file
@@ -95,14 +93,14 @@ def test_one_process_trains_on_rollouts_in_flight_of_two_killed_ones(tmp_path: P
     cell.work(tmp_path / "whole")
 
     write_launched(tmp_path / "relay", *AHEAD, "hardware.ranks=2")
-    script = "import sys; from pathlib import Path; from harness.launch import cell; cell.divide(Path(sys.argv[1]), 2)"
-    parent = subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "relay")], stdin=subprocess.DEVNULL)
+    parent = forkserver().Process(target=cell.divide, args=(tmp_path / "relay", 2))
+    parent.start()
     try:
         wait_until(lambda: State.read(tmp_path / "relay").durable_step >= 2)
-        assert len(at_work(tmp_path / "relay")) == 3
+        assert len(at_work(tmp_path / "relay")) == 2
     finally:
         parent.kill()
-        parent.wait()
+        parent.join()
     wait_until(lambda: not at_work(tmp_path / "relay"))
     assert State.read(tmp_path / "relay").durable_step < 6, "otherwise nothing is left for one process"
     write_launched(tmp_path / "relay", *AHEAD)
