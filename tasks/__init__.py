@@ -22,9 +22,12 @@ from tasks.countdown.recipe import CountdownRecipe
 from tasks.dapo500 import DAPO500
 from tasks.dapo_math import DapoMath
 from tasks.gsm8k import GSM8K
+from tasks.lists import Lists
 from tasks.math500 import MATH500
 from tasks.plugins import check_task_plugin, read_lm_eval_file
 from tasks.rg import Rg
+from tasks.sentences import Sentences
+from tasks.sorting import Sorting
 
 __all__ = [
     "RECIPES",
@@ -54,8 +57,11 @@ TASKS: dict[str, type[Task]] = {
     "dapo500": DAPO500,
     "dapo_math": DapoMath,
     "gsm8k": GSM8K,
+    "lists": Lists,
     "math500": MATH500,
     "rg": Rg,
+    "sentences": Sentences,
+    "sorting": Sorting,
 }
 
 RECIPES: dict[str, type[Recipe]] = {

@@ -46,7 +46,8 @@ pytestmark = pytest.mark.slow
 
 REPEATS = {"aime24": 32, "aime25": 32, "amc23": 32, "coloring": 32, "countdown": 32}
 REPEATS |= {"dapo500": 8, "dapo_math": 8, "gsm8k": 8, "math500": 8, "rg": 8}
-EMBEDDED = {"coloring": 16, "countdown": 32}  # most tokens of a response
+REPEATS |= {"lists": 32, "sentences": 32, "sorting": 32}
+EMBEDDED = {"coloring": 16, "countdown": 32, "lists": 40, "sentences": 24, "sorting": 24}  # most tokens of a response
 ENCODER = base_model.tokenizer(CountdownRecipe())
 
 
@@ -80,7 +81,7 @@ def test_the_file_of_a_task_asks_for_what_is_scored(name: str, prepared: Path, m
     (settings,) = (task.config for task in loaded["tasks"].values())
     repeats = REPEATS[name]
     assert settings.repeats == repeats
-    assert settings.metric_list == metric_list(repeats, countable=name in EMBEDDED)
+    assert settings.metric_list == metric_list(repeats, countable=name in EMBEDDED and name != "sentences")
     assert settings.filter_list == [{"name": "all", "filter": [{"function": "take_first_k", "k": repeats}]}]
     assert settings.test_split == ("validation" if name == "dapo_math" else "test")
     generation = {"until": [], "do_sample": True, "temperature": 0.7, "max_gen_toks": 7168}

@@ -1,0 +1,384 @@
+"""Checks the language tasks: verdicts against brute force, answers, refused tricks, splits, and worked examples."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import re
+from collections import Counter
+from itertools import combinations, permutations
+from pathlib import Path
+
+import pytest
+from lm_eval.tasks import TaskManager
+
+import tasks
+from harness.base.errors import UserError
+from harness.base.task import SPLITS, Answer, Countable, Problem, Verdict
+from harness.rollout.rendering import Chat, render_prompt
+from tasks.language import LanguageTask, digest, split_of
+from tasks.lists import Lists, allowed_members, conditions, members_of, split_names
+from tasks.lists.members import KINDS
+from tasks.sentences import FUNCTION, NUMBERS, Sentences, stem, worked_sentences
+from tasks.sentences.words import WORDS
+from tasks.sorting import Sorting
+
+RIGHT, WRONG, UNPARSED = Verdict.RIGHT, Verdict.WRONG, Verdict.UNPARSED
+DEFAULTS: list[LanguageTask] = [Lists(), Sentences(), Sorting()]
+OTHERS = [
+    Lists(letters="both", shots=0),
+    Lists(letters="with", least=1, most=2, shots=8),
+    Lists(least=5, most=6),
+    Sentences(least=3, most=10, shots=8),
+    Sentences(least=6, most=6, shots=8),
+    Sorting(count=5, shots=1),
+    Sorting(count=10, largest=20, shots=8),
+]
+
+
+def verdict_and_text(task: LanguageTask, key: str, response: str) -> tuple[Verdict, str | None]:
+    problem = Problem(key, task.prompt(key), key)
+    [verdict], [answer] = task.verdicts([(problem, response)], None), task.answers([(problem, response)])  # type: ignore[arg-type]
+    return verdict, None if answer is None else answer.text
+
+
+# Problems
+
+
+@pytest.mark.parametrize("task", [*DEFAULTS, *OTHERS], ids=str)
+def test_splits_are_apart_and_the_examples_are_in_none(task: LanguageTask) -> None:
+    ids = {split: [problem.id for problem in task.problems(split)] for split in SPLITS}
+    every = [name for names in ids.values() for name in names]
+    assert len(every) == len(set(every))
+    examples = dict(task.examples())
+    assert not set(examples) & set(every)
+    shots = tuple((task.prompt(key), response) for key, response in examples.items())[: task.shots]
+    for split in SPLITS:
+        assert {problem.shots for problem in task.problems(split)} == {shots}
+    # The number of shots changes no problem.
+    bare = dataclasses.replace(task, shots=0)
+    assert {split: [problem.id for problem in bare.problems(split)] for split in SPLITS} == ids
+
+
+@pytest.mark.parametrize("task", [*DEFAULTS, *OTHERS], ids=str)
+def test_examples_are_eight_right_answers(task: LanguageTask) -> None:
+    examples = task.examples()
+    assert len(dict(examples)) == 8
+    for key, response in examples:
+        assert verdict_and_text(task, key, response)[0] == RIGHT
+
+
+@pytest.mark.parametrize("task", DEFAULTS, ids=str)
+def test_splits_are_large_enough(task: LanguageTask) -> None:
+    sizes = {split: len(task.problems(split)) for split in SPLITS}
+    assert 750 < sizes["train"] < 1100
+    assert min(sizes["validation"], sizes["test"]) >= 128
+    prompts = [problem.prompt for split in SPLITS for problem in task.problems(split)]
+    assert len(prompts) == len(set(prompts))
+
+
+def subject(task: LanguageTask, key: str) -> str:
+    """Return what a problem is about, whatever the options: a word, a condition, or numbers."""
+    return key if isinstance(task, Sorting) else key.split(" ", 1)[1]
+
+
+def test_no_option_moves_a_problem_to_another_split() -> None:
+    splits: dict[str, set[str]] = {}
+    for task in [*DEFAULTS, *OTHERS]:
+        for split in SPLITS:
+            for problem in task.problems(split):
+                splits.setdefault(f"{task.name} {subject(task, problem.id)}", set()).add(split)
+        for key, _ in task.examples():
+            splits.setdefault(f"{task.name} {subject(task, key)}", set()).add("train")
+    assert {len(found) for found in splits.values()} == {1}
+
+
+def test_problems_stay_the_same() -> None:
+    first = {task.name: [(p.id, p.prompt) for p in task.problems("test")[:2]] for task in DEFAULTS}
+    assert first == {
+        "lists": [
+            ("4 without b drinks", 'Write 4 different drinks that do not start with "b".'),
+            ("2 without o flowers", 'Write 2 different flowers that do not start with "o".'),
+        ],
+        "sentences": [
+            ("6 bottle", "Write a sentence of exactly 6 words with the word bottle."),
+            ("4 bottle", "Write a sentence of exactly 4 words with the word bottle."),
+        ],
+        "sorting": [
+            ("4, 24, 30", "Sort these numbers from smallest to largest: 30, 24, 4"),
+            ("27, 45, 68", "Sort these numbers from smallest to largest: 68, 27, 45"),
+        ],
+    }
+    assert split_of("bottle") == "test"
+    assert digest("bottle") % 7 == 0
+
+
+@pytest.mark.parametrize(
+    ("spec", "sentence"),
+    [
+        ("lists(least=5)", "lists.least is 5; allowed: up to lists.most (4)"),
+        ("sentences(most=3)", "sentences.least is 4; allowed: up to sentences.most (3)"),
+        ("sorting(count=2)", "sorting.count is 2; allowed: 3 to 10"),
+        ("sorting(shots=9)", "sorting.shots is 9; allowed: 0 to 8"),
+        ("lists(letters=some)", "lists.letters is 'some'; allowed: both, with, without"),
+    ],
+)
+def test_options_out_of_range(spec: str, sentence: str) -> None:
+    with pytest.raises(UserError) as error:
+        tasks.build_task(spec)
+    assert str(error.value) == sentence
+
+
+# Lists
+
+
+WITHOUT_B, WITH_S = "3 without b fruits", "2 with s animals"
+
+
+@pytest.mark.parametrize(
+    ("key", "response", "verdict", "text"),
+    [
+        (WITHOUT_B, "apple, pear, cherry.", RIGHT, "apple, cherry, pear"),
+        (WITHOUT_B, " Cherries, an Apple and pears", RIGHT, "apple, cherry, pear"),
+        (WITHOUT_B, "apple,pear, and the cherry", RIGHT, "apple, cherry, pear"),
+        (WITHOUT_B, "apple and pear and cherry", RIGHT, "apple, cherry, pear"),
+        (WITHOUT_B, "apple, pear", WRONG, "apple, pear"),
+        (WITHOUT_B, "apple, pear, cherry, plum", WRONG, "apple, cherry, pear, plum"),
+        (WITHOUT_B, "apple, pear, apples", WRONG, "apple, apple, pear"),
+        (WITHOUT_B, "apple, pear, banana", WRONG, "apple, banana, pear"),
+        (WITHOUT_B, "apple, pear, hammer", WRONG, "apple, hammer, pear"),
+        (WITHOUT_B, "apple, kiwi, kiwifruit", WRONG, "apple, kiwi, kiwi"),
+        (WITHOUT_B, "apple pear cherry", WRONG, "apple pear cherry"),
+        (WITHOUT_B, "aaa, bbb, ccc", WRONG, "aaa, bbb, ccc"),
+        (WITHOUT_B, "apple, pear, cherry\nplum", UNPARSED, None),
+        (WITHOUT_B, "apple, pear, cherry. These are fruits.", UNPARSED, None),
+        (WITHOUT_B, "apple, pear, cherry ", UNPARSED, None),
+        (WITHOUT_B, "  apple, pear, cherry", UNPARSED, None),
+        (WITHOUT_B, "apple, pear, cherry,", UNPARSED, None),
+        (WITHOUT_B, "apple, pear, and", WRONG, "and, apple, pear"),
+        (WITHOUT_B, "1. apple 2. pear 3. cherry", UNPARSED, None),
+        (WITHOUT_B, "apple, pear, cherry\u200b", UNPARSED, None),
+        (WITHOUT_B, "apple, pear, cherry\u82b1", UNPARSED, None),
+        (WITHOUT_B, "", UNPARSED, None),
+        (WITHOUT_B, "...", UNPARSED, None),
+        (WITHOUT_B, "apple, " * 10_000, UNPARSED, None),
+        (WITH_S, "snake, sheep", RIGHT, "sheep, snake"),
+        (WITH_S, "a snail, horse", WRONG, "horse, snail"),
+        # The letter is that of the name as it is written; the member is the same.
+        ("1 without e vegetables", "aubergines", RIGHT, "eggplant"),
+        ("1 without a vegetables", "aubergine", WRONG, "eggplant"),
+        ("1 with a vegetables", "aubergine", RIGHT, "eggplant"),
+        ("1 without e countries", "Trinidad and Tobago", RIGHT, "trinidad and tobago"),
+        ("1 without e countries", "C\u00f4te d\u2019Ivoire", RIGHT, "ivory coast"),
+        ("2 without e animals", "geese, a mouse", RIGHT, "goose, mouse"),
+    ],
+)
+def test_lists_verdicts(key: str, response: str, verdict: Verdict, text: str | None) -> None:
+    assert verdict_and_text(Lists(), key, response) == (verdict, text)
+
+
+def test_text_after_a_list_is_seen() -> None:
+    task, text = Lists(), "apple, pear, cherry. These are fruits."
+    assert task.read(WITHOUT_B, text) == Answer(None, len("apple, pear, cherry."))
+    assert task.read(WITHOUT_B, "apple, pear\n\n1. cherry") == Answer(None, len("apple, pear"))
+
+
+def test_lists_solutions_are_those_of_the_enumeration() -> None:
+    """Every choice of names of a small category is judged; the distinct right answers are as many as counted."""
+    task = Lists(letters="both")
+    assert isinstance(task, Countable)
+    rng = random.Random(0)
+    for key in ("2 without b fruits", "2 with p fruits", "1 without e vegetables", "2 with c musical instruments"):
+        problem = Problem(key, task.prompt(key), key)
+        kind, count = key.split(" ", 3)[3], int(key[0])
+        names = [name for entry in re.split(r",\s*", KINDS[kind].strip()) for name in entry.split("=")]
+        right = set()
+        for chosen in combinations(names, count):
+            response = ", ".join(rng.sample(chosen, count))
+            if task.verdict(problem, response) == RIGHT:
+                answer = task.read(key, response)
+                assert answer is not None
+                right.add(answer.text)
+        assert len(right) == task.solutions(problem)
+
+
+def test_each_problem_of_lists_can_be_solved() -> None:
+    for task in (Lists(), Lists(letters="both", least=1, most=6)):
+        for split in SPLITS:
+            assert min(task.solutions(problem) for problem in task.problems(split)) > 1
+
+
+def test_names_belong_to_one_member() -> None:
+    for kind, text in KINDS.items():
+        names = [name.strip() for entry in text.replace("\n", " ").split(",") for name in entry.split("=")]
+        assert [name for name, times in Counter(names).items() if times > 1] == []
+        assert len(set(members_of(kind).values())) >= 60
+        for name in names:
+            assert split_names(name, kind) == (name.removeprefix("the "),)
+    assert len(conditions("without")) == len(set(conditions("without")))
+    assert "eggplant" in allowed_members("without", "e", "vegetables")
+    assert "apple" not in allowed_members("without", "a", "fruits")
+
+
+# Sentences
+
+
+@pytest.mark.parametrize(
+    ("key", "response", "verdict", "text"),
+    [
+        ("5 dog", "The dog is very old.", RIGHT, "the dog is very old"),
+        ("5 dog", " Is the DOG very old?", RIGHT, "is the dog very old"),
+        ("5 dog", "Well, the dog is old!", RIGHT, "well the dog is old"),
+        ("6 dog", "My brother\u2019s dog can\u2019t swim well.", RIGHT, "my brother's dog can't swim well"),
+        ("10 dog", "The dog saw the cat and ran to our house.", RIGHT, "the dog saw the cat and ran to our house"),
+        ("5 dog", "The dog is old.", WRONG, "the dog is old"),
+        ("5 dog", "The dog is very very old.", WRONG, "the dog is very very old"),
+        ("5 dog", "The cat is very old.", WRONG, "the cat is very old"),
+        ("5 dog", "The dogs are very old.", WRONG, "the dogs are very old"),
+        ("5 dog", "The dog is very old", UNPARSED, None),
+        ("5 dog", "The dog is very old. It sleeps.", UNPARSED, None),
+        ("5 dog", "The dog is very old.\n", UNPARSED, None),
+        ("5 dog", "The dog is very old..", UNPARSED, None),
+        ("5 dog", "The dog is very old .", UNPARSED, None),
+        ("5 dog", "The  dog is very old.", UNPARSED, None),
+        ("5 dog", '"The dog is very old."', UNPARSED, None),
+        ("5 dog", "The dog is 9 years.", UNPARSED, None),
+        ("5 dog", "Der alte Hund ist gr\u00fcn.", UNPARSED, None),
+        ("5 dog", "", UNPARSED, None),
+        ("5 dog", ".", UNPARSED, None),
+    ],
+)
+def test_sentences_verdicts(key: str, response: str, verdict: Verdict, text: str | None) -> None:
+    assert verdict_and_text(Sentences(), key, response) == (verdict, text)
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        "Dog dog dog dog dog.",
+        "The dog the dog the.",
+        "The the dog a a.",
+        "The dog dogs dogged dogging.",
+        "The dog very very good.",
+        "Dog, cat, cow, horse, the.",
+        "Dog cat cow horse sheep.",
+        "One two three dog the.",
+        "The dog bcd fgh jkl.",
+        "The dog x y z.",
+        "The dog aaa eee ooo.",
+        "The dog is good-good good.",
+        "The word is dog today.",
+        "This sentence has a dog.",
+        "The dog is reallyreallyreally old.",
+        "The old dog is older.",
+    ],
+)
+def test_mechanical_sentences_are_refused(response: str) -> None:
+    """Each has five words with the given one, and no language."""
+    assert verdict_and_text(Sentences(), "5 dog", response)[0] == WRONG
+
+
+def test_text_after_a_sentence_is_seen() -> None:
+    assert Sentences().read("5 dog", "The dog is very old. It sleeps.") == Answer(None, len("The dog is very old."))
+
+
+def test_forms_of_a_word_have_one_stem() -> None:
+    families = ["run runs running runner", "bake bakes baked baking baker", "quick quickly quicker quickest"]
+    families += ["dress dresses dressed", "baby babies", "carry carried carries", "build building builds builder"]
+    stems = [{stem(word) for word in family.split()} for family in families]
+    assert [len(found) for found in stems] == [1] * len(families)
+    assert len(set.union(*stems)) == len(families)
+    assert [stem(word) for word in ("sing", "king", "bus", "red")] == ["sing", "king", "bus", "red"]
+
+
+def test_words_of_problems_can_be_used() -> None:
+    words = WORDS.split()
+    assert len(words) == len(set(words)) > 250
+    assert not set(words) & (FUNCTION | NUMBERS)
+    for word in words:
+        assert verdict_and_text(Sentences(), f"4 {word}", f"This is our {word}.")[0] == RIGHT
+    marked = [re.findall(r"\*(\w+)\*", line) for count in range(3, 11) for line in worked_sentences(count)]
+    assert len(marked) == 64
+    assert not set(words) & {word for (word,) in marked}
+
+
+# Sorting
+
+
+@pytest.mark.parametrize(
+    ("response", "verdict", "text"),
+    [
+        ("7, 19, 42", RIGHT, "7, 19, 42"),
+        (" 7 19 42.", RIGHT, "7, 19, 42"),
+        ("7, 19 and 042", RIGHT, "7, 19, 42"),
+        ("7,19, and 42", RIGHT, "7, 19, 42"),
+        ("42, 19, 7", WRONG, "42, 19, 7"),
+        ("7, 19", WRONG, "7, 19"),
+        ("7, 19, 42, 42", WRONG, "7, 19, 42, 42"),
+        ("71942", WRONG, "71942"),
+        ("7, 19, 42, ", UNPARSED, None),
+        ("7, 19, 42\n", UNPARSED, None),
+        ("7, 19, 42 is the order", UNPARSED, None),
+        ("7 < 19 < 42", UNPARSED, None),
+        ("Sure: 7, 19, 42", UNPARSED, None),
+        ("\u0667, 19, 42", UNPARSED, None),
+        ("", UNPARSED, None),
+    ],
+)
+def test_sorting_verdicts(response: str, verdict: Verdict, text: str | None) -> None:
+    assert verdict_and_text(Sorting(), "7, 19, 42", response) == (verdict, text)
+
+
+@pytest.mark.parametrize("task", [Sorting(), Sorting(count=4)], ids=str)
+def test_one_order_of_the_numbers_is_right(task: Sorting) -> None:
+    for problem in task.problems("test")[:40]:
+        shown = re.findall(r"\d+", problem.prompt)
+        right = [o for o in permutations(shown) if task.verdict(problem, ", ".join(o)) == RIGHT]
+        assert right == [tuple(sorted(shown, key=int))]
+        assert task.solutions(problem) == 1
+        assert shown != list(right[0])  # copying is no answer
+
+
+def test_examples_of_sorting_show_different_orders() -> None:
+    orders = set()
+    for prompt, _ in Sorting().problems("test")[0].shots:
+        numbers = [int(digits) for digits in re.findall(r"\d+", prompt)]
+        orders.add(tuple(sorted(range(3), key=numbers.__getitem__)))
+    assert len(orders) == 4
+
+
+# Prompts
+
+
+@pytest.mark.parametrize("task", DEFAULTS, ids=str)
+@pytest.mark.parametrize("templated", [True, False])
+def test_lm_evals_own_command_shows_the_same_prompts(task: LanguageTask, templated: bool) -> None:
+    """Its file alone gives the examples; in a chat template they are turns."""
+    folder = Path(tasks.__file__).parent
+    loaded = TaskManager(include_path=folder, include_defaults=False).load([task.name])["tasks"][task.name]
+    problem = task.problems("test")[0]
+    doc = loaded.test_docs()[0]
+    assert doc["id"] == problem.id
+
+    def rendered(messages: list[dict[str, str]], **_: bool) -> str:
+        return repr([(message["role"], message["content"]) for message in messages])
+
+    context = loaded.fewshot_context(
+        doc,
+        loaded.config.num_fewshot,
+        apply_chat_template=templated,
+        fewshot_as_multiturn=templated,
+        chat_template=rendered,
+    )
+    if templated:
+        turns = [turn for prompt, response in problem.shots for turn in (("user", prompt), ("assistant", response))]
+        assert context == repr([*turns, ("user", problem.prompt)])
+    else:
+        assert render_prompt(Spelling(), problem, Chat(template="")) == list(map(ord, context))
+
+
+class Spelling:
+    """A tokenizer whose tokens are characters."""
+
+    def __call__(self, text: str, **_: bool) -> dict[str, list[int]]:
+        return {"input_ids": list(map(ord, text))}
