@@ -164,6 +164,11 @@ def sha256_of(path: Path) -> str:
         return file_digest(file, "sha256").hexdigest()
 
 
+def sums_of(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    """Return the SHA-256 of files in a folder, by their names."""
+    return {name: sha256_of(folder / name) for name in names}
+
+
 def write_text(path: Path, text: str) -> None:
     with atomic(path) as file:
         file.write(text.encode())
@@ -210,7 +215,7 @@ def read_sealed(path: Path) -> Any:
         raise Damaged(path, f"it is not JSON ({error})") from error
 
 
-@cache  # a matrix has thousands of records of one kind
+@cache  # a matrix has thousands of settings and records of one kind
 def hints_of(kind: Any) -> dict[str, Any]:
     """Return the types of a dataclass's fields."""
     return get_type_hints(kind)

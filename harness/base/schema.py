@@ -12,15 +12,15 @@ exist.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Iterable, Mapping
 from math import inf, isfinite
-from typing import Any, cast, get_args, get_origin, get_type_hints
+from typing import Any, cast, get_args, get_origin
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException, ValidationError
 
 from harness.base.errors import UserError, nearest, one_of, short, shown
+from harness.base.files import hints_of
 
 REFUSED = "refused"  # the entry of a field's metadata that says why a choice does not exist, by its name
 ALLOWED = "allowed"  # the entry of a field's metadata that holds a Range, or the names of a choice
@@ -79,12 +79,6 @@ def numbers(default: Iterable[float], *, length: int | None = None, **bounds: fl
 def choice(default: str, names: tuple[str, ...], **refused: str) -> Any:
     """Declare a field that holds one of a few names; `refused` says why names that users expect do not exist."""
     return dataclasses.field(default=default, metadata={ALLOWED: names, REFUSED: refused})
-
-
-@functools.cache
-def hints_of(schema: Any) -> dict[str, Any]:
-    """Return the types of a dataclass's fields."""
-    return get_type_hints(schema)
 
 
 def check(schema: Any, values: Mapping[str, Any], where: str) -> None:

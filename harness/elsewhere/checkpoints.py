@@ -36,12 +36,10 @@ class TrainedCheckpoint:
 
     def digest(self) -> str:
         """Return the digest of its weights, with the settings by which they are read."""
-        checksums = {}
-        for path in digests.model_files(self.weights):
-            # Not the other files: optimizers, logs and tokenizers of the same weights may differ.
-            if path.suffix == ".safetensors" or path.name == "config.json":
-                checksums[path.name] = files.sha256_of(path)
-        return digests.digest_of_files(self.weights, checksums)
+        names = [path.name for path in digests.model_files(self.weights)]
+        # Not the other files: optimizers, logs and tokenizers of the same weights may differ.
+        weights = [name for name in names if name.endswith(".safetensors") or name == "config.json"]
+        return digests.digest_of_files(self.weights, files.sums_of(self.weights, weights))
 
     def method(self) -> str | None:
         """Return the method that our part in the other trainer has recorded; None without a record."""

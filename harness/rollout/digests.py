@@ -82,7 +82,7 @@ def checksum_at(path: Path, stamp: Stamp, before: Mapping[str, list[int | str]])
 
 def file_checksums(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of each file of a model, read now."""
-    return {path.name: files.sha256_of(path) for path in model_files(folder)}
+    return files.sums_of(folder, [path.name for path in model_files(folder)])
 
 
 def digest_of_files(folder: Path, checksums: Mapping[str, str]) -> str:

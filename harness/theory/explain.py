@@ -54,9 +54,7 @@ def build_trainer(config: Config, method: str, folder: str, verifier: VerifierPo
 def batch_of(trainer: Trainer, step: int, temperature: float | None = None) -> TokenBatch:
     """Sample a step's batch from the present policy, at the configured temperature unless another is given."""
     collected = trainer.collector.sample(step, Stopwatch(), temperature=temperature)
-    budget = trainer.config.rollout.max_new_tokens
-    device, copies, answers = trainer.policy.device, collected.copies, collected.answers
-    return TokenBatch.of(collected.groups, collected.rewards, budget, device, answers=answers, copies=copies)
+    return collected.batch(trainer.config.rollout.max_new_tokens, trainer.policy.device)
 
 
 def batches_of_grpo(trainer: Trainer, batches: int) -> Iterator[tuple[TokenBatch, TokenStats]]:

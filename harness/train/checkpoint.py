@@ -106,9 +106,8 @@ class Checkpoints:
                 cause, _ = next(iter(error.failures.values()))
                 raise cause from error
             # Each rank reads its own files again, and no other: the writer numbers them by the rank, from 1.
-            own_sums: dict[str, str] = {}
-            for file in partial.glob(f"shard-{ranks.own_rank() + 1:05d}-*"):
-                own_sums[file.name] = files.sha256_of(file)
+            own_shards = partial.glob(f"shard-{ranks.own_rank() + 1:05d}-*")
+            own_sums = files.sums_of(partial, [file.name for file in own_shards])
             sums: dict[str, str] = {}
             for of_rank in ranks.each(own_sums, self.group):
                 sums |= of_rank
@@ -116,11 +115,19 @@ class Checkpoints:
                 with files.atomic(partial / ROWS) as rows_file:
                     rows_file.write(save(rows))
                 files.write_text(partial / REST, text)
-                for name in (ROWS, REST):
-                    sums[name] = files.sha256_of(partial / name)
-                checksums.write_seal(partial, self.cell, step, sums)
-                publish_checkpoint(partial, path)
-                self.keep(KEPT)
+                self.publish(partial, step, sums | files.sums_of(partial, [ROWS, REST]))
+
+    def publish(self, folder: Path, step: int, sums: Mapping[str, str]) -> None:
+        """Seal the folder of a checkpoint, and give it its name."""
+        path = self.folder / checksums.step_folder_name(step)
+        path.parent.mkdir(exist_ok=True)
+        checksums.write_seal(folder, self.cell, step, sums)
+        # Both syncs are needed: without the first, a crash may leave the name with files missing; without the second, a
+        # checkpoint that was announced as durable may lose its name.
+        files.flush_to_disk(folder)
+        folder.rename(path)
+        files.flush_to_disk(path.parent)
+        self.keep(KEPT)
 
     def keep(self, count: int) -> None:
         """Remove all but the newest `count` checkpoints."""
@@ -133,16 +140,11 @@ class Checkpoints:
         self.known = None
         ranks.meet()  # each rank writes files of its own, which must all be there
         if ranks.own_rank() == 0:
-            sums: dict[str, str] = {}
-            for entry in sorted(folder.rglob("*")):  # sharded weights are in folders of their own
+            entries = sorted(folder.rglob("*"))  # sharded weights are in folders of their own
+            for entry in entries:
                 files.flush_to_disk(entry)
-                if entry.is_file():
-                    sums[entry.relative_to(folder).as_posix()] = files.sha256_of(entry)
-            checksums.write_seal(folder, self.cell, step, sums)
-            path = self.folder / checksums.step_folder_name(step)
-            path.parent.mkdir(exist_ok=True)
-            publish_checkpoint(folder, path)
-            self.keep(KEPT)
+            names = [entry.relative_to(folder).as_posix() for entry in entries if entry.is_file()]
+            self.publish(folder, step, files.sums_of(folder, names))
 
     def latest(self) -> SavedCheckpoint | None:
         """Return the newest whole checkpoint; None before the first."""
@@ -196,15 +198,6 @@ def packed_state(value: Any, rows: dict[str, Tensor]) -> Any:
     name = str(len(rows))
     rows[name] = value
     return {"rows": name}
-
-
-def publish_checkpoint(partial: Path, path: Path) -> None:
-    """Give a folder its name, after its entries are on disk."""
-    # Both syncs are needed: without the first, a crash may leave the name with files missing; without the second, a
-    # checkpoint that was announced as durable may lose its name.
-    files.flush_to_disk(partial)
-    partial.rename(path)
-    files.flush_to_disk(path.parent)
 
 
 def damaged(path: Path, cell: str) -> list[str]:

@@ -26,7 +26,7 @@ import torch
 from harness import ranks
 from harness.base import files, seeds
 from harness.base.task import Answer, Judged
-from harness.methods.batch import Rollout, distinct_responses
+from harness.methods.batch import Rollout, TokenBatch, distinct_responses
 from harness.rollout.rendering import render_prompt
 from harness.tokens.metrics import Stopwatch
 from harness.train.parts import Parts
@@ -80,31 +80,8 @@ class Collected:
     record: dict[str, float]  # of the resampling
 
     @property
-    def places(self) -> list[int]:
-        return [group.place for group in self.answered]
-
-    @property
-    def problems(self) -> list[Problem]:
-        return [group.problem for group in self.answered]
-
-    @property
     def groups(self) -> list[list[Rollout]]:
         return [group.rollouts for group in self.answered]
-
-    @property
-    def copies(self) -> list[list[int]]:
-        """The numbers of the texts of each group."""
-        return [group.copy_of for group in self.answered]
-
-    @property
-    def verdicts(self) -> list[Verdict]:
-        """The verdicts on all responses, one group after the other."""
-        return flattened(group.verdicts for group in self.answered)
-
-    @property
-    def rewards(self) -> list[float]:
-        """The rewards of all responses, one group after the other."""
-        return flattened(group.rewards for group in self.answered)
 
     @property
     def judged(self) -> list[list[Judged]]:
@@ -112,14 +89,27 @@ class Collected:
         return [group.judged for group in self.answered]
 
     @property
-    def answers(self) -> list[str | None]:
-        """The answers of all responses in the task's normal form, one group after the other."""
-        return [response.text for group in self.judged for response in group]
+    def verdicts(self) -> list[Verdict]:
+        """The verdicts on all responses, one group after the other."""
+        return flattened(group.verdicts for group in self.answered)
 
     @property
     def answer_tokens(self) -> list[int]:
         """The tokens of all responses up to the ends of their answers, one group after the other."""
         return flattened(group.answer_tokens for group in self.answered)
+
+    def batch(self, budget: int, device: str, **draws: Any) -> TokenBatch:
+        """Return the groups as a token batch; `budget`: of a response, `draws`: its seed and progress."""
+        return TokenBatch.of(
+            self.groups,
+            flattened(group.rewards for group in self.answered),
+            budget,
+            device,
+            answers=[response.text for group in self.judged for response in group],
+            places=[group.place for group in self.answered],
+            copies=[group.copy_of for group in self.answered],
+            **draws,
+        )
 
 
 class Collector:

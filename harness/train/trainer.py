@@ -154,18 +154,11 @@ class Trainer:
 
     def batch_of(self, collected: Collected, step: int) -> TokenBatch:
         """Return this rank's rollout batch of a step."""
-        return TokenBatch.of(
-            collected.groups,
-            collected.rewards,
-            self.config.rollout.max_new_tokens,
-            self.policy.device,
-            answers=collected.answers,
-            places=collected.places,
-            copies=collected.copies,
-            # By the step too: controls that draw at random would otherwise draw the same in every step.
-            seed=seeds.derive("method", self.parts.seed, step),
-            progress=(step - 1) / self.config.train.steps,
-        )
+        # By the step too: controls that draw at random would otherwise draw the same in every step.
+        seed = seeds.derive("method", self.parts.seed, step)
+        progress = (step - 1) / self.config.train.steps
+        budget = self.config.rollout.max_new_tokens
+        return collected.batch(budget, self.policy.device, seed=seed, progress=progress)
 
     def stats_before(self, batch: TokenBatch, *, sum_p2: bool = False) -> TokenStats:
         """Return the statistics of the policy before the update, with all columns that the method needs."""

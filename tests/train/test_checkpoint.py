@@ -130,13 +130,13 @@ def test_a_checkpoint_of_another_name_is_passed_over(tmp_path: Path) -> None:
 def test_a_checkpoint_counts_when_it_is_on_disk_and_holds_what_was_when_it_began(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    go, complete, x = threading.Event(), checkpoint.publish_checkpoint, torch.ones(3)
+    go, complete, x = threading.Event(), checkpoint.Checkpoints.publish, torch.ones(3)
 
-    def slow(partial: Path, path: Path) -> None:
+    def slow(self: Checkpoints, *given: Any) -> None:
         assert go.wait(HANG)
-        complete(partial, path)
+        complete(self, *given)
 
-    monkeypatch.setattr(checkpoint, "publish_checkpoint", slow)
+    monkeypatch.setattr(checkpoint.Checkpoints, "publish", slow)
     checkpoints = Checkpoints(tmp_path, CELL)
     checkpoints.save(2, {"policy.x": x}, {})
     x.zero_()

@@ -99,8 +99,8 @@ def permutation(seed: int, number: int, size: int) -> list[int]:
 
 def of(collected: Collected) -> dict[str, Any]:
     return {
-        "places": collected.places,
-        "problems": collected.problems,
+        "places": [group.place for group in collected.answered],
+        "problems": [group.problem for group in collected.answered],
         "tokens": tokens(collected.groups),
         "verdicts": collected.verdicts,
         "generated": collected.generated,

@@ -35,7 +35,7 @@ from harness.cells.spec import CellSpec
 from harness.config import Config
 from harness.elsewhere.portable import PortableMethod, PortableSignal
 from harness.elsewhere.trl.trainer import EntrobenchTrainer, Scored, gathered
-from harness.methods.batch import Rollout, TokenBatch
+from harness.methods.batch import Rollout
 from harness.tokens import dynamics
 from harness.tokens.metrics import Stopwatch
 from harness.train.checkpoint import Checkpoints
@@ -295,15 +295,7 @@ class RecordedTrainer(EntrobenchTrainer):
         rows = len(self.places) * self.config.train.group
         own_rows = torch.arange(ranks.own_rank() * rows, (ranks.own_rank() + 1) * rows)
         fixed, _, _ = self.signal.part(own_rows)
-        batch = TokenBatch.of(
-            collected.groups,
-            collected.rewards,
-            self.config.rollout.max_new_tokens,
-            str(fixed.weights_T.device),
-            answers=collected.answers,
-            places=collected.places,
-            copies=collected.copies,
-        )
+        batch = collected.batch(self.config.rollout.max_new_tokens, str(fixed.weights_T.device))
         generated = {
             "tokens/generated": float(collected.generated),
             "tokens/generated_total": float(self.generated),
