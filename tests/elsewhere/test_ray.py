@@ -38,14 +38,14 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow]
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A cluster of a head without room and two machines of one core each.
 
-    A machine that is gone refuses each of five health checks, so it is noticed after 5 instead of 15 seconds.
+    A machine that is gone refuses each of three health checks, so it is noticed after 2 instead of 15 seconds.
     """
     pytest.importorskip("ray", reason="the extra ray is not installed")
     from ray.cluster_utils import Cluster
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", RARELY_SEARCHING, prepend=os.pathsep)  # for Ray's own processes
-        checks = {"health_check_period_ms": 1000}
+        checks = {"health_check_period_ms": 500, "health_check_failure_threshold": 3}
         head = {"num_cpus": 0, "include_dashboard": False, "_system_config": checks}
         opened = Cluster(initialize_head=True, head_node_args=head)
         try:
@@ -155,14 +155,14 @@ def test_a_machine_that_does_not_see_the_results_folder_is_refused(
 def test_an_address_without_a_cluster_is_refused(listens: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a process of its own, because Ray goes on trying to connect."""
     pytest.importorskip("ray", reason="the extra ray is not installed")
-    command = python_command("from harness.elsewhere import ray", "ray.ANSWER = 3.0; ray.connect({'CPU': 1.0})")
+    command = python_command("from harness.elsewhere import ray", "ray.ANSWER = 1.0; ray.connect({'CPU': 1.0})")
     with socket.create_server(("127.0.0.1", 0)) as server:
         place = f"127.0.0.1:{server.getsockname()[1]}"
         if not listens:
             server.close()
         monkeypatch.setenv("RAY_ADDRESS", place)
         ran = subprocess.run(command, capture_output=True, text=True, timeout=HANG, check=False)
-    assert f"UserError: no Ray cluster answers at {place} within 3 s" in ran.stderr
+    assert f"UserError: no Ray cluster answers at {place} within 1 s" in ran.stderr
     assert "RAY_ADDRESS must be HOST:PORT of a running cluster" in ran.stderr
 
 
