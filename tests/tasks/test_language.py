@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import random
 import re
 from collections import Counter
 from itertools import combinations, permutations
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lm_eval.tasks import TaskManager
+from trainers import SHORT, asked, sampled
 
 import tasks
+from harness import config
 from harness.base.errors import UserError
 from harness.base.task import SPLITS, Answer, Countable, Problem, Verdict
+from harness.matrix import Cell
 from harness.rollout.rendering import Chat, render_prompt
+from harness.train import parts
+from harness.train.trainer import Trainer
+from harness.verify.pool import VerifierPool
 from tasks.language import LanguageTask, digest, split_of
 from tasks.lists import Lists, allowed_members, conditions, members_of, split_names
 from tasks.lists.members import KINDS
@@ -382,3 +390,26 @@ class Spelling:
 
     def __call__(self, text: str, **_: bool) -> dict[str, list[int]]:
         return {"input_ids": list(map(ord, text))}
+
+
+@pytest.mark.slow
+def test_training_and_evaluation_ask_with_the_worked_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    overrides = [*SHORT, "tasks=[sorting]", "eval.problems=2", "models=[countdown-tiny]"]
+    planned = Cell.of(config.load_config("demo", overrides), "grpo", "sorting", "countdown-tiny", seed=0)
+    trainer = Trainer(parts.build_parts(planned.spec, VerifierPool()), tmp_path)
+    trainer.engine.load(trainer.policy.module)
+    calls: list[list[list[int]]] = []
+    generate = trainer.engine.generate
+
+    def recorded(prompts: list[list[int]], *given: Any, **settings: Any) -> Any:
+        calls.append(prompts)
+        return generate(prompts, *given, **settings)
+
+    monkeypatch.setattr(trainer.engine, "generate", recorded)
+    sampled(trainer, 1)
+    trainer.evaluate(0)
+    problems = asked(trainer, 1), Sorting().problems("test")[:2]
+    assert all(len(problem.shots) == 4 for of_call in problems for problem in of_call)
+    assert calls == [[render_prompt(trainer.parts.tokenizer, problem) for problem in of_call] for of_call in problems]
+    [line, _] = (tmp_path / "samples" / "evaluate-sorting-000000.jsonl").read_text().splitlines()
+    assert json.loads(line)["shots"] == [list(shot) for shot in problems[1][0].shots]
