@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,17 +19,8 @@ from harness.table.frames import (
     setting_text,
     with_base_models,
 )
-from harness.table.leaderboard import (
-    Scores,
-    both_near_bound,
-    difference,
-    differences,
-    mixed_rows,
-    paired,
-    place_text,
-    pooled,
-    scores_of,
-)
+from harness.table.leaderboard import place_text
+from harness.table.origins import mixed_rows
 from harness.table.render import (
     doubt_near_bound,
     render_document,
@@ -38,6 +29,7 @@ from harness.table.render import (
     two_seeds,
     verdict_note,
 )
+from harness.table.scores import Scores, TableScores, Tasks, pooled, table_scores
 from harness.table.statistics import (
     Estimate,
     Floats,
@@ -113,15 +105,16 @@ def comparisons(frames: Frames, baseline: str, ks: Mapping[str, int]) -> list[Co
     results = []
     for label, tables in labeled_tables(frames):
         _, _, model, pairs = tables[0]
+        methods = methods_of_tables(frames, tables)
         scores, tests = {}, {}
         for score, score_ks in scores_of_tables(tables, ks):
-            scores[score] = scores_of_methods(frames, tables, score_ks)
-            done = {method: ours for method, ours in scores[score].items() if ours is not None}
-            tests[score] = DifferenceTests(differences(done, baseline))
+            scores[score] = table_scores(frames, methods, score_ks, baseline)
+            tests[score] = DifferenceTests(scores[score].differences)
+        check_all_alike(frames, methods, scores["Avg@K"].by_method)
         average, headline = tests.values()
         verdict_of = verdicts(headline, average)
         for score, of_score in scores.items():
-            compared = compare_scores(of_score, tests[score], baseline)
+            compared = compare_scores(methods, of_score, tests[score])
             for method, numbers in compared.items():
                 sentences: dict[str, None] = {}  # in their order, each once
                 for axes in tables:
@@ -176,28 +169,28 @@ def scores_of_tables(tables: Sequence[Axes], ks: Mapping[str, int]) -> list[tupl
     return [("Avg@K", [None] * len(tables)), (headline, of_pass)]
 
 
-def scores_of_methods(frames: Frames, tables: Sequence[Axes], ks: Sequence[int | None]) -> dict[str, Scores | None]:
-    """Return the scores of the methods that all these tables have; None for a method without a seed."""
+def methods_of_tables(frames: Frames, tables: Sequence[Axes]) -> dict[str, Tasks]:
+    """Return the cells in each table of the methods that all these tables have."""
     methods_by_table = [frames.tables[axes] for axes in tables]
-    cells, scores = {}, {}
+    of_methods = {}
     for name in methods_by_table[0]:
         of_method = [methods[name] for methods in methods_by_table if name in methods]
         if len(of_method) == len(tables):
-            cells[name] = of_method
-            scores[name] = scores_of(frames, of_method, ks)
-    done = [name for name in scores if scores[name] is not None]
-    for name in done:  # compared with the first, since the baseline may not be done
-        for ours, first in zip(cells[name], cells[done[0]], strict=True):
+            of_methods[name] = of_method
+    return of_methods
+
+
+def check_all_alike(frames: Frames, methods: Mapping[str, Tasks], done: Collection[str]) -> None:
+    """Refuse methods that answered other problems than the first that is done, since the baseline may not be done."""
+    for name in done:
+        for ours, first in zip(methods[name], methods[next(iter(done))], strict=True):
             check_comparable(frames, ours, first)
-    return scores
 
 
-def compare_scores(
-    scores: Mapping[str, Scores | None], tests: DifferenceTests, baseline: str
-) -> dict[str, dict[str, Any]]:
+def compare_scores(methods: Collection[str], scores: TableScores, tests: DifferenceTests) -> dict[str, dict[str, Any]]:
     """Return the numbers of each method's comparison with the baseline, with its ranks among all trained methods."""
-    done = {name: ours for name, ours in scores.items() if ours is not None}
-    means = {name: share_interval(pooled(ours.of_tasks)) for name, ours in done.items()}
+    done = scores.by_method
+    means = {name: share_interval(ours.x_SJ) for name, ours in done.items()}
     trained = [name for name in done if name != BASE_MODEL]
     beats_MM = beats_matrix([done[name] for name in trained])
     ranks_by_method = dict(zip(trained, ranks(beats_MM), strict=True))
@@ -206,7 +199,7 @@ def compare_scores(
         highest = int(np.argmax([means[name].mean for name in trained]))
         best = {name for name, is_beaten in zip(trained, beats_MM[highest], strict=True) if not is_beaten}
     compared = {}
-    for name in scores:
+    for name in methods:
         numbers: dict[str, Any] = {
             "mean": means.get(name),
             "p": tests.p.get(name),
@@ -215,17 +208,16 @@ def compare_scores(
             "best": name in best,
         }
         numbers["rank_best"], numbers["rank_worst"] = ranks_by_method.get(name, (None, None))
-        pair = None
         if name in done:
             numbers["iqm"] = clipped(iqm_interval(run_scores(done[name].of_tasks)), 0, 1)
-            pair = paired(done[name], done.get(baseline))
+        pair = scores.pairs.get(name)
         if pair is not None:
-            numbers["seeds"] = len(pair[0][0])
-        if pair is not None and name != baseline:
-            x_SJ = tests.differences[name]
-            numbers["improvement"] = share_interval(pooled(list(map(wins, *pair))))
+            numbers["seeds"] = len(pair.difference)
+        if pair is not None and name != scores.baseline:
+            x_SJ = pair.difference
+            numbers["improvement"] = share_interval(pooled(list(map(wins, pair.ours, pair.theirs))))
             numbers["difference"], numbers["detectable"] = difference_interval(x_SJ), detectable(x_SJ)
-            numbers["near_bound"] = both_near_bound(done[name], done.get(baseline))
+            numbers["near_bound"] = pair.is_near_bound
             if len(x_SJ) == 2:  # two seeds say little: docs/statistics.md
                 numbers["seeds_needed"] = seeds_needed(x_SJ)
         compared[name] = numbers
@@ -243,9 +235,10 @@ def beats_matrix(scores: Sequence[Scores]) -> NDArray[np.bool_]:
 
 def beats(ours: Scores, theirs: Scores) -> bool:
     """Return whether the 95 % interval of the difference lies above 0."""
-    x_SJ = difference(ours, theirs)
-    if x_SJ is None:
+    pair = ours.paired(theirs)
+    if pair is None:
         return False
+    x_SJ = pair.difference
     p = crossed_p_value(x_SJ)  # below 0.05 exactly where the 95 % interval excludes 0
     return p is not None and p < 0.05 and x_SJ.mean() > 0
 

@@ -13,14 +13,14 @@ import numpy as np
 
 from harness.table.frames import (
     BASE_MODEL,
-    Axes,
     Frames,
     done_cells,
     label_of,
     setting_text,
     with_base_models,
 )
-from harness.table.origins import mixtures
+from harness.table.origins import mixed_rows
+from harness.table.scores import TableScores, scores_by_k
 from harness.table.statistics import (
     Estimate,
     Floats,
@@ -28,7 +28,6 @@ from harness.table.statistics import (
     crossed_interval,
     difference_interval,
     geometric_interval,
-    is_near_bound,
     mean_interval,
     seeds_needed,
     share_interval,
@@ -119,9 +118,9 @@ def leaderboard_rows(frames: Frames, baseline: str, ks: Mapping[str, int]) -> li
     scores, verdicts_of = {}, {}
     for axes, methods in frames.tables.items():
         k = ks[axes[1]]
-        by_k = scores_by_k(frames, methods, k)
-        headline, average = (DifferenceTests(differences(by_k.get(each, {}), baseline)) for each in (k, None))
-        scores[axes], verdicts_of[axes] = by_k, verdicts(headline, average)
+        by_k = scores_by_k(frames, methods, k, baseline)
+        scores[axes] = by_k
+        verdicts_of[axes] = verdicts(*(DifferenceTests(by_k[each].differences) for each in (k, None)))
     rows = []
     for (method, axes), cells in frames.rows.items():
         row = row_of(frames, cells, scores[axes], baseline, ks[axes[1]])
@@ -131,115 +130,12 @@ def leaderboard_rows(frames: Frames, baseline: str, ks: Mapping[str, int]) -> li
     return rows
 
 
-def mixed_rows(frames: Frames, baseline: str) -> dict[tuple[str, Axes], list[str]]:
-    """Return how the cells behind a row are not of one experiment, by method and table; base models included."""
-    mixed: dict[tuple[str, Axes], list[str]] = {}
-    for axes, methods in frames.tables.items():
-        for sentence, concerned in mixtures(methods, baseline):
-            for method in concerned:
-                mixed.setdefault((method, axes), []).append(sentence)
-    return mixed
-
-
-# Scores
-
-
-@dataclass(frozen=True)
-class Scores:
-    """The scores of a method on one task, or on several: of each a matrix of seeds, in order, by problems."""
-
-    seeds: list[int]
-    of_tasks: list[Floats]
-
-    def of_seeds(self, seeds: Sequence[int]) -> list[Floats]:
-        places = list(map(self.seeds.index, seeds))
-        return [x_SJ[places] for x_SJ in self.of_tasks]
-
-
-def scores_of(frames: Frames, tasks: Sequence[DataFrame], ks: Sequence[int | None]) -> Scores | None:
-    """Return the scores of a method on the seeds that are done on all of these tasks; None if there is none.
-
-    `tasks`: its cells of each task, `ks`: the k of Pass@k there, None for Avg@K.
-    """
-    done_by_task = [done_cells(cells).set_index("seed", drop=False) for cells in tasks]
-    seeds = sorted(set.intersection(*(set(cells.index) for cells in done_by_task)))
-    if not seeds:
-        return None
-    return Scores(seeds, [frames.scores(cells.loc[seeds], k) for cells, k in zip(done_by_task, ks, strict=True)])
-
-
-ScoresByK = dict[int | None, dict[str, Scores]]  # of one table, by the k of Pass@k and method; None for Avg@K
-
-
-def scores_by_k(frames: Frames, methods: Mapping[str, DataFrame], k: int) -> ScoresByK:
-    """Return the scores of a table's methods by each k that it shows: powers of two, and the headline's."""
-    done = [cells for cells in map(done_cells, methods.values()) if not cells.empty]
-    if not done:
-        return {}
-    samples = int(frames.counts(done[0].iloc[:1], "samples")[0, 0])
-    powers = {2**i for i in range(samples.bit_length())}  # 1, 2, 4 ... up to the samples
-    by_k: ScoresByK = {}
-    for each in (None, *sorted(powers | {k})):
-        of_methods = {method: scores_of(frames, [cells], [each]) for method, cells in methods.items()}
-        by_k[each] = {method: scores for method, scores in of_methods.items() if scores is not None}
-    return by_k
-
-
-def paired(ours: Scores, theirs: Scores | None) -> tuple[list[Floats], list[Floats]] | None:
-    """Return the scores of two methods on the seeds that both have done; None where there are none."""
-    shared = [] if theirs is None else [seed for seed in ours.seeds if seed in theirs.seeds]
-    if theirs is None or not shared:
-        return None
-    return ours.of_seeds(shared), theirs.of_seeds(shared)
-
-
-def difference(ours: Scores, theirs: Scores | None) -> Floats | None:
-    """Return the differences by seed and problem, of the seeds that both have done."""
-    pair = paired(ours, theirs)
-    if pair is None:
-        return None
-    return pooled([ours_SJ - theirs_SJ for ours_SJ, theirs_SJ in zip(*pair, strict=True)])
-
-
-def differences(scores: Mapping[str, Scores], baseline: str) -> dict[str, Floats]:
-    """Return the difference of each method that shares a seed with the baseline."""
-    by_method = {}
-    for method, ours in scores.items():
-        x_SJ = difference(ours, scores.get(baseline))
-        if method != baseline and x_SJ is not None:
-            by_method[method] = x_SJ
-    return by_method
-
-
-def pooled(of_tasks: Sequence[Floats]) -> Floats:
-    """Join the problems of all tasks, with weights that make the mean that of the tasks' means.
-
-    The tasks are fixed, so differences between their levels do not count as variance of problems.
-    """
-    if len(of_tasks) == 1:
-        return of_tasks[0]
-    means = list(map(np.mean, of_tasks))
-    sizes = [x_SJ.shape[1] for x_SJ in of_tasks]
-    mean_size = sum(sizes) / len(sizes)
-    weighted = []
-    # With these weights the mean of each seed, too, is that of its tasks' means.
-    for x_SJ, mean, size in zip(of_tasks, means, sizes, strict=True):
-        weighted.append((x_SJ - mean) * (mean_size / size))
-    return np.mean(means) + np.hstack(weighted)
-
-
-def both_near_bound(ours: Scores, theirs: Scores | None) -> bool:
-    """Return whether two methods are within a few problems of 0 or 1."""
-    pair = paired(ours, theirs)
-    if pair is None:
-        return False
-    return all(is_near_bound(float(x_SJ.mean()), x_SJ.shape[1]) for x_SJ in map(pooled, pair))
-
-
 # Estimates
 
 
-def row_of(frames: Frames, cells: DataFrame, scores: ScoresByK, baseline: str, k: int) -> LeaderboardRow:
+def row_of(
+    frames: Frames, cells: DataFrame, scores: Mapping[int | None, TableScores], baseline: str, k: int
+) -> LeaderboardRow:
     """Return the row of some cells of one method, without its label."""
     first, done = cells.iloc[0], done_cells(cells)
     is_base_model, method = first["method"] == BASE_MODEL, first["method"]
@@ -255,22 +151,20 @@ def row_of(frames: Frames, cells: DataFrame, scores: ScoresByK, baseline: str, k
     deltas: dict[int | None, Estimate] = {}
     near_bound: list[str] = []
     needed: dict[str, int | None] = {}
-    for score_k, by_method in scores.items():
-        ours, theirs = by_method.get(method), by_method.get(baseline)
-        if ours is None:
+    for score_k, of_table in scores.items():
+        if method in of_table.by_method:
+            means[score_k] = share_interval(of_table.by_method[method].x_SJ)
+        if method not in of_table.pairs:
             continue
-        means[score_k] = share_interval(pooled(ours.of_tasks))
-        x_SJ = difference(ours, theirs)
-        if x_SJ is None:
-            continue
-        deltas[score_k] = difference_interval(x_SJ)
+        pair = of_table.pairs[method]
+        deltas[score_k] = difference_interval(pair.difference)
         if method == baseline or score_k not in (k, None):
             continue
         name = "Avg@K" if score_k is None else f"Pass@{k}"
-        if both_near_bound(ours, theirs):
+        if pair.is_near_bound:
             near_bound.append(name)
-        if len(x_SJ) == 2:  # two seeds say little: docs/statistics.md
-            needed[name] = seeds_needed(x_SJ)
+        if len(pair.difference) == 2:  # two seeds say little: docs/statistics.md
+            needed[name] = seeds_needed(pair.difference)
     collapsed = done.dropna(subset="collapsed").astype({"collapsed": int})
     collapsed_share = exploded_share = None
     if not is_base_model:  # which has no end

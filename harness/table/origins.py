@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from harness.base import files
 from harness.base.errors import Damaged
-from harness.table.frames import BASE_MODEL, done_cells
+from harness.table.frames import BASE_MODEL, Axes, Frames, done_cells
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -27,6 +27,16 @@ KINDS = {
 LISTS = ("libraries", "rounding")  # of these, only the parts that differ are named
 
 SeedsByMethod = dict[str, list[int]]
+
+
+def mixed_rows(frames: Frames, baseline: str) -> dict[tuple[str, Axes], list[str]]:
+    """Return how the cells behind a row are not of one experiment, by method and table; base models included."""
+    mixed: dict[tuple[str, Axes], list[str]] = {}
+    for axes, methods in frames.tables.items():
+        for sentence, concerned in mixtures(methods, baseline):
+            for method in concerned:
+                mixed.setdefault((method, axes), []).append(sentence)
+    return mixed
 
 
 def mixtures(methods: Mapping[str, DataFrame], baseline: str) -> list[tuple[str, set[str]]]:

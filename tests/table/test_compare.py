@@ -10,8 +10,9 @@ import pytest
 from frames import joined_frames, made_up_frames
 
 from harness.base.errors import UserError
-from harness.table import compare, formats, leaderboard
+from harness.table import compare, formats
 from harness.table.compare import Comparison, comparisons
+from harness.table.scores import pooled
 from harness.table.statistics import (
     Estimate,
     crossed_interval,
@@ -172,7 +173,7 @@ def test_pooled_interval_coverage(seed_sd: float) -> None:
             level + seed_S1 + random.normal(0, 0.2, size) + random.normal(0, 0.1, (3, size))
             for size, level in zip(sizes, levels, strict=True)
         ]
-        interval = crossed_interval(leaderboard.pooled(tasks))
+        interval = crossed_interval(pooled(tasks))
         assert interval.mean == pytest.approx(np.mean([x_SJ.mean() for x_SJ in tasks]))
         assert interval.low is not None
         assert interval.high is not None
