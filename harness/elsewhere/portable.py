@@ -391,10 +391,9 @@ class PortableMethod:
 
         Only a method with `marks_steps` needs it.
         """
-        fixed, part, layout = signal.part(rows)
-        current = self.current(layout, logp, mask, entropy, fixed).detach()
+        current, _, part = self.present(signal, logp, rows, mask=mask, entropy=entropy)
         with ranks.as_only_rank():
-            marked = self.composed.for_step(current, signal.fixed, part)
+            marked = self.composed.for_step(current.detach(), signal.fixed, part)
         return dataclasses.replace(signal, fixed=marked, stepped=True)
 
     def loss(
@@ -407,8 +406,7 @@ class PortableMethod:
         """
         if self.marks_steps and not signal.stepped:
             raise UserError(f"method {self.spec} looks at each whole mini-batch before its update; call for_step first")
-        fixed, part, layout = signal.part(rows)
-        current = self.current(layout, logp, mask, entropy, fixed)
+        current, fixed, part = self.present(signal, logp, rows, mask=mask, entropy=entropy)
         with ranks.as_only_rank():
             return self.composed.loss(current, fixed, part)
 
@@ -423,10 +421,9 @@ class PortableMethod:
         self, signal: PortableSignal, logp: Any, rows: Rows | None = None, *, mask: Any = None, entropy: Any = None
     ) -> dict[str, Tensor]:
         """Return flat masks of the tokens of some rows that the objective clips and that each gate closes."""
-        fixed, part, layout = signal.part(rows)
-        current = self.current(layout, logp, mask, entropy, fixed).detach()
+        current, fixed, part = self.present(signal, logp, rows, mask=mask, entropy=entropy)
         with ranks.as_only_rank():
-            return self.composed.touched(current, fixed, part)
+            return self.composed.touched(current.detach(), fixed, part)
 
     # After the updates on a rollout batch
 
@@ -450,14 +447,18 @@ class PortableMethod:
 
     # Parts
 
-    def current(self, layout: Layout, logp: Any, mask: Any, entropy: Any, fixed: Signal) -> TokenStats:
-        """Return the present policy's statistics, flat, with log p of the model before training."""
+    def present(
+        self, signal: PortableSignal, logp: Any, rows: Rows | None = None, *, mask: Any = None, entropy: Any = None
+    ) -> tuple[TokenStats, Signal, TokenBatch]:
+        """Return the present policy's statistics of some rows, flat, with their part of the signal and of the batch."""
+        fixed, part, layout = signal.part(rows)
         asked = sorted({"entropy_now", "entropy_grad"} & self.composed.needs)
         if asked and entropy is None:
             raise UserError(f"method {self.spec} needs {meaning_of(asked[0])}; give entropy")
         layout = same_tokens(layout, logp, mask)
         entropy_T = None if entropy is None else layout.flat("entropy", entropy)
-        return TokenStats(layout.flat("logp", logp), entropy_T, ref_logp=fixed.old.ref_logp)
+        # With log p of the model before training, which does not change.
+        return TokenStats(layout.flat("logp", logp), entropy_T, ref_logp=fixed.old.ref_logp), fixed, part
 
     def _rewards(self, rewards: Any, layout: Layout) -> Tensor:
         rewards_B = of_responses("rewards", rewards, layout)

@@ -266,9 +266,7 @@ class RecordedTrainer(EntrobenchTrainer):
 
     def _log_part(self, mode: str, signal: PortableSignal, now: Scored, part: Mapping[str, Any]) -> None:
         super()._log_part(mode, signal, now, part)
-        fixed, batch, layout = signal.part(part["rows"])
-        current = self.method.current(layout, now.logp, part["mask"], now.entropy, fixed)
-        self.updates.add_part(self.method.composed, current, fixed, batch)
+        self.updates.add_part(self.method.composed, *self.method.present(signal, now.logp, **part))
         self.rows[-1].append(part["rows"])
 
     def add_update(self, logs: Mapping[str, Any]) -> None:

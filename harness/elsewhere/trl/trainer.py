@@ -37,6 +37,7 @@ from harness.base import seeds
 from harness.base.errors import UserError
 from harness.elsewhere import checkpoints
 from harness.elsewhere.portable import PortableMethod, PortableSignal
+from harness.methods.batch import TokenStats
 from harness.methods.refusals import trl_refusal
 from harness.tokens.head import Head
 from harness.tokens.statistics import token_stats
@@ -81,15 +82,10 @@ MODEL_INPUTS = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Scored:
+class Scored(TokenStats):
     """The statistics of a batch of responses, padded as in TRL."""
 
-    logp: Tensor
-    entropy: Tensor
-    sum_p2: Tensor | None
-    sum_p2_logp: Tensor | None
-    min_p_logp: Tensor | None
-    aux_loss: Tensor | None  # of a mixture of experts
+    aux_loss: Tensor | None = None  # of a mixture of experts
 
 
 class StatisticsHead:
@@ -230,7 +226,7 @@ class EntrobenchTrainer(GRPOTrainer):
             sum_p2_logp = torch.cat([output.mean_logits[:, -width:] for output in outputs])
         if head.min_p:
             min_p_logp = torch.cat([output.is_top1[:, -width:] for output in outputs])
-        return Scored(logp, entropy, sum_p2, sum_p2_logp, min_p_logp, aux_loss)
+        return Scored(logp, entropy, sum_p2, sum_p2_logp, min_p_logp=min_p_logp, aux_loss=aux_loss)
 
     def _score_inputs(self, model: Any, inputs: Mapping[str, Any], **named: Any) -> Scored:
         """Score the responses of a micro-batch."""
@@ -430,12 +426,13 @@ class EntrobenchTrainer(GRPOTrainer):
 
         Metrics that TRL logs, too, keep their names. TRL gives micro-batches equal weight; these are means over tokens.
         """
-        mask = part["mask"]
+        mask, entropy = part["mask"], now.entropy
+        assert entropy is not None
         touched = self.method.touched(signal, now.logp.detach(), **part)
         low_T, high_T = touched.pop("clipped_low"), touched.pop("clipped_high")
         sums = {
             "tokens": mask.sum(),
-            "entropy": now.entropy.detach()[mask].sum(),
+            "entropy": entropy.detach()[mask].sum(),
             "clip_ratio/low_mean": low_T.sum(),
             "clip_ratio/high_mean": high_T.sum(),
             "clip_ratio/region_mean": (low_T | high_T).sum(),
@@ -471,12 +468,7 @@ class EntrobenchTrainer(GRPOTrainer):
 
 def before_columns(scored: Scored) -> dict[str, Tensor]:
     """Return the statistics of the policy before the update, as the columns of a batch of responses."""
-    columns = {}
-    for name in ("logp", "entropy", "sum_p2", "sum_p2_logp", "min_p_logp"):
-        column = getattr(scored, name)
-        if column is not None:
-            columns[f"before_{name}"] = column.detach()
-    return columns
+    return {f"before_{name}": x.detach() for name, x in scored.columns.items() if name != "aux_loss"}
 
 
 def response_mask(inputs: Mapping[str, Any]) -> Tensor:

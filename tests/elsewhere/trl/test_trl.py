@@ -77,9 +77,9 @@ def on_case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         mask = attended[:, -width:].bool()
         if model is trainer.ref_model:
             assert c.old.ref_logp is not None
-            return door.Scored(padded(c.old.ref_logp, mask), None, None, None, None, None)
-        columns = (c.old.logp, c.old.entropy, c.old.sum_p2, c.old.sum_p2_logp, c.old.min_p_logp)
-        return door.Scored(*(padded(x_T, mask) for x_T in columns), None)  # type: ignore[arg-type]
+            return door.Scored(padded(c.old.ref_logp, mask))
+        names = ("logp", "entropy", "sum_p2", "sum_p2_logp", "min_p_logp")
+        return door.Scored(**{name: padded(c.old.columns[name], mask) for name in names})
 
     def of_inputs(model: Any, inputs: Any, **named: Any) -> Any:
         mask = inputs["completion_mask"].bool()
@@ -87,7 +87,7 @@ def on_case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             return of_all(model, mask, mask, mask.shape[1])
         now = c.current(c.batch.take(inputs["rollout_rows"]))
         assert now.entropy is not None
-        return door.Scored(padded(now.logp, mask), padded(now.entropy, mask), None, None, None, None)
+        return door.Scored(padded(now.logp, mask), padded(now.entropy, mask))
 
     trainer._score, trainer._score_inputs = of_all, of_inputs
     trainer.model.train()
@@ -273,7 +273,7 @@ def test_ten_steps_are_those_of_our_trainer(spec: str, tmp_path: Path, monkeypat
     theirs = door.EntrobenchTrainer(
         method=spec,
         model=model,
-        reward_funcs=lambda completions, **_: asked[-1].rewards,
+        reward_funcs=lambda completions, **_: [reward for group in asked[-1].answered for reward in group.rewards],
         args=arguments(
             tmp_path,
             max_steps=20,
