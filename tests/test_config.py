@@ -294,7 +294,7 @@ def with_rounds(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_a_round_changes_its_file(with_rounds: str) -> None:
+def test_load_config_with_a_round(with_rounds: str) -> None:
     demo = config.load_config("demo")
     without = config.load_config(with_rounds)
     assert (without.name, without.seeds, without.train) == ("mine", [0, 1], demo.train)
@@ -307,7 +307,7 @@ def test_a_round_changes_its_file(with_rounds: str) -> None:
     assert config.round_names(Path(with_rounds)) == ["more-seeds", "short", "5"]
 
 
-def test_a_round_belongs_to_its_file_alone(tmp_path: Path, with_rounds: str) -> None:
+def test_load_config_refuses_another_files_round(tmp_path: Path, with_rounds: str) -> None:
     above = tmp_path / "above.yaml"
     above.write_text(f"base: {with_rounds}\n")
     assert config.load_config(str(above)).seeds == [0, 1]

@@ -24,7 +24,7 @@ def test_python_is_not_started() -> None:
 
 
 @pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
-def test_no_process_of_multiprocessing_is_started(method: str) -> None:
+def test_multiprocessing_is_not_started(method: str) -> None:
     process = multiprocessing.get_context(method).Process(target=int)  # type: ignore[attr-defined]
     with pytest.raises(pytest.fail.Exception, match=SENTENCE):
         process.start()
@@ -35,7 +35,7 @@ def test_tools_of_the_system_are() -> None:
 
 
 @pytest.mark.processes
-def test_a_marked_test_can_start_python() -> None:
+def test_python_is_started_by_a_marked_test() -> None:
     assert subprocess.run([sys.executable, "-c", "print(6 * 7)"], capture_output=True, check=True).stdout == b"42\n"
 
 

@@ -19,7 +19,7 @@ ACCELERATE += ["--mixed_precision=no", "--dynamo_backend=no", "--main_process_po
 
 
 @pytest.mark.parametrize("spec", ["grpo+clip_b(share=0.02)", "dapo+clip_servo(target=2)"])
-def test_a_loop_of_ones_own(spec: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_own_loop(spec: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["own_loop.py", spec])
     runpy.run_path(str(EXAMPLES / "own_loop.py"), run_name="__main__")
     rewards = re.findall(r"reward ([\d.]+), entropy", capsys.readouterr().out)
@@ -27,7 +27,7 @@ def test_a_loop_of_ones_own(spec: str, monkeypatch: pytest.MonkeyPatch, capsys: 
     assert float(rewards[-1]) > float(rewards[0]) + 0.2
 
 
-def test_the_loop_is_short() -> None:
+def test_own_loop_is_short() -> None:
     assert len((EXAMPLES / "own_loop.py").read_text().splitlines()) == 37  # which the README says
 
 

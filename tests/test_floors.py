@@ -50,11 +50,11 @@ def room(module: str) -> str:
 GRAPH = {module: set(imports(module)) - {module} for module in MODULES}
 
 
-def test_every_room_has_a_floor() -> None:
+def test_rooms_have_a_floor() -> None:
     assert {room(module) for module in MODULES} - {"harness"} == FLOOR.keys()
 
 
-def test_nothing_is_imported_from_a_higher_floor() -> None:
+def test_imports_go_down() -> None:
     upward = []
     for module, others in sorted(GRAPH.items()):
         for other in sorted(others):
@@ -73,7 +73,7 @@ def test_commands_are_imported_by_the_command_line_alone() -> None:
     assert not importers
 
 
-def test_no_circle_of_modules_or_of_rooms() -> None:
+def test_imports_without_circles() -> None:
     rooms: dict[str, set[str]] = {}
     for module, others in GRAPH.items():
         rooms.setdefault(room(module), set()).update(map(room, others))

@@ -26,7 +26,7 @@ METHODS = ["grpo", "clip_v(share=0.02)", "ppo", "ce_gppo", "adaptive_entropy(tar
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_step_in_float32_is_that_of_the_cpu(method: str, tmp_path: Path) -> None:
+def test_train_step_in_float32_equals_the_cpu(method: str, tmp_path: Path) -> None:
     cpu = build(tmp_path / "cpu", method, "hardware.device=cpu", "train.dtype=float32")
     cuda = build(tmp_path / "cuda", method, "hardware.device=cuda", "train.dtype=float32")
     one, other = cpu.train_step(1, Stopwatch()), cuda.train_step(1, Stopwatch())
@@ -87,7 +87,7 @@ def test_offloaded_moments_are_not_on_the_device(tmp_path: Path) -> None:
     assert used[1] < used[0]
 
 
-def test_one_rank_with_sharded_weights_is_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_train_step_of_one_sharded_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """FSDP2 and NCCL with one rank: the step, and a checkpoint of shards that whole weights are read from."""
     settings = ["hardware.device=cuda", "train.dtype=float32"]
     whole = build(tmp_path / "whole", "ppo", *settings)
@@ -136,7 +136,7 @@ def test_logits_are_not_rounded_to_bfloat16(backend: str) -> None:
 @pytest.mark.processes
 @pytest.mark.skipif(choice.installed_vllm() is None, reason="needs the package vllm")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_matrix_on_vllm_rests_wakes_and_samples_from_what_is_trained(dtype: str, tmp_path: Path) -> None:
+def test_run_on_vllm(dtype: str, tmp_path: Path) -> None:
     """Cells prove their weights after each load, and stop where log-probabilities differ."""
     settings = ["rollout.engine=vllm", "hardware.device=cuda", "hardware.cache_gib=1", f"train.dtype={dtype}"]
     command = [sys.executable, "-m", "entrobench", "run", "smoke", *settings, f"results={tmp_path}"]
@@ -151,7 +151,7 @@ def test_a_matrix_on_vllm_rests_wakes_and_samples_from_what_is_trained(dtype: st
 
 @pytest.mark.processes
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
-def test_two_ranks_on_two_devices_are_one_process(tmp_path: Path) -> None:
+def test_work_on_two_devices(tmp_path: Path) -> None:
     """Up to draws that tip where logits differ in their last bits: in the first step hardly any does."""
     settings = ["hardware.device=cuda", "train.dtype=float32"]
     write_launched(tmp_path / "alone", *settings)

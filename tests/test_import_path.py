@@ -83,7 +83,7 @@ def test_cells_and_ranks_start(command: str, crowded: Path, mlflow_uri: str) -> 
     assert "of the folder was imported" not in log.read_text()
 
 
-def test_the_judge_starts(crowded: Path) -> None:
+def test_judge_starts(crowded: Path) -> None:
     code = "import os, sys; sys.path.append(os.getcwd()); from harness.verify.pool import VerifierPool\n"
     code += r"pairs = [(r'\frac{1}{2}', r'\boxed{0.5}'), ('x', r'\boxed{y}')]; "
     code += "pool = VerifierPool(1); print(*pool.verdicts(pairs)); pool.close()"
@@ -91,13 +91,13 @@ def test_the_judge_starts(crowded: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_trials_of_doctor_start(command: str, crowded: Path) -> None:
+def test_trials_of_doctor_start(command: str, crowded: Path) -> None:
     printed = run_python(command, "doctor", "smoke", "--format", "json", cwd=crowded).stdout
     trials = {each["what"]: each for each in json.loads(printed)}
     assert [trials[what]["state"] for what in ("torch", "mlflow")] == ["ok", "ok"]
 
 
-def test_a_process_imports_from_where_its_parent_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_command_import_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "last").mkdir()
     paths = [*sys.path, str(tmp_path / "it's a folder"), str(tmp_path / "last")]
     monkeypatch.setattr(sys, "path", paths)
@@ -108,14 +108,14 @@ def test_a_process_imports_from_where_its_parent_does(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("name", ["baselines", "harness", "tasks", "entrobench", "configs"])
-def test_a_plugin_named_like_a_package_of_ours_gets_one_sentence(name: str) -> None:
+def test_table_refuses_a_plugin_named_like_a_package(name: str) -> None:
     with pytest.raises(
         UserError, match=f"^plugin {name} has the name of a package of entrobench; give the file another"
     ):
         baselines.table([name])
 
 
-def test_a_plugin_that_something_installed_hides_says_where_it_was_read() -> None:
+def test_table_refuses_a_hidden_plugin() -> None:
     with pytest.raises(
         UserError, match=r"^plugin statistics has neither METHODS nor TASKS; it was read from .*statistics\.py$"
     ):

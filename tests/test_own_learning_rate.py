@@ -31,7 +31,7 @@ def rate_of(spec: str, default: float = 1e-6) -> float:
 
 
 @pytest.mark.parametrize("name", baselines.METHODS)
-def test_every_objective_has_the_option_lr(name: str) -> None:
+def test_objectives_have_the_option_lr(name: str) -> None:
     method = Method.of(name, baselines.table())
     assert method.objective.lr is None
     assert method.learning_rate(0.5) == 0.5
@@ -138,7 +138,7 @@ def test_learning_rate_in_a_loop_of_ones_own() -> None:
 
 
 @pytest.mark.parametrize("trainer", doors.REFUSALS)
-def test_other_trainers_refuse_learning_rates(trainer: str) -> None:
+def test_refusals_of_learning_rates(trainer: str) -> None:
     refusal = doors.REFUSALS[trainer]
     assert refusal(Method.of("grpo", baselines.table())) is None
     assert "sets the learning rate 0.0003" in (refusal(Method.of("grpo(lr=3e-4)", baselines.table())) or "")

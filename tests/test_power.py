@@ -37,7 +37,7 @@ def test_power_equals_the_one_of_a_t_test_where_only_seeds_differ() -> None:
     assert share == pytest.approx(exact, abs=4 * np.sqrt(exact * (1 - exact) / power.EXPERIMENTS))
 
 
-def test_a_significant_loss_in_avg_at_k_is_no_win() -> None:
+def test_is_win_with_a_loss_in_avg_at_k() -> None:
     noise_SJ = np.random.default_rng(0).normal(0, 0.01, (5, 30))
     for avg, passed, wins in (
         (0.0, 0.2, True),
@@ -49,7 +49,7 @@ def test_a_significant_loss_in_avg_at_k_is_no_win() -> None:
         assert power.is_win(np.stack([noise_SJ + avg, noise_SJ + passed])) is wins
 
 
-def test_the_power_of_the_demo_follows_from_the_kept_estimates() -> None:
+def test_row_of_the_demo() -> None:
     demo, estimates = config.load_config("demo"), json.loads(power.ESTIMATES.read_text())
     assert demo.eval.problems is not None
     design = (demo.train.steps, len(demo.seeds), demo.eval.problems)

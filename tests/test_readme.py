@@ -111,7 +111,7 @@ def masked(text: str) -> list[str]:
 
 
 @pytest.mark.processes
-def test_the_terminal_looks_like_the_transcript(folder: Path) -> None:
+def test_transcript_of_the_terminal(folder: Path) -> None:
     printed, shown = masked((folder / "output.txt").read_text()), masked(TERMINAL)
     assert printed[: len(shown)] == shown
 
@@ -127,7 +127,7 @@ def test_python_means_the_same_cells(folder: Path, monkeypatch: pytest.MonkeyPat
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
-def test_the_configuration_plans(tmp_path: Path) -> None:
+def test_configuration_plans(tmp_path: Path) -> None:
     (tmp_path / "my.yaml").write_text(CONFIGURATION)
     planned = matrix.cells(config.load_config(str(tmp_path / "my.yaml")))
     assert len(planned) == 4 * 5
@@ -181,7 +181,7 @@ def test_anchors_are_those_of_github(heading: str, anchor: str, tmp_path: Path) 
     assert anchors(page) == ["title", anchor, f"{anchor}-1"]
 
 
-def test_the_index_has_every_page() -> None:
+def test_index_has_every_page() -> None:
     docs = REPOSITORY / "docs"
     index = (docs / "README.md").read_text()
     pages = {str(page.relative_to(docs)) for page in docs.rglob("*.md")} - {"README.md"}
@@ -189,7 +189,7 @@ def test_the_index_has_every_page() -> None:
     assert set(re.findall(r"\]\(((?:evidence/)?[\w-]+\.md)\)", index)) == pages - generated
 
 
-def test_the_index_of_the_studies_has_every_folder_with_a_page() -> None:
+def test_index_of_studies_has_every_page() -> None:
     studies = REPOSITORY / "studies"
     index = (studies / "README.md").read_text()
     assert {page.parent.name for page in studies.glob("*/README.md")} == set(
@@ -211,7 +211,7 @@ def paths_in_the_tree() -> list[Path]:
     return paths
 
 
-def test_the_tree_is_the_tree() -> None:
+def test_tree_of_the_code() -> None:
     named = set(paths_in_the_tree())
     assert not [path for path in named if not path.exists()]
     parts = [path for path in (REPOSITORY / "harness").iterdir() if not path.name.startswith(("__", "py.typed"))]

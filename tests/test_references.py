@@ -25,13 +25,13 @@ from harness.tokens.logged import LoggedMetric
 METRICS = [metric for section in logged.SECTIONS for metric in section.metrics]
 
 
-def test_the_pages_are_what_the_code_gives() -> None:
+def test_outdated_pages() -> None:
     outdated = [str(path.relative_to(REPOSITORY)) for path in generate.outdated_pages()]
     assert not outdated, f"run `{generate.COMMAND}`, and look at the difference"
 
 
 @pytest.mark.parametrize("text", ["", "<!-- end -->", generate.BEGIN])
-def test_a_page_without_its_marks_is_refused(text: str) -> None:
+def test_with_part_refuses_a_page_without_marks(text: str) -> None:
     with pytest.raises(ValueError, match=r"docs/methods\.md lacks the line"):
         generate.with_part("methods.md", text, "part")
 
@@ -40,7 +40,7 @@ def test_a_page_without_its_marks_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
-def test_the_examples_of_a_command_parse_and_use_all_of_its_options(name: str) -> None:
+def test_examples_of_commands(name: str) -> None:
     examples = importlib.import_module(f"harness.commands.{name}").EXAMPLES
     used: set[str] = set()
     for example in examples:
@@ -61,7 +61,7 @@ def options(parser: argparse.ArgumentParser) -> set[str]:
 
 
 @pytest.mark.parametrize("name", baselines.METHODS)
-def test_the_docstring_of_a_method_has_its_parts_in_order(name: str) -> None:
+def test_docstrings_of_methods_in_order(name: str) -> None:
     entry = baselines.METHODS[name]
     clause, *paragraphs = generate.text_of(entry)
     assert "\n" not in clause
@@ -130,7 +130,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
 
 
 @pytest.mark.slow
-def test_the_table_is_what_steps_log(keys: dict[str, set[str]]) -> None:
+def test_table_of_metrics_is_logged(keys: dict[str, set[str]]) -> None:
     logged_keys = set.union(*keys.values())
     patterns = {metric: pattern_of(metric) for metric in METRICS}
     unknown = [key for key in logged_keys if not any(pattern.fullmatch(key) for pattern in patterns.values())]
@@ -141,7 +141,7 @@ def test_the_table_is_what_steps_log(keys: dict[str, set[str]]) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_logged_at_every_step_is(keys: dict[str, set[str]]) -> None:
+def test_metrics_of_every_step(keys: dict[str, set[str]]) -> None:
     for metric in METRICS:
         if not metric.condition:
             for logged_keys in keys.values():
@@ -150,18 +150,18 @@ def test_what_is_logged_at_every_step_is(keys: dict[str, set[str]]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [part.partition("(")[0] for part in EVERY_NUMBER.split("+")])
-def test_the_docstring_of_a_method_names_the_numbers_that_it_logs(name: str, keys: dict[str, set[str]]) -> None:
+def test_docstrings_of_methods_name_metrics(name: str, keys: dict[str, set[str]]) -> None:
     (paragraph,) = (text for text in generate.text_of(baselines.METHODS[name]) if text.startswith("Logs: "))
     named = set(re.findall(rf"`((?:state/)?{name}/\w+)`", paragraph))
     assert named == {key for key in keys[EVERY_NUMBER] if re.match(rf"(state/)?{name}/", key)}
 
 
-def test_every_placeholder_is_explained() -> None:
+def test_placeholders_are_explained() -> None:
     used = {name for metric in METRICS for name in re.findall(r"\{(\w+)\}", metric.key)}
     assert used == logged.PLACEHOLDERS.keys() == NAMES.keys() | PATTERNS.keys()
 
 
-def test_no_key_is_listed_twice() -> None:
+def test_keys_are_listed_once() -> None:
     names = [metric.key for metric in METRICS]
     assert len(set(names)) == len(names)
 

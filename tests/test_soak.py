@@ -10,7 +10,7 @@ import soak
 
 @pytest.mark.processes
 @pytest.mark.slow
-def test_a_matrix_whose_processes_are_killed_ends_with_the_same_results(tmp_path: Path) -> None:
+def test_soak_with_one_kill(tmp_path: Path) -> None:
     """The kill comes while problems are filtered; tests/tracking/test_store.py kills the maker of the MLflow store."""
     harm, _ = soak.soak(tmp_path, cells=2, kills=1, minutes=5, seed=0, first=[("filter", "all")])
     assert harm.killed == {"all at filter": 1}
@@ -19,14 +19,14 @@ def test_a_matrix_whose_processes_are_killed_ends_with_the_same_results(tmp_path
 @pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.long
-def test_a_matrix_whose_processes_are_killed_at_random_ends_with_the_same_results(tmp_path: Path) -> None:
+def test_soak_with_random_kills(tmp_path: Path) -> None:
     """The first kill comes while its base model is made."""
     harm, looks = soak.soak(tmp_path, cells=8, kills=12, minutes=5, seed=0)
     assert harm.killed.total() > len(soak.ONCE)
     assert soak.kept_open(looks) == set()
 
 
-def test_files_that_outlive_their_cells_are_found() -> None:
+def test_kept_open() -> None:
     """Ignores short-lived processes, and processes from before the first cell."""
     always, database = {"3 pipe:[1]"}, "9 /results/mlflow.db"
     looks = [soak.Look(done, {*always, database, f"5 pipe:[{done}]"}, 0) for done in range(9)]

@@ -38,7 +38,7 @@ def outputs() -> dict[str, list[str]]:
     return printed
 
 
-def test_the_tutorial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tutorial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert f"Save this as `{FILES['yaml']}`" in TUTORIAL
     assert f"Save this as `{FILES['python']}`" in TUTORIAL
     monkeypatch.chdir(tmp_path)

@@ -56,13 +56,13 @@ BEGINNINGS = ["http:", "https:", "postgresql:", "mysql+driver:", "sqlite:", "fil
 
 
 @pytest.mark.parametrize(("uri", "shown"), [*((uri, uri) for uri in WRITTEN), *HIDDEN])
-def test_what_is_shown_of_an_address(uri: str, shown: str) -> None:
+def test_visible_address(uri: str, shown: str) -> None:
     assert visible_address(uri) == shown
     assert may_be_written(uri) == (uri in WRITTEN)
 
 
 @given(st.sampled_from(BEGINNINGS), SIGNS, ANY_SECRET)
-def test_a_password_with_any_signs_is_never_shown(beginning: str, user: str, password: str) -> None:
+def test_visible_address_with_a_password(beginning: str, user: str, password: str) -> None:
     """But a sign that ends the whole address there, before any host, may make the password the path of a file."""
     for uri in (f"{beginning}//{user}:{password}@host/db", f"{beginning}//host/db?user=bob&password={password}"):
         if not uri.partition(":")[2].startswith("///"):
@@ -73,27 +73,27 @@ def test_a_password_with_any_signs_is_never_shown(beginning: str, user: str, pas
 @given(
     st.sampled_from([beginning for beginning in BEGINNINGS if not beginning.startswith(("sqlite", "file"))]), ANY_SECRET
 )
-def test_no_query_is_shown(beginning: str, secret: str) -> None:
+def test_visible_address_with_a_query(beginning: str, secret: str) -> None:
     for uri in (f"{beginning}//host/db?{secret}", f"{beginning}//host?{secret}", f"{beginning}//host#{secret}"):
         assert SECRET not in visible_address(uri)
     assert SECRET not in visible_address(f"{beginning}{secret.lstrip('/')}")
 
 
 @given(ANY_SECRET)
-def test_a_query_of_sqlite_is_never_shown(secret: str) -> None:
+def test_visible_address_of_sqlite(secret: str) -> None:
     assert visible_address(f"sqlite:///r/x.db?{secret}") == visible_address(f"sqlite:///r/x.db#{secret}")
     assert SECRET not in visible_address(f"sqlite:///r/x.db?{secret}")
 
 
 @given(st.sampled_from([uri for uri, _ in HIDDEN]), st.sampled_from(["{}", "could not reach {}: refused", "('{}', 3)"]))
-def test_a_text_of_a_library_holds_no_part_that_is_hidden(uri: str, text: str) -> None:
+def test_without_address(uri: str, text: str) -> None:
     for quoted in (uri, quote(uri), repr(uri)[1:-1], uri.partition("//")[2] or uri):
         assert SECRET not in without_address(text.format(quoted), uri)
     assert SECRET not in str(unusable_store(uri, OSError(text.format(uri))))
 
 
 @pytest.mark.parametrize("uri", [uri for uri, _ in HIDDEN if "//" in uri and not uri.startswith(SECRET)])
-def test_a_sentence_that_quotes_an_address_shows_nothing_of_it_that_is_hidden(uri: str) -> None:
+def test_without_secrets(uri: str) -> None:
     for text in (f"at {uri}, it failed", f"at '{uri}'", f"({uri})", f"at {uri}; see below"):
         assert SECRET not in str(UserError(text)), text
     assert without_secrets("see https://host/docs/a.html; line 3: x=[0.1]") == (
@@ -102,9 +102,7 @@ def test_a_sentence_that_quotes_an_address_shows_nothing_of_it_that_is_hidden(ur
 
 
 @pytest.mark.parametrize("uri", [uri for uri, _ in HIDDEN])
-def test_no_configuration_takes_it_and_no_cell_writes_it_down(
-    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tracking_uri_with_a_secret(uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "odd.yaml"
     file.write_text(f"base: smoke\ntracking: {{uri: '{uri}'}}\n")
     with pytest.raises(UserError, match=r"tracking\.uri may hold a user, a password or a token") as error:

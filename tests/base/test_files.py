@@ -41,7 +41,7 @@ def narrow(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Pat
     subprocess.run(["umount", str(place)], check=True)
 
 
-def test_a_full_disk_is_named_and_kept_no_fuller(narrow: tuple[Path, str]) -> None:
+def test_write_text_on_a_full_disk(narrow: tuple[Path, str]) -> None:
     place, why = narrow
     for name in ("state.json", "evals/new.json"):
         files.write_text(place / "state.json", "before")
@@ -55,7 +55,7 @@ def test_a_full_disk_is_named_and_kept_no_fuller(narrow: tuple[Path, str]) -> No
     assert not [path for path in place.iterdir() if "model" in path.name]
 
 
-def test_a_cell_whose_disk_is_full_keeps_its_state(narrow: tuple[Path, str]) -> None:
+def test_state_write_on_a_full_disk(narrow: tuple[Path, str]) -> None:
     place, why = narrow
     cell = place / "cell"
     cell.mkdir()
@@ -104,7 +104,7 @@ def test_atomic_folder_is_readable_by_others(tmp_path: Path) -> None:
 RECORDS = [{"problem": "a", "responses": ["\u2028", "x"]}, {"problem": "b", "responses": []}]
 
 
-def test_a_flipped_bit_in_a_line_is_seen(tmp_path: Path) -> None:
+def test_read_lines_with_a_flipped_bit(tmp_path: Path) -> None:
     path = tmp_path / "lines.jsonl"
     files.write_lines(path, RECORDS)
     assert files.read_lines(path) == RECORDS
@@ -125,7 +125,7 @@ def test_lines_from_before_there_were_sums_are_read_as_they_are(tmp_path: Path) 
         files.read_lines(path)
 
 
-def test_a_line_without_an_end_is_not_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stream_lines_without_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "lines.jsonl"
     files.write_lines(path, RECORDS)
     assert list(files.stream_lines(path)) == RECORDS

@@ -79,7 +79,7 @@ def test_parse_refuses_a_repeated_option() -> None:
         registry.parse("clip_b(mu=1, mu=2)")
 
 
-def test_the_options_of_shipped_configurations_are_what_yaml_says_they_are() -> None:
+def test_parse_options_of_shipped_configs() -> None:
     """A cell is who it was when options were read by YAML."""
     read = 0
     for path in (config.shipped_configs() | config.study_configs()).values():

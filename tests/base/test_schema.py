@@ -131,7 +131,7 @@ def test_typed_overrides_defaults() -> None:
     assert typed(Whole, {"maybe": None}, "").maybe is None
 
 
-def test_a_field_without_a_default_must_be_given() -> None:
+def test_typed_with_a_missing_field() -> None:
     given = {"architecture": "qwen2", **dict.fromkeys(("vocabulary", "hidden", "heads", "kv_heads", "head_dim"), 1)}
     with pytest.raises(UserError, match=r"^shape\.layers, shape\.mlp must be given$"):
         typed(Shape, given, "shape.")
@@ -184,11 +184,11 @@ def unbounded(given: Any) -> list[str]:
 
 
 @pytest.mark.parametrize(("given", "where"), SETTINGS, ids=[where or "config" for _, where in SETTINGS])
-def test_no_number_is_without_bounds(given: Any, where: str) -> None:
+def test_sections_bound_every_number(given: Any, where: str) -> None:
     assert not unbounded(given), "declare them at the field, for example number(1.0, above=0)"
 
 
-def test_a_number_without_bounds_would_be_seen() -> None:
+def test_unbounded_sees_a_number() -> None:
     @dataclass(frozen=True)
     class Bolder(ClipB):
         mu: float = 8.5
@@ -225,7 +225,7 @@ def at_the_edges(given: Any, setting: dataclasses.Field[Any]) -> tuple[list[floa
 
 
 @pytest.mark.parametrize(("given", "setting", "where"), NUMBERS)
-def test_the_bounds_of_every_number_hold(given: Any, setting: dataclasses.Field[Any], where: str) -> None:
+def test_check_at_the_bounds(given: Any, setting: dataclasses.Field[Any], where: str) -> None:
     allowed, listed = setting.metadata[ALLOWED], setting.default_factory is not dataclasses.MISSING
     inside, outside = at_the_edges(given, setting)
 

@@ -32,7 +32,7 @@ def test_columns_go_in_their_order_until_the_rest_fits(between: int, around: int
     assert fitting(LINES, None, [["Pass@2"]], between=between, around=around) == [0, 1, 2, 3]
 
 
-def test_what_is_not_named_goes_from_the_right_and_what_belongs_together_at_once() -> None:
+def test_fitting_drops_columns() -> None:
     lines = [list("abcdef"), ["1"] * 6]
     goes = [["b", "d"], ["unknown"]]
     result = {width: fitting(lines, width, goes, between=1, around=0) for width in (11, 10, 7, 6, 5, 4)}
@@ -45,7 +45,7 @@ def test_wide_letters_take_two_columns() -> None:
     assert fitting(lines, 7, between=1, around=0) is None
 
 
-def test_a_text_that_folds_needs_a_part_of_its_length() -> None:
+def test_fitting_with_a_folding_text() -> None:
     lines = [["cell", "state", "reason"], ["grpo", "failed", "no " * 100]]
     assert fitting(lines, 37, between=1, around=0) is None
     assert fitting(lines, 4 + 6 + 24 + 2, between=1, around=0, folding=["reason"]) == [0, 1, 2]
@@ -61,7 +61,7 @@ def shown(width: int, **given: object) -> list[str]:
     return out.getvalue().splitlines()
 
 
-def test_nothing_that_is_shown_is_wider_than_the_terminal_and_nothing_is_lost() -> None:
+def test_show_table_in_any_width() -> None:
     for width in range(18, 140):
         lines = shown(width)
         assert max(map(len, lines)) <= width, width
@@ -88,7 +88,7 @@ def test_nothing_that_is_shown_is_wider_than_the_terminal_and_nothing_is_lost() 
     ]
 
 
-def test_in_a_pipe_a_row_is_a_line() -> None:
+def test_show_table_in_a_pipe() -> None:
     out = io.StringIO()
     console = SafeConsole(file=out, width=160, soft_wrap=True)
     assert width_of(console) is None
@@ -107,7 +107,7 @@ def test_cards_leave_out_what_is_empty() -> None:
     ]
 
 
-def test_what_was_left_out_is_named() -> None:
+def test_further() -> None:
     assert further(["a", "b, c", "d"], [0], "--format csv") == "further columns (--format csv): b, c; d"
     assert further(["a", "b"], [0, 1], "--format csv") == ""
 
@@ -122,7 +122,7 @@ STEERING += ["\u061c", "\u2028", "\ufeff", "\U000e0041", "\ud800"]
 
 
 @pytest.mark.parametrize("text", STEERING)
-def test_a_control_character_is_written_out(text: str) -> None:
+def test_visible_control_characters(text: str) -> None:
     clean = visible(f"a{text}b\tc\nd")
     assert clean.startswith("a\\")
     assert clean.endswith("b\tc\nd")
@@ -130,14 +130,14 @@ def test_a_control_character_is_written_out(text: str) -> None:
     assert visible(clean) == clean
 
 
-def test_what_people_write_stays_as_it_is() -> None:
+def test_visible_plain_text() -> None:
     text = "Größe 漢字 🙂 ±▲▼ \\x1b é\u0301\u200d"
     assert visible(text) == text
 
 
 @pytest.mark.parametrize("text", STEERING)
 @pytest.mark.parametrize("how", ["string", "text", "table", "title"])
-def test_no_control_character_reaches_the_terminal(text: str, how: str) -> None:
+def test_safe_console_prints_no_control_characters(text: str, how: str) -> None:
     hostile = f"a{text}b"
     table = Table("name", title=Text(hostile) if how == "title" else None)
     table.add_row(Text(hostile), style="red")

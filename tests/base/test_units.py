@@ -18,7 +18,7 @@ from harness.base.units import plural, sparkline
         ((2, "process", "processes"), "2 processes"),
     ],
 )
-def test_a_count_with_its_noun(arguments: tuple[int, str] | tuple[int, str, str], text: str) -> None:
+def test_plural(arguments: tuple[int, str] | tuple[int, str, str], text: str) -> None:
     assert plural(*arguments) == text
 
 

@@ -48,7 +48,7 @@ def test_clip_v(c: Case, mu: float, max_frac: float) -> None:
     assert weights(f"clip_v(mu={mu}, mode=paper, mu_high=1)", c) == loops.keep_clip_v(s, n, a, "paper", mu, 1)
 
 
-def test_the_defaults_are_those_of_the_released_code() -> None:
+def test_clips_default_to_the_released_code() -> None:
     c = CASES[0]
     s, n, a = *loops.taken(c), loops.group_advantages(c)
     assert weights("clip_b", c) == loops.keep_clip_b(s, a, "reference", 2.5)
@@ -58,7 +58,7 @@ def test_the_defaults_are_those_of_the_released_code() -> None:
     assert identity[2]["max_frac"] == 1e-4
 
 
-def test_the_cap_of_clip_v_keeps_all_but_the_worst_tokens() -> None:
+def test_clip_v_cap() -> None:
     c = CASES[1]
     tokens = len(c.batch.index_T)
     a = torch.tensor(loops.group_advantages(c))
@@ -75,7 +75,7 @@ def test_the_cap_of_clip_v_keeps_all_but_the_worst_tokens() -> None:
 @pytest.mark.parametrize("mode", ["reference", "paper"])
 @pytest.mark.parametrize("share", [0, 0.005, 0.02, 0.1])
 @pytest.mark.parametrize("c", CASES, ids=range(5))
-def test_a_share_is_exactly_met(c: Case, share: float, mode: str) -> None:
+def test_clips_meet_a_share(c: Case, share: float, mode: str) -> None:
     s, n = loops.taken(c)
     a = loops.group_advantages(c)
     deviations = {"clip_b": loops.centred(s), "clip_v": [x - y for x, y in zip(s, n, strict=True)]}
@@ -86,7 +86,7 @@ def test_a_share_is_exactly_met(c: Case, share: float, mode: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["clip_b", "clip_v"])
-def test_a_share_never_reaches_beyond_the_centre(name: str) -> None:
+def test_clips_share_up_to_the_center(name: str) -> None:
     c = CASES[2]
     s, n = loops.taken(c)
     a = loops.group_advantages(c)
@@ -96,7 +96,7 @@ def test_a_share_never_reaches_beyond_the_centre(name: str) -> None:
     assert dropped(weights(f"{name}(share=1, mode=paper)", c)) == len(s)
 
 
-def test_a_share_equals_the_corresponding_mu() -> None:
+def test_clips_share_equals_mu() -> None:
     c = CASES[3]
     by_mu = weights("clip_b(mu=1.2)", c)
     assert dropped(by_mu) > 0
@@ -137,7 +137,7 @@ def test_clips_keep_all_tokens_without_spread(spec: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["clip_b", "clip_v"])
-def test_the_sign_that_counts_is_the_token_s(name: str) -> None:
+def test_clips_by_the_tokens_sign(name: str) -> None:
     """Take a critic, with which the tokens of one response have advantages of both signs."""
     c = CASES[4]
     a = loops.whitened(loops.gae(c, 1, 1))
@@ -154,7 +154,7 @@ def test_the_sign_that_counts_is_the_token_s(name: str) -> None:
 @pytest.mark.parametrize(
     "spec", ["clip_b(mu=0.8)", "clip_v(mu=0.8, max_frac=0.03)", "clip_b(share=0.1)", "clip_v(share=0.1)"]
 )
-def test_the_order_of_responses_and_the_length_of_prompts_do_not_matter(spec: str) -> None:
+def test_clips_in_any_order(spec: str) -> None:
     c = CASES[0]
     m = Method.of(f"ppo+{spec}", baselines.table())
     whole = m.signal(c.old, c.batch, [c.batch])

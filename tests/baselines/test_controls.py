@@ -158,7 +158,7 @@ ADDS = "grpo({})+kl_cov(coefficient=0.4)"
 
 @pytest.mark.parametrize("normalise", ["sequence", "constant"])
 @pytest.mark.parametrize("template", [KEEPS, ADDS])
-def test_other_denominators_add_up_to_the_loops_too(template: str, normalise: str) -> None:
+def test_controls_with_other_denominators(template: str, normalise: str) -> None:
     c = case(2, groups=6, size=4)
     m = method(template.format(f"normalise={normalise}"))
     check_micro_batches(m, c, lambda rows: normalised(ORACLES[template](c, rows), normalise))
@@ -170,7 +170,7 @@ ACTS = ("keep", "counted", "advantages", "term")
 @pytest.mark.parametrize(
     "template", [template for template in ORACLES if "target=0.01)" not in template and "4, 4]" not in template]
 )
-def test_the_random_batch_lets_every_control_act(template: str) -> None:
+def test_controls_act_on_the_random_batch(template: str) -> None:
     """Make sure that no comparison above is one of plain GRPO with itself, nor of nothing with nothing."""
     c = case(2, groups=6, size=4)
     oracle, plain = ORACLES[template](c, range(24)), Oracle(grpo(c))
@@ -193,7 +193,7 @@ def test_top_entropy_keeps_the_earlier_of_equal_tokens() -> None:
     assert weights_T.tolist() == [1] * count + [0] * (tokens - count)
 
 
-def test_the_draw_of_clip_cov_is_another_one_in_another_step_and_the_same_when_repeated() -> None:
+def test_clip_cov_draw() -> None:
     c = case(2, groups=6, size=4)
     m = method("clip_cov(fraction=0.05, lowest=0, highest=9)")
     other = dataclasses.replace(c.batch, seed=1)
@@ -208,7 +208,7 @@ def test_without_a_candidate_clip_cov_drops_nothing() -> None:
     assert method("clip_cov(lowest=900, highest=901)").signal(c.old, c.batch, [c.batch]).weights_T.all()
 
 
-def test_an_entropy_advantage_turns_no_sign_and_gives_none_where_there_is_none() -> None:
+def test_entropy_advantage_keeps_signs() -> None:
     c = case(3, groups=6)
     plain = torch.tensor(grpo(c), dtype=torch.float64)
     reshaped_T = method("entropy_advantage(scale=1e12)").signal(c.old, c.batch, [c.batch]).advantages_T
@@ -231,7 +231,7 @@ def test_groups_all_right_all_wrong_and_with_one_right(spec: str, right: list[fl
         assert any(actual)  # rarer right answers are better ones
 
 
-def test_the_least_likely_right_response_gets_the_largest_part() -> None:
+def test_ucpo_order() -> None:
     c = case(5, groups=6, size=4)
     plain, weighed = (method(spec).signal(c.old, c.batch, [c.batch]).advantages_T for spec in ("grpo", "ucpo"))
     mean, right = brute.mean_logps(c), c.batch.right_B.tolist()
@@ -296,13 +296,13 @@ def test_extreme_ratios_and_certain_tokens_stay_finite(spec: str) -> None:
 
 
 @pytest.mark.parametrize("spec", ["erc", "sequence_mask"])
-def test_a_gate_is_open_before_the_first_update(spec: str) -> None:
+def test_gates_before_the_first_update(spec: str) -> None:
     c = case(2, drift=0)
     m = method(spec)
     assert not m.touched(c.current(), m.signal(c.old, c.batch, [c.batch]), c.batch)[f"closed_{spec}"].any()
 
 
-def test_a_response_is_masked_as_a_whole_with_any_objective() -> None:
+def test_sequence_mask_with_any_objective() -> None:
     c = case(2, groups=6, size=4)
     m = method("ppo+sequence_mask(delta=0)")
     closed_T = m.touched(c.current(), m.signal(c.old, c.batch, [c.batch]), c.batch)["closed_sequence_mask"]
@@ -311,7 +311,7 @@ def test_a_response_is_masked_as_a_whole_with_any_objective() -> None:
     assert {of_response[0] for of_response in closed} == {True, False}
 
 
-def test_a_coin_ignores_rewards_and_does_not_change_the_batch() -> None:
+def test_random_reward() -> None:
     c = case(2, groups=6, size=4)
     signal = method("random_reward").signal(c.old, c.batch, [c.batch])
     wrong = dataclasses.replace(c.batch, rewards_B=1 - c.batch.rewards_B, right_B=~c.batch.right_B)
@@ -321,7 +321,7 @@ def test_a_coin_ignores_rewards_and_does_not_change_the_batch() -> None:
     assert method("random_reward(chance=1)").rewarded(c.old, c.batch).rewards_B.all()
 
 
-def test_the_band_of_entrocraft_moves_with_the_run() -> None:
+def test_entrocraft_band() -> None:
     c = case(2)
     h = statistics.fmean(brute.before(c).entropy)
     m = method(f"entrocraft(lower=[{h + 0.2}, {h - 0.4}], upper=[{h + 0.4}, {h - 0.2}])")
@@ -335,7 +335,7 @@ def test_the_band_of_entrocraft_moves_with_the_run() -> None:
     assert dropped_signs == ["positive", "positive", "", "", "negative", "negative"]
 
 
-def test_all_quadrants_together_are_all_tokens_with_a_signal() -> None:
+def test_quadrant_parts_add_up() -> None:
     c = case(2, groups=6, size=4)
     names = ("positive_above", "positive_below", "negative_above", "negative_below")
     weights = [method(f"quadrant(keep=[{name}])").signal(c.old, c.batch, [c.batch]).weights_T for name in names]
@@ -366,7 +366,7 @@ def entropies(*values: float) -> list[dict[str, float]]:
     return [{"entropy/mean": value} for value in values]
 
 
-def test_the_weights_of_stare_follow_the_entropy_within_their_bounds() -> None:
+def test_stare_weights() -> None:
     spec = "stare(variant=c2, target=0.5, step=0.25, positive=1.1, negative=0.9, most=1.5, least=0.5)"
     m, weights = method(spec), []
     for metrics in entropies(0.4, 0.3, 0.5, 0.6, 0.9, 0.9):
@@ -483,13 +483,13 @@ RELEASES: dict[str, tuple[Callable[[Case, Sequence[int]], Oracle], str]] = {
 
 
 @pytest.mark.parametrize("spec", RELEASES)
-def test_a_release_has_the_objective_of_its_authors(spec: str) -> None:
+def test_releases_have_their_authors_objective(spec: str) -> None:
     c, (oracle, normalise) = case(2, groups=6, size=4), RELEASES[spec]
     check_micro_batches(method(spec), c, lambda rows: normalised(oracle(c, rows), normalise))
     assert spec.removesuffix("_release") in baselines.METHODS
 
 
-def test_the_anchor_of_siren_survives_a_checkpoint() -> None:
+def test_siren_anchor_in_a_checkpoint() -> None:
     steps = [{"entropy/mean": 0.5, "siren/entropy_top": 0.25}]
     assert round_trip("siren", steps, {"entropy/mean": 0.5, "siren/entropy_top": 0.2}) == {"anchor": 0.25}
     assert method("siren").state() == {"siren": {}}
@@ -499,7 +499,7 @@ def servo(entropy: float, dropped: float = 1.0, asked: float = 1.0) -> dict[str,
     return {"entropy/mean": entropy, "clip_servo/dropped": dropped, "clip_servo/asked": asked}
 
 
-def test_the_servo_integrates_the_logarithm_of_its_share() -> None:
+def test_servo_integrates_its_share() -> None:
     spec = "clip_servo(target=0.5, gain=2, start=0.05, lowest=0.02, highest=0.1)"
     m, shares = method(spec), []
     for entropy in (0.4, 0.3, 0.3, 0.1, 0.6, 1.5):
@@ -511,7 +511,7 @@ def test_the_servo_integrates_the_logarithm_of_its_share() -> None:
     assert state == {"share": pytest.approx(0.05 * math.exp(0.2))}
 
 
-def test_the_servo_does_not_wind_up_where_there_is_nothing_more_to_drop() -> None:
+def test_servo_without_wind_up() -> None:
     m = method("clip_servo(target=0.5, start=0.05, gain=1)")
     m.observe(servo(0.1, dropped=0.02, asked=0.05))
     assert m.state() == {"clip_servo": {"share": 0.05}}
@@ -522,7 +522,7 @@ def test_the_servo_does_not_wind_up_where_there_is_nothing_more_to_drop() -> Non
 
 
 @pytest.mark.parametrize(("target", "share"), [(1e6, 0.2), (0, 1e-3)])
-def test_the_servo_stays_within_its_bounds_however_far_the_target(target: float, share: float) -> None:
+def test_servo_within_its_bounds(target: float, share: float) -> None:
     c, m = case(2, groups=6, size=4), method(f"clip_servo(target={target}, damping=1e5, gain=1e5)")
     signal = m.signal(c.old, c.batch, [c.batch])
     assert signal.weights_T.tolist() == [float(kept) for kept in clip_b(c, share)]
@@ -530,12 +530,12 @@ def test_the_servo_stays_within_its_bounds_however_far_the_target(target: float,
     assert m.state() == {"clip_servo": {"share": pytest.approx(share)}}
 
 
-def test_the_servo_needs_what_its_clip_needs() -> None:
+def test_servo_needs() -> None:
     assert method("clip_servo").needs == set()
     assert method("clip_servo(by=clip_v)").needs == {"sum_p2"}
 
 
-def test_the_servo_says_what_it_asked_for_and_what_it_got() -> None:
+def test_servo_metrics() -> None:
     c = case(2, groups=6, size=4)
     tokens = len(c.batch.index_T)
     for share in (0.1, 0.9):
@@ -553,7 +553,7 @@ def prediction(entropy: float, predicted: float = 0.0) -> dict[str, float]:
     return {"entropy/mean": entropy, "clip_predict/predicted": predicted}
 
 
-def test_the_prediction_reaches_what_is_wanted_with_as_few_tokens_as_can_be() -> None:
+def test_prediction_drops_few_tokens() -> None:
     c = case(2, groups=6, size=4)
     for spec in ("clip_predict(most=1)", "clip_predict(target=1.1, most=1)", "clip_predict(target=1.3, most=1)"):
         m = method(spec)
@@ -572,7 +572,7 @@ def test_the_prediction_reaches_what_is_wanted_with_as_few_tokens_as_can_be() ->
         assert dropped == sorted(direction * x for x in changes)[: len(dropped)]
 
 
-def test_the_slope_is_measured_from_what_predictions_came_to() -> None:
+def test_prediction_slope() -> None:
     spec = "clip_predict(target=0.5, gain=0.5, start=2, lowest=1.2, highest=3.9, memory=0.75)"
     m, slopes = method(spec), []
     steps = [(1.0, 0.1), (1.3, -0.2), (0.5, 0.05), (0.8, 0.0), (0.8, 0.1), (0.7, 0.1), (0.5, 0.1)]
@@ -660,7 +660,7 @@ def chosen_on_rank(rank: int, folder: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.processes
-def test_two_ranks_choose_the_tokens_that_one_does(tmp_path: Path) -> None:
+def test_controls_on_two_ranks(tmp_path: Path) -> None:
     by_rank = on_ranks(chosen_on_rank, tmp_path)
     alone = chosen(range(24))
     batch = case(2, groups=6, size=4).batch

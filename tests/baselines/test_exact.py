@@ -72,7 +72,7 @@ def test_right_responses_of_one_length_have_no_advantage_under_the_overlong_pena
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("objective", GROUPED)
-def test_a_group_of_equal_rewards_has_no_advantage_for_any_reward(objective: str, dtype: torch.dtype) -> None:
+def test_advantages_of_equal_rewards(objective: str, dtype: torch.dtype) -> None:
     chance = random.Random(0)
     for group in (2, 3, 7, 8, 12, 16):
         old, batch = responses([2] * 2 * group, group)
@@ -108,7 +108,7 @@ def test_controls_that_look_at_signs_find_none_where_rewards_are_equal(control: 
     assert signal.weights_T.unique().tolist() in ([0.0], [1.0])  # quadrant drops all that have no sign
 
 
-def test_the_global_deviation_of_equal_values_is_0() -> None:
+def test_global_deviation_of_equal_values() -> None:
     _, batch = responses([1] * 22, 2)
     for x in (0.1, 0.3, 1 / 3, 1e6 + 0.1):
         for dtype in (torch.float32, torch.float64):
@@ -130,7 +130,7 @@ def centered_on(*ranks: int) -> torch.Tensor:
 
 
 @pytest.mark.processes
-def test_two_ranks_center_on_the_mean_of_both(tmp_path: Path) -> None:
+def test_centering_on_two_ranks(tmp_path: Path) -> None:
     together = torch.cat(on_ranks(centered_on_rank, tmp_path))
     torch.testing.assert_close(together, centered_on(0, 1), rtol=0, atol=1e-14)
 
@@ -139,7 +139,7 @@ def test_two_ranks_center_on_the_mean_of_both(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 7, 100, 300, 4096, 123_457])
-def test_a_share_of_a_count_is_that_of_its_decimals(count: int) -> None:
+def test_share_of(count: int) -> None:
     for digits in (2, 3, 4):
         scale = 10**digits
         for numerator in range(0, scale + 1, 7 if digits < 4 else 97):
@@ -196,20 +196,20 @@ def test_kl_cov_gradient_of_rounding(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["clip_b", "clip_v"])
-def test_a_clip_drops_the_share_that_was_written(name: str) -> None:
+def test_clips_drop_the_written_share(name: str) -> None:
     old, batch, advantages_T = tokens(100)
     for share, dropped in ((0.575, 58), (0.29, 29), (0.145, 14), (0.155, 16)):
         control = method(f"{name}(share={share}, mode=paper)").controls[name]
         assert int((control.weights(old, advantages_T, batch) == 0).sum()) == dropped  # type: ignore[union-attr]
 
 
-def test_the_cap_of_clip_v_is_the_share_that_was_written() -> None:
+def test_clip_v_cap_of_the_written_share() -> None:
     old, batch, advantages_T = tokens(100)
     control = method("clip_v(mu=0, max_frac=0.29)").controls["clip_v"]
     assert int((control.weights(old, -advantages_T.abs(), batch) == 0).sum()) == 29  # type: ignore[union-attr]
 
 
-def test_a_prediction_drops_at_most_the_share_that_was_written() -> None:
+def test_prediction_drops_at_most_the_written_share() -> None:
     old, batch, advantages_T = tokens(100)
     control = method("clip_predict(target=900, most=0.29)").controls["clip_predict"]
     assert int((control.weights(old, advantages_T, batch) == 0).sum()) == 29  # type: ignore[union-attr]
@@ -223,7 +223,7 @@ def test_stare_weighs_the_share_that_was_written_rounded_up(share: float, chosen
 
 
 @pytest.mark.parametrize(("quantile", "length", "above"), [(0.29, 101, 71), (0.57, 101, 43), (0.8, 6, 1), (1, 9, 0)])
-def test_a_quantile_lies_at_the_place_that_was_written(quantile: float, length: int, above: int) -> None:
+def test_above_quantile(quantile: float, length: int, above: int) -> None:
     rollout = Rollout([0], [1] * length, [0.0] * length, True)
     batch = batch_of([[rollout]], [0.0], budget=length)
     assert int(above_quantile(torch.arange(length).double(), quantile, batch).sum()) == above
@@ -232,7 +232,7 @@ def test_a_quantile_lies_at_the_place_that_was_written(quantile: float, length: 
 # Controls that would take each other's effect away
 
 
-def test_a_coin_after_a_penalty_is_refused_and_before_it_both_count() -> None:
+def test_random_reward_with_a_penalty() -> None:
     words = (
         "control random_reward replaces all rewards, and so takes away what control overlong made of them; allowed: "
         "random_reward before overlong, or without it"

@@ -103,7 +103,7 @@ def test_loss_and_gradient_of_micro_batches_add_up_to_the_loops(template: str, n
     loops.check_micro_batches(method(template.format(f"normalise={normalise}")), c, lambda rows: oracle)
 
 
-def test_the_random_batch_has_every_kind_of_token() -> None:
+def test_random_batch_has_every_kind_of_token() -> None:
     """Make sure that the comparison above leaves no branch out."""
     c = case(2, groups=6, size=4)
     ratios = (c.current().logp - c.old.logp).exp().tolist()
@@ -173,7 +173,7 @@ def test_with_gamma_and_lambda_1_the_return_is_the_reward() -> None:
 
 @pytest.mark.parametrize("value_clip", [0.5, 0.1, None])
 @pytest.mark.parametrize("normalise", ["token", "sequence", "constant"])
-def test_the_value_loss_and_its_gradient(value_clip: float | None, normalise: str) -> None:
+def test_value_loss_and_its_gradient(value_clip: float | None, normalise: str) -> None:
     c = case(5)
     m = method(f"ppo(value_clip={'null' if value_clip is None else value_clip}, normalise={normalise})")
     signal = m.signal(c.old, c.batch, [c.batch])
@@ -202,7 +202,7 @@ def test_the_value_loss_and_its_gradient(value_clip: float | None, normalise: st
     assert values_T.grad.tolist() == pytest.approx(gradient, rel=RTOL, abs=ATOL)
 
 
-def test_a_group_without_signal_has_no_advantage() -> None:
+def test_grpo_advantages_without_a_signal() -> None:
     c = case(6)
     advantages_T = method("grpo").objective.advantages(c.old, c.batch)
     first = int(c.batch.lengths_B[:3].sum())
@@ -213,7 +213,7 @@ def test_a_group_without_signal_has_no_advantage() -> None:
 # Adaptive entropy
 
 
-def test_the_adaptive_coefficient_follows_the_released_rule() -> None:
+def test_adaptive_entropy_coefficient() -> None:
     m = method("adaptive_entropy(target=0.5, delta=0.1, highest=0.25)")
     trajectory = []
     for entropy in (0.9, 0.4, 0.5, 0.3, 0.2, 0.1, 0.6, 0.5, 0.7, 0.8, 0.9):
@@ -228,7 +228,7 @@ def test_the_adaptive_coefficient_follows_the_released_rule() -> None:
 @pytest.mark.parametrize(
     ("entropies", "coefficient"), [([], 0.0), ([0.4], 0.1), ([0.4, 0.3], 0.2), ([0.4, 0.3, 0.6], 0.0)]
 )
-def test_the_adaptive_bonus_acts_only_below_the_target(entropies: list[float], coefficient: float) -> None:
+def test_adaptive_entropy_below_the_target(entropies: list[float], coefficient: float) -> None:
     c = case(7)
     m = method("grpo+adaptive_entropy(target=0.5, delta=0.1, highest=1)")
     for entropy in entropies:
@@ -241,7 +241,7 @@ def test_the_adaptive_bonus_acts_only_below_the_target(entropies: list[float], c
     torch.testing.assert_close(c.logits_TV.grad, expected_TV, rtol=RTOL, atol=ATOL)
 
 
-def test_the_state_of_a_method_survives_a_round_trip() -> None:
+def test_state_round_trip() -> None:
     first, second = method("adaptive_entropy"), method("adaptive_entropy")
     for entropy in (0.3, 0.1, 0.15):
         first.observe({"entropy/mean": entropy})
@@ -254,7 +254,7 @@ def test_the_state_of_a_method_survives_a_round_trip() -> None:
     assert method("adaptive_entropy").state()["adaptive_entropy"] == {"coefficient": 0.0, "active": 0.0}
 
 
-def test_a_method_without_memory_has_nothing_to_load() -> None:
+def test_load_state_without_memory() -> None:
     m = method("grpo+clip_b")
     assert m.state() == {"clip_b": {}}
     m.load_state(m.state())
@@ -263,7 +263,7 @@ def test_a_method_without_memory_has_nothing_to_load() -> None:
 # Composition
 
 
-def test_what_a_method_needs_is_what_its_parts_need() -> None:
+def test_needs_of_a_composition() -> None:
     assert method("grpo").needs == set()
     assert method("clip_b").needs == set()
     assert method("ppo+clip_v").needs == {"values", "sum_p2"}
@@ -272,7 +272,7 @@ def test_what_a_method_needs_is_what_its_parts_need() -> None:
     assert (method("grpo").min_group, method("ce_gppo").min_group, method("ppo+clip_b").min_group) == (2, 2, 1)
 
 
-def test_a_control_alone_uses_grpo_and_takes_shared_options() -> None:
+def test_of_a_control_alone() -> None:
     shared = {"grpo": {"clip_high": 0.28}, "clip_b": {"share": 0.01}}
     alone, written = Method.of("clip_b", TABLE, shared), Method.of(" grpo + clip_b ", TABLE, shared)
     assert alone.identity() == written.identity()
@@ -303,7 +303,7 @@ def test_method_of_refuses_wrong_specs(spec: str, words: str) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_the_signal_of_a_part_is_that_part_of_the_signal() -> None:
+def test_signal_of_a_part() -> None:
     c = case(8)
     minibatches = list(c.batch.split(2))
     signal = method("ppo+clip_v(share=0.1, reference_denominator=true)").signal(c.old, c.batch, minibatches)
@@ -315,7 +315,7 @@ def test_the_signal_of_a_part_is_that_part_of_the_signal() -> None:
     assert part.old.ref_logp is not None
 
 
-def test_the_number_of_updates_changes_denominators_and_nothing_else() -> None:
+def test_signal_in_another_number_of_updates() -> None:
     c = case(8)
     m = method("ppo+clip_b(share=0.1)")
     once, twice = (m.signal(c.old, c.batch, list(c.batch.split(updates))) for updates in (1, 2))
@@ -326,7 +326,7 @@ def test_the_number_of_updates_changes_denominators_and_nothing_else() -> None:
     assert once.scale_T.tolist() == pytest.approx([1 / sum(tokens)] * sum(tokens))
 
 
-def test_a_minibatch_of_dropped_tokens_has_no_loss() -> None:
+def test_loss_of_dropped_tokens() -> None:
     c = case(8)
     m = method("clip_b(mode=paper, mu=0, reference_denominator=true)")
     signal = m.signal(c.old, c.batch, [c.batch])
@@ -345,7 +345,7 @@ def test_listing_methods_needs_no_torch() -> None:
 
 
 @pytest.mark.parametrize("name", baselines.METHODS)
-def test_every_method_says_in_a_line_what_it_is_and_where_it_comes_from(name: str) -> None:
+def test_methods_have_a_line_and_a_source(name: str) -> None:
     entry = baselines.METHODS[name]
     about = entry.about if isinstance(entry, Composition) else entry.__doc__
     assert about
@@ -359,7 +359,7 @@ def test_every_method_says_in_a_line_what_it_is_and_where_it_comes_from(name: st
 ELSEWHERE = {"bapo", "adaptive_entropy", "overlong", "siren"}
 
 
-def test_every_method_is_compared_with_loops() -> None:
+def test_methods_have_loops() -> None:
     controls, objectives = importlib.import_module("test_controls"), importlib.import_module("test_objectives")
     objective_specs = [spec for spec, *_ in objectives.CASES]
     compared = [*ORACLES, *controls.ORACLES, *controls.RELEASES, *objective_specs]

@@ -248,13 +248,13 @@ def test_groups_without_signal_have_no_advantage() -> None:
 
 
 @pytest.mark.parametrize("zero_tail", [True, False])
-def test_the_token_baseline_of_every_group(zero_tail: bool) -> None:
+def test_otb_baseline(zero_tail: bool) -> None:
     c = rewarded("any", seed=3)
     advantages_T = method(f"otb(zero_tail={str(zero_tail).lower()})").objective.advantages(c.old, c.batch)
     assert advantages_T.tolist() == pytest.approx(brute.optimal_token_baseline(c, zero_tail), rel=1e-9, abs=1e-9)
 
 
-def test_the_token_baseline_takes_the_share_that_is_not_random_away() -> None:
+def test_otb_takes_the_expected_share_away() -> None:
     """Where all rewards are the same the baseline is that reward, wherever two responses reach."""
     c = case(3)
     c.batch = dataclasses.replace(c.batch, rewards_B=torch.full_like(c.batch.rewards_B, 0.7))
@@ -273,7 +273,7 @@ def test_the_token_baseline_takes_the_share_that_is_not_random_away() -> None:
 # DAPO's penalty
 
 
-def test_the_overlong_penalty_is_half_of_the_authors_for_rewards_of_half_the_range() -> None:
+def test_dapo_overlong_penalty() -> None:
     c = crowded()
     theirs = [2 * r - 1 - p for r, p in zip(c.batch.rewards_B.tolist(), brute.penalties(c), strict=True)]
     assert any(0 < p < 1 for p in brute.penalties(c))
@@ -357,7 +357,7 @@ BAPO: dict[str, dict[str, float]] = {
 
 
 @pytest.mark.parametrize("what", BAPO)
-def test_the_search_for_bapo_s_bounds_ends_where_the_authors_steps_do(what: str) -> None:
+def test_bapo_searched_bounds(what: str) -> None:
     options = BAPO[what]
     c = crowded()
     m = method(f"bapo({', '.join(f'{key}={x}' for key, x in options.items())})")
@@ -437,7 +437,7 @@ CLIPPING = [
 
 
 @pytest.mark.parametrize("spec", CLIPPING)
-def test_the_tokens_that_an_objective_says_it_clips_are_those_whose_gradient_changes(spec: str) -> None:
+def test_clipped_tokens_have_another_gradient(spec: str) -> None:
     c, m = case(2, groups=6, size=4), method(spec)
     signal = m.for_step(c.current().detach(), m.signal(c.old, c.batch, [c.batch]), c.batch)
     touched = m.touched(c.current().detach(), signal, c.batch)
@@ -538,7 +538,7 @@ def test_far_from_the_old_policy_the_surrogate_is_that_of_the_formula(spec: str)
 
 
 @pytest.mark.parametrize("spec", OBJECTIVES)
-def test_a_part_without_tokens_adds_nothing(spec: str) -> None:
+def test_loss_of_a_part_without_tokens(spec: str) -> None:
     c, m = case(2), method(spec)
     signal, idle = m.for_step(c.current().detach(), m.signal(c.old, c.batch, [c.batch]), c.batch), c.batch.idle()
     loss = m.loss(c.current(idle), signal.at(idle.index_T), idle)

@@ -254,7 +254,7 @@ def test_advantages_are_those_of_the_peer_but_for_its_epsilon(
 
 
 @pytest.mark.parametrize("spec", ["grpo(dual_clip=null)", "grpo(clip_high=0.4, dual_clip=null)"])
-def test_the_shares_of_clipped_tokens_are_those_of_the_peer(spec: str, tmp_path: Path) -> None:
+def test_clipped_shares_equal_the_peers(spec: str, tmp_path: Path) -> None:
     c, m = crowded(), Method.of(spec, TABLE)
     trainer = peer(c, {**BNPO, "epsilon_high": 0.4 if "0.4" in spec else 0.2}, tmp_path)
     signal = m.signal(c.old, c.batch, [c.batch])
@@ -275,7 +275,7 @@ def test_top_entropy_is_the_peers_where_the_policy_has_not_moved(tmp_path: Path)
     torch.testing.assert_close(gradient(mine, c), gradient(theirs, c), rtol=RTOL, atol=ATOL)
 
 
-def test_the_adaptive_coefficient_is_the_peers_step_by_step(tmp_path: Path) -> None:
+def test_adaptive_entropy_equals_the_peers(tmp_path: Path) -> None:
     m = Method.of("grpo(dual_clip=null)+adaptive_entropy(target=1.1, delta=0.02, highest=0.03, start=0.01)", TABLE)
     adaptive = {"use_adaptive_entropy": True, "entropy_target": 1.1, "entropy_coef_delta": 0.02}
     trainer = peer(crowded(), {**BNPO, **adaptive, "entropy_coef": 0.01, "entropy_coef_max": 0.03}, tmp_path)
@@ -292,7 +292,7 @@ def test_the_adaptive_coefficient_is_the_peers_step_by_step(tmp_path: Path) -> N
     assert len(set(coefficients)) > 2
 
 
-def test_the_default_kl_has_the_peers_gradient_where_the_policy_has_not_moved(tmp_path: Path) -> None:
+def test_kl_gradient_equals_the_peers(tmp_path: Path) -> None:
     """The peer's default is k3 times the ratio; at ratio 1 its gradient is that of k2, the default here."""
     c, m = crowded(drift=0), Method.of("grpo(dual_clip=null, kl_coef=0.3)", TABLE)
     trainer = peer(c, {**BNPO, "beta": 0.3}, tmp_path)

@@ -62,7 +62,7 @@ def check_example(table: dict) -> None:
     check(Method.of("example_reweighting(alpha=0.4)", table), c, Oracle(advantages))
 
 
-def test_a_plugin_module(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_with_a_plugin_module(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(EXAMPLE)
     table = baselines.table(["plugin_example"])
     assert set(table) - set(baselines.METHODS) == {"example_reweighting"}
@@ -71,7 +71,7 @@ def test_a_plugin_module(monkeypatch: pytest.MonkeyPatch) -> None:
     assert baselines.table(["plugin_example", "plugin_example"]) == table
 
 
-def test_an_installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_with_an_installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Does what an installer makes of the example's pyproject.toml."""
     project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
     points = project["entry-points"]["entrobench.methods"]
@@ -92,7 +92,7 @@ def test_an_installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         baselines.table()
 
 
-def test_the_example_of_the_documentation(write: Callable[[str, str], str]) -> None:
+def test_example_of_the_documentation(write: Callable[[str, str], str]) -> None:
     blocks = re.findall(r"```python\n(.*?)```", ADD_A_METHOD.read_text(), re.DOTALL)
     table = baselines.table([write("my_methods", blocks[0])])
     c = case(1, groups=6)
@@ -105,7 +105,7 @@ def test_the_example_of_the_documentation(write: Callable[[str, str], str]) -> N
         Method.of("least_sure(share=3)", table)
 
 
-def test_every_example_of_the_documentation_keeps_the_rules(write: Callable[[str, str], str]) -> None:
+def test_run_checks_of_every_example(write: Callable[[str, str], str]) -> None:
     blocks = re.findall(r"```python\n(.*?)```", ADD_A_METHOD.read_text(), re.DOTALL)
     seen = []
     for number, block in enumerate(blocks):
@@ -116,7 +116,7 @@ def test_every_example_of_the_documentation_keeps_the_rules(write: Callable[[str
     assert sorted(seen) == ["brake", "by_entropy", "gentle", "gentle_bonus", "least_sure", "short"]
 
 
-def test_the_documentation_names_all_that_a_method_has_and_is_given() -> None:
+def test_documentation_names_every_verb() -> None:
     named = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`\n]+)`", ADD_A_METHOD.read_text()))))
     verbs = {name for kind in (Component, Objective, Control) for name in vars(kind) if not name.startswith("_")}
     given = {name for name in vars(TokenBatch) if name.startswith(("global_", "uniform_"))}
@@ -144,9 +144,7 @@ METHODS = {"careless": Careless}
 
 @pytest.mark.parametrize("every", [0, 1])
 @pytest.mark.parametrize("spec", ["careless", "ppo+clip_v+careless"])
-def test_a_forgotten_need_fails_with_the_instrument_and_without(
-    spec: str, every: int, write: Any, tmp_path: Path
-) -> None:
+def test_train_step_with_a_forgotten_need(spec: str, every: int, write: Any, tmp_path: Path) -> None:
     """Expect the same message even if another component needs the statistic: a method runs in all configurations."""
     plugins = f"plugins=[{write('careless', CARELESS)}]"
     trainer = build(tmp_path / "cell", spec, f"dynamics.every={every}", plugins)
@@ -175,14 +173,14 @@ def test_a_forgotten_need_fails_with_the_instrument_and_without(
         ),
     ],
 )
-def test_a_broken_plugin_gets_one_sentence(text: str, words: str, write: Callable[[str, str], str]) -> None:
+def test_table_refuses_broken_plugins(text: str, words: str, write: Callable[[str, str], str]) -> None:
     with pytest.raises(UserError, match=words) as error:
         baselines.table([write("broken", text)])
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["no_such_plugin", "./plugin_example", "plugin_example.py", ""])
-def test_a_plugin_that_is_no_module_gets_one_sentence(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_refuses_a_missing_module(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(EXAMPLE)
     with pytest.raises(
         UserError, match=f"plugin '?{re.escape(name)}'? (cannot be imported|is not the name of a module)"

@@ -501,7 +501,7 @@ WRONG: dict[str, tuple[type[Component], str, str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_each_mistake_is_caught_by_its_check(name: str) -> None:
+def test_checks_catch_mistakes(name: str) -> None:
     kind, expected, words = WRONG[name]
     mine, right = Subject(name, {**baselines.METHODS, name: kind}), check.CHECKS[expected]
     finding = finding_of(expected, right.advice, partial(right.run, mine))
@@ -516,7 +516,7 @@ def checked(kind: type[Component], name: str) -> Finding:
     return finding_of(name, wanted.advice, partial(wanted.run, Subject("mine", {**baselines.METHODS, "mine": kind})))
 
 
-def test_a_mean_over_a_micro_batch_is_not_taken_for_a_false_declaration_of_silence() -> None:
+def test_silence_of_a_mean_over_a_micro_batch() -> None:
     """Expect the advice to take marks, since `silent_without_signal = False` would leave the mistake where it is."""
     finding = checked(PartMean, "silence")
     assert not finding.passed
@@ -543,7 +543,7 @@ class Twofold(Grpo):
         return 2 * super().surrogate(view)
 
 
-def test_a_gradient_of_another_size_is_that_of_its_value_or_declared() -> None:
+def test_direction_of_a_gradient_of_another_size() -> None:
     finding = checked(Twofold, "direction")
     assert (finding.passed, finding.message) == (
         True,
@@ -582,7 +582,7 @@ class LateHalved(Halved):
         self.memory["factor"] = 0.5 if metrics["entropy/mean"] > 1 else 1.0
 
 
-def test_a_control_that_changes_nothing_is_named() -> None:
+def test_changes_names_idle_controls() -> None:
     table = {**baselines.METHODS, "halved": Halved, "late": LateHalved}
     message, numbers = check.changes(Subject("halved+clip_b(mu=1e9)+late", table))
     assert numbers == {
@@ -608,7 +608,7 @@ class Raises(Control):
         raise ZeroDivisionError("of no account")
 
 
-def test_a_broken_neighbour_is_left_out_of_compositions() -> None:
+def test_composition_with_broken_neighbors() -> None:
     table: dict[str, type[Component]] = {
         "grpo": Grpo,
         "halved": Halved,
@@ -661,7 +661,7 @@ METHODS = {"bare": Bare, "bare_log": BareLog, "beyond": Beyond, "abrupt": Abrupt
 
 @pytest.mark.processes
 @pytest.mark.slow
-def test_no_method_takes_the_findings_of_another(
+def test_check_command_with_broken_methods(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Expect a row for each check of each method, where some give NaN and others cannot even be made."""
@@ -701,12 +701,12 @@ def test_print_reports_joins_equal_failures() -> None:
     assert "mine, b: it is 5. Y." in lines
 
 
-def test_every_check_is_known_to_catch_something() -> None:
+def test_checks_have_mistakes() -> None:
     assert {expected for _, expected, _ in WRONG.values()} == check.CHECKS.keys()
 
 
 @pytest.mark.slow
-def test_a_failure_of_a_check_is_a_failure_of_the_command_and_says_what_to_do(
+def test_check_command_exit_code_and_advice(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(miniature, "ROUNDS", 2)

@@ -13,7 +13,7 @@ ROWS = {row["cell"]: row for row in kept_rows()}
 
 
 @pytest.mark.slow
-def test_the_cells_of_the_demo_are_diagnosed_as_in_the_table() -> None:
+def test_calibration_row_of_the_demo() -> None:
     with unpacked(REPOSITORY / "results/packs/demo.zip") as pack:
         rows = [calibration_row(folder) for folder in finished_cells([pack.folder / "cells"])]
     assert len(rows) == 35
@@ -25,7 +25,7 @@ def test_the_cells_of_the_demo_are_diagnosed_as_in_the_table() -> None:
             assert f"{getattr(row, name):.4f}" == kept[name]
 
 
-def test_the_page_shows_the_table() -> None:
+def test_filled_page_is_the_page() -> None:
     text = PAGE.read_text()
     assert text == filled_page(text), "run `python -m studies.diagnose.calibration page`"
 
@@ -36,7 +36,7 @@ def test_collapsed_and_exploded_cells_are_those_of_the_leaderboard() -> None:
         assert ending(float(row["entropy_first"]), float(row["entropy_last"])) == expected, row["settings"]
 
 
-def test_the_misses_are_as_the_page_describes_them() -> None:
+def test_kept_misses() -> None:
     misses = [row for row in ROWS.values() if row["agrees"] == "False"]
     late = [row for row in misses if (row["label"], row["verdict"]) == (LOST, "healthy")]
     others = {row["settings"] for row in misses if row not in late}

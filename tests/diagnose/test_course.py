@@ -66,7 +66,7 @@ def test_course_of_a_run_without_a_signal(entropy: list[float], shares: list[flo
         ([-0.4] * 20 + [-1.0] * 20, "healthy"),  # of a scale without a zero it cannot be said
     ],
 )
-def test_a_reward_that_falls_under_a_healthy_entropy(reward: list[float], verdict: str) -> None:
+def test_entropy_course_with_a_falling_reward(reward: list[float], verdict: str) -> None:
     course = entropy_course(logged_run(entropy=[1.0] * 40, reward=reward))
     assert course.verdict == verdict
     assert course.turn == (21 if verdict == "reward fell" else None)
@@ -93,19 +93,19 @@ def test_course_and_table_agree(entropy: list[float], shares: tuple[float, float
     assert turn is None or course.turn == turn
 
 
-def test_a_cell_that_was_ended_early_has_collapsed() -> None:
+def test_entropy_course_of_an_ended_cell() -> None:
     course = entropy_course(dataclasses.replace(logged_run(entropy=[1.0, 0.9, 0.4]), stopped=3))
     assert course.verdict == "collapsed"
     assert course.sentence == "stop.entropy_below ended the cell at step 3"
 
 
-def test_the_turn_is_halfway_on_a_log_scale() -> None:
+def test_entropy_course_turn() -> None:
     falling = entropy_course(logged_run(entropy=geometric(1.0, 0.01, 42)))
     rising = entropy_course(logged_run(entropy=geometric(1.0, 100.0, 42)))
     assert falling.turn == rising.turn == 22
     assert entropy_course(logged_run(entropy=[1.0] * 20)).turn is None
 
 
-def test_a_negative_entropy_is_refused() -> None:
+def test_entropy_course_refuses_negative_entropy() -> None:
     with pytest.raises(UserError, match=r"entropy/mean of run falls to -0\.5; an entropy is never negative"):
         entropy_course(logged_run(entropy=[1.0] * 10 + [-0.5]))

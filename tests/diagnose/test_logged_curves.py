@@ -19,7 +19,7 @@ def test_smoothing_is_the_median_of_five_and_of_fewer_at_the_ends() -> None:
     assert curve.end == np.median(values[-3:])
 
 
-def test_two_outliers_do_not_move_it_and_a_change_shows() -> None:
+def test_curve_smoothed_despite_outliers() -> None:
     outliers = curve_of("x", dict(enumerate([1.0] * 10 + [9.0, 9.0] + [1.0] * 10)))
     assert set(outliers.smooth) == {1.0}
     assert outliers.since(lambda value: value > 2) is None
@@ -34,7 +34,7 @@ def test_points_in_any_order_and_numbers_that_are_not_finite() -> None:
 
 
 @pytest.mark.parametrize(("step", "value"), [(0, 1.0), (10, 1.0), (14, 1.0), (20, 2.0), (99, 3.0)])
-def test_the_value_at_a_step_is_that_of_the_last_point_before_it(step: int, value: float) -> None:
+def test_curve_value_at_a_step(step: int, value: float) -> None:
     curve = curve_of("x", {10: 1.0, 20: 2.0, 30: 3.0})
     assert curve.at(step, smoothed=False) == value
     assert curve.at(step) == 2.0

@@ -45,7 +45,7 @@ def cell(pack: Pack, tmp_path: Path) -> Path:
 # Cells
 
 
-def test_a_cell_with_its_method(cell: Path) -> None:
+def test_read_run_of_a_cell(cell: Path) -> None:
     run = read_run(cell)
     assert (run.trainer, run.method, run.stopped) == (OURS, "grpo", None)
     lines = [line["metrics"] for line in MetricsLog(cell).read()[1:]]
@@ -62,13 +62,13 @@ def test_a_cell_with_its_method(cell: Path) -> None:
     assert run.curves[BONUS].values == [0.0]
 
 
-def test_the_file_alone_gives_the_same_curves(cell: Path) -> None:
+def test_read_run_of_the_file_alone(cell: Path) -> None:
     whole, alone = read_run(cell), read_run(cell / "metrics.jsonl")
     assert alone.curves == {key: curve for key, curve in whole.curves.items() if key != BONUS}
     assert alone.method is None  # the configuration knows it, and so whether there is a bonus
 
 
-def test_the_coefficient_of_a_bonus_is_in_the_configuration(pack: Pack) -> None:
+def test_read_run_bonus_coefficient(pack: Pack) -> None:
     [folder] = (pack.folder / "cells").glob("entropy_bonus-*-s10-*")
     bonus = read_run(folder).signal("bonus")
     assert bonus is not None
@@ -87,14 +87,14 @@ def test_half_a_line_at_the_end_is_left_out(cell: Path) -> None:
     assert read_run(path).curves == whole.curves
 
 
-def test_a_changed_line_is_refused(cell: Path) -> None:
+def test_read_run_refuses_a_changed_line(cell: Path) -> None:
     path = cell / "metrics.jsonl"
     path.write_text(path.read_text().replace('"entropy/mean": 0.1', '"entropy/mean": 0.2', 1))
     with pytest.raises(Damaged, match=r"metrics\.jsonl is damaged"):
         read_run(path)
 
 
-def test_a_cell_that_has_not_begun_or_runs_is_refused(cell: Path) -> None:
+def test_read_run_refuses_unfinished_cells(cell: Path) -> None:
     State("planned").write(cell)
     with pytest.raises(UserError, match="has not begun; diagnose reads a run that has ended"):
         read_run(cell)
@@ -106,19 +106,19 @@ def test_a_cell_that_has_not_begun_or_runs_is_refused(cell: Path) -> None:
         read_run(cell)
 
 
-def test_a_cell_that_was_killed_or_has_failed_is_read_with_a_note(cell: Path) -> None:
+def test_read_run_of_killed_and_failed_cells(cell: Path) -> None:
     State("running", durable_step=60).write(cell)
     assert read_run(cell).notes == ["the cell was interrupted before its end"]
     State("failed", "the loss is nan").write(cell)
     assert read_run(cell).notes == ["the cell failed: the loss is nan"]
 
 
-def test_a_cell_that_ended_early_has_collapsed(cell: Path) -> None:
+def test_diagnose_run_of_a_cell_that_ended_early(cell: Path) -> None:
     state.change(cell, collapsed=60)
     assert diagnose_run(read_run(cell)).verdict == "collapsed"
 
 
-def test_a_folder_of_several_cells_is_refused(pack: Pack) -> None:
+def test_read_run_refuses_several_cells(pack: Pack) -> None:
     with pytest.raises(UserError, match="holds 35 cells; diagnose reads one of them"):
         read_run(pack.folder / "cells")
 
@@ -152,7 +152,7 @@ def test_trl_logs_the_keys_that_the_rules_read(trl_folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_every_form_of_a_log_history_gives_the_same_curves(trl_folder: Path, tmp_path: Path) -> None:
+def test_read_run_of_every_log_history(trl_folder: Path, tmp_path: Path) -> None:
     whole = read_run(trl_folder / "checkpoint-2")
     history = json.loads((trl_folder / "checkpoint-2/trainer_state.json").read_text())["log_history"]
     lines, as_list = tmp_path / "history.jsonl", tmp_path / "history.json"
@@ -165,7 +165,7 @@ def history_of(entropies: list[float]) -> list[dict[str, Any]]:
     return [{"step": 10 * i, "entropy": value, "epoch": 0.1} for i, value in enumerate(entropies, 1)]
 
 
-def test_the_newest_checkpoint_counts(tmp_path: Path) -> None:
+def test_read_run_of_the_newest_checkpoint(tmp_path: Path) -> None:
     for step, points in ((90, 9), (100, 10)):
         folder = tmp_path / f"checkpoint-{step}"
         folder.mkdir()
@@ -188,7 +188,7 @@ def test_evaluations_and_the_last_entry_of_a_history_are_no_steps_of_the_entropy
 # verl
 
 
-def test_the_file_log_of_verl(tmp_path: Path) -> None:
+def test_read_run_of_verl(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     first, second = {"actor/entropy": 0.9, "actor/grad_norm": None}, {"actor/entropy": 0.8}
     lines = [{"step": 1, "data": first}, {"step": 2, "data": second}]
@@ -247,7 +247,7 @@ def test_refused_files(tmp_path: Path, content: str, message: str) -> None:
         read_run(path)
 
 
-def test_a_missing_path_and_a_folder_of_something_else_are_refused(tmp_path: Path) -> None:
+def test_read_run_refuses_other_paths(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="does not exist; diagnose reads a cell's folder"):
         read_run(tmp_path / "nothing")
     with pytest.raises(UserError, match="is not the folder of a run; diagnose reads a cell's folder"):
@@ -280,14 +280,14 @@ def test_read_run_keeps_only_the_numbers_of_signals_in_memory(tmp_path: Path) ->
     assert peak < path.stat().st_size / 4
 
 
-def test_a_binary_file_is_refused(tmp_path: Path) -> None:
+def test_read_run_refuses_a_binary_file(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(bytes(range(256)))
     with pytest.raises(UserError, match="is neither JSON nor a log"):
         read_run(path)
 
 
-def test_a_run_of_verl_from_its_log_to_the_diagnosis(tmp_path: Path) -> None:
+def test_diagnose_run_of_verl(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     lines = []
     for step, entropy in enumerate(geometric(0.65, 0.05), 1):  # the fall of GRPO in CE-GPPO's figure

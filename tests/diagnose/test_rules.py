@@ -90,12 +90,12 @@ def trainer_of(signals: Signals) -> str:
     return next((ONLY_IN[name] for name in signals if name in ONLY_IN), OURS)
 
 
-def test_every_rule_has_a_case() -> None:
+def test_cases_of_every_rule() -> None:
     assert list(CASES) == [rule.name for rule in RULES]
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_rule_holds_at_its_bound_and_not_below(name: str) -> None:
+def test_diagnose_run_at_a_bound(name: str) -> None:
     verdict, holding, since, missing = CASES[name]
     run = logged_run(trainer_of(holding), **{"entropy": ENTROPY[verdict], **holding})
     diagnosis = diagnose_run(run)
@@ -109,7 +109,7 @@ def test_a_rule_holds_at_its_bound_and_not_below(name: str) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
-def test_a_rule_is_silent_for_the_verdicts_that_it_does_not_explain(rule: Rule) -> None:
+def test_diagnose_run_with_other_verdicts(rule: Rule) -> None:
     name = rule.name
     _, holding, _, _ = CASES[name]
     for verdict, entropy in ENTROPY.items():
@@ -120,7 +120,7 @@ def test_a_rule_is_silent_for_the_verdicts_that_it_does_not_explain(rule: Rule) 
         assert (name in named) == expected
 
 
-def test_a_missing_curve_is_named_and_never_guessed() -> None:
+def test_diagnose_run_with_a_missing_curve() -> None:
     diagnosis = diagnose_run(logged_run(TRL, entropy=ENTROPY["fell"], clipped=constant(0.01)))
     unchecked = {rule.name: needed_keys(rule, TRL) for rule in diagnosis.unchecked}
     assert unchecked["gradient_spikes"] == [(TRL, "grad_norm")]
@@ -132,7 +132,7 @@ def test_a_missing_curve_is_named_and_never_guessed() -> None:
     assert "strong_bonus" not in unchecked  # a cause of a rise
 
 
-def test_only_what_holds_before_the_turn_is_a_cause() -> None:
+def test_diagnose_run_causes_before_the_turn() -> None:
     turn = diagnose_run(logged_run(entropy=ENTROPY["fell"])).course.turn
     assert turn == 21
     for step, comes_first in ((turn, True), (turn + 1, False)):
@@ -141,7 +141,7 @@ def test_only_what_holds_before_the_turn_is_a_cause() -> None:
         assert [finding.rule.name for finding in diagnosis.effects] == ["few_signals"] * (not comes_first)
 
 
-def test_a_gradient_that_vanishes_has_no_spike_at_its_start() -> None:
+def test_diagnose_run_with_a_vanishing_gradient() -> None:
     gradient = [0.3] * 8 + [0.0] * 32
     diagnosis = diagnose_run(logged_run(entropy=ENTROPY["exploded"], gradient=gradient))
     assert not diagnosis.causes

@@ -19,7 +19,7 @@ FALL = geometric(1.0, 0.2)
 REPEATED = {"without_signal": [0.1] * 5 + [0.6] * 35, "clipped": [0.01] * 30 + [0.3] * 10}
 
 
-def test_a_fall_with_a_cause_and_an_effect() -> None:
+def test_diagnosis_text_of_a_fall() -> None:
     text = diagnosis_text(diagnose_run(logged_run(entropy=FALL, **REPEATED)), None)
     verdict, summary, entropy, _, title, cause, curve, remedy, *_ = text.splitlines()
     assert verdict == "run: fell"
@@ -57,7 +57,7 @@ def test_diagnosis_text_method() -> None:
     assert "entrobench, grpo+clip_b: 40 logged steps" in text
 
 
-def test_a_spike_is_shown_as_it_was_and_not_smoothed() -> None:
+def test_diagnosis_text_of_a_spike() -> None:
     gradient = [1.0] * 9 + [20.0] + [1.0] * 30
     text = diagnosis_text(diagnose_run(logged_run(entropy=FALL, gradient=gradient)), None)
     assert "| gradient/norm  1 (step 1) -> 20 (step 10) -> 1 (step 40)" in text
@@ -92,13 +92,13 @@ def verl_log(folder: Path, entropies: list[float]) -> Path:
     return path
 
 
-def test_the_command_prints_text_or_json(tmp_path: Path) -> None:
+def test_diagnose_formats(tmp_path: Path) -> None:
     path = verl_log(tmp_path, FALL)
     for options, begins in (((), f"{path}: fell\n"), (("--format", "json"), "{")):
         assert run_command("diagnose", str(path), *options).startswith(begins)
 
 
-def test_a_mistake_is_one_sentence_and_exit_code_2(tmp_path: Path) -> None:
+def test_diagnose_mistakes(tmp_path: Path) -> None:
     refusal("diagnose", str(tmp_path / "nothing.log"))
 
 
@@ -110,7 +110,7 @@ def test_control_characters_of_a_log_are_shown_and_do_nothing(tmp_path: Path) ->
 
 
 @pytest.mark.processes
-def test_the_command_starts_without_torch(tmp_path: Path) -> None:
+def test_diagnose_without_torch(tmp_path: Path) -> None:
     path = verl_log(tmp_path, FALL)
     script = f"import sys; from harness import cli\ntry: cli.main(['diagnose', {str(path)!r}])\n"
     script += "finally: assert 'torch' not in sys.modules"

@@ -28,13 +28,13 @@ def apart(name: str) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", curves.NAMES)
-def test_the_method_does_what_it_did(name: str) -> None:
+def test_curves_are_the_kept_ones(name: str) -> None:
     differences = curves.differences(KEPT[name], curve(name))
     moved = {column: difference for column, difference in differences.items() if difference > curves.TOLERANCE}
     assert not moved, "if that is on purpose, run python tests/helpers/curves.py"
 
 
-def test_every_curve_is_of_a_method_that_does_something() -> None:
+def test_kept_curves_differ_from_grpo() -> None:
     assert tuple(KEPT) == curves.NAMES
     for name, kept in KEPT.items():
         assert all(len(column) == curves.STEPS and all(map(math.isfinite, column)) for column in kept.values())
@@ -60,13 +60,13 @@ def test_every_curve_is_of_a_method_that_does_something() -> None:
         ("adaptive_entropy", "target=3, delta=0.0102, highest=0.1"),
     ],
 )
-def test_another_default_moves_the_curve(name: str, option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_curves_with_another_default(name: str, option: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(curves.SPECS, name, f"{name}({option})")
     assert apart(name) > 3 * curves.TOLERANCE
 
 
 @pytest.mark.slow
-def test_a_change_of_the_loop_moves_the_curve(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_curves_of_a_changed_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     def warmer(self: Learner, lr: float, step: Callable[..., float] = Learner.apply) -> float:
         return step(self, 1.01 * lr)
 

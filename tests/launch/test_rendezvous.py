@@ -134,7 +134,7 @@ def test_divide_refuses_another_number_of_processes(monkeypatch: pytest.MonkeyPa
         pass
 
 
-def test_one_machine_refuses_a_cell_of_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_main_refuses_a_cell_of_two_machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cell, "write_log", lambda place: None)
     write_launched(tmp_path / "cell", "hardware.nodes=2")
     with pytest.raises(SystemExit, match=r"hardware.nodes is 2; allowed: 1"):

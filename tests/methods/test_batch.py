@@ -46,7 +46,7 @@ def check(part: TokenBatch, flat: list[Rollout], rows: list[int]) -> None:
     assert part.budget == 16
 
 
-def test_a_batch_and_any_part_of_a_part_hold_the_right_tokens() -> None:
+def test_take_of_a_part() -> None:
     flat, batch = made()
     check(batch, flat, list(range(18)))
     check(batch.take([5]), flat, [5])
@@ -206,7 +206,7 @@ def test_statistics_over_tokens() -> None:
         assert batch.global_kth_largest(x_T, k).item() == -math.inf
 
 
-def test_the_order_of_tokens_is_that_of_a_sort_with_the_earlier_first() -> None:
+def test_global_order_with_ties() -> None:
     c = case(4, longest=16)
     values = c.old.logp.round().tolist()
     order = sorted(range(len(values)), key=lambda t: (-values[t], t))
@@ -230,7 +230,7 @@ def test_chance_is_seeded_by_purpose_and_response_and_not_by_who_asks() -> None:
     assert many.mean().item() == pytest.approx(0.5, abs=0.005)
 
 
-def test_a_batch_says_who_was_right_and_who_finished() -> None:
+def test_batch_right_and_finished() -> None:
     groups = [[dataclasses.replace(r, finished=i % 2 == 0) for i, r in enumerate(group)] for group in rollouts(0)]
     batch = batch_of(groups, [float(i % 3 == 0) for i in range(12)], places=[4, 0, 1, 2])
     part = dataclasses.replace(batch, rewards_B=batch.rewards_B - 5).take([9, 0, 1])
@@ -239,13 +239,13 @@ def test_a_batch_says_who_was_right_and_who_finished() -> None:
     assert part.places_B.tolist() == [6, 12, 13]
 
 
-def test_the_mean_of_many_float32_values_is_not_that_of_a_float32_sum() -> None:
+def test_global_mean_of_many_float32_values() -> None:
     batch = batch_of([[Rollout([0], [0] * 100_000, [0.0] * 100_000, True)]], [0.0])
     x_T = torch.full((100_000,), 1 / 3) + torch.linspace(0, 1e-3, 100_000)
     assert batch.global_mean(x_T).item() == pytest.approx(math.fsum(x_T.tolist()) / 100_000, rel=1e-12)
 
 
-def test_the_discriminator_and_its_expectation() -> None:
+def test_discriminator_and_its_expectation() -> None:
     stats = TokenStats(
         logp=torch.tensor([0.25]).log(),
         entropy=torch.tensor([1.5]),
@@ -324,7 +324,7 @@ def measured_on_rank(rank: int, folder: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.processes
-def test_two_ranks_see_what_one_process_sees(tmp_path: Path) -> None:
+def test_batch_on_two_ranks(tmp_path: Path) -> None:
     ranks = on_ranks(measured_on_rank, tmp_path)
     c = case(0, groups=8)
     for name, alone in measured(c, range(8)).items():

@@ -7,7 +7,7 @@ import random
 from harness.methods.distinct import Distinct
 
 
-def test_every_item_has_its_first_equal() -> None:
+def test_distinct_first_equals() -> None:
     rng = random.Random(0)
     items = [rng.choice("abcdefg") for _ in range(50)]
     distinct = Distinct.of(items)
@@ -19,7 +19,7 @@ def test_every_item_has_its_first_equal() -> None:
     assert distinct.spread([items.index(item) for item in distinct.once(items)]) == [items.index(i) for i in items]
 
 
-def test_a_list_without_copies_is_its_own() -> None:
+def test_distinct_without_copies() -> None:
     distinct = Distinct.of([(3, 1), (2,), ()])
     assert distinct.first == distinct.copy_of == [0, 1, 2]
     assert Distinct.of([]) == Distinct([], [])

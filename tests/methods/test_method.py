@@ -72,13 +72,13 @@ def test_needs_that_cannot_be_met_get_one_sentence(declared: object, sentence: s
         assert str(error.value) == sentence
 
 
-def test_a_control_may_need_the_values_of_an_objective_that_has_them() -> None:
+def test_method_with_a_control_that_needs_values() -> None:
     assert Method.of("ppo+mine", table(mine=control(frozenset({"values"})))).needs == {"values"}
     with pytest.raises(UserError, match="control mine needs values, and objective ce_gppo has no critic"):
         Method.of("mine+ce_gppo(beta1=1)", table(mine=control(frozenset({"values"}))))
 
 
-def test_an_objective_with_a_critic_says_how_it_learns() -> None:
+def test_method_refuses_a_critic_without_value_loss() -> None:
     @dataclass(frozen=True)
     class Mine(Grpo):
         needs = frozenset({"values"})
@@ -108,7 +108,7 @@ COLUMNS = {
 OTHERS = ("ppo", "ppo(kl_coef=0.1)+clip_v+entropy_bonus")
 
 
-def test_a_statistic_before_the_update_is_only_there_for_components_that_declare_it() -> None:
+def test_signal_shows_declared_statistics() -> None:
     for verb, column, others in itertools.product(VERBS, COLUMNS, OTHERS):
         where = f"{verb} reads {column} beside {others}"
         read, need = COLUMNS[column]
@@ -144,7 +144,7 @@ def test_a_statistic_before_the_update_is_only_there_for_components_that_declare
         ),
     ],
 )
-def test_the_present_policy_shows_only_what_is_declared(verb: str, read: object, sentence: str) -> None:
+def test_loss_shows_declared_statistics(verb: str, read: object, sentence: str) -> None:
     verbs = {verb: lambda self, view: 0 * read(view.current)}  # type: ignore[operator]
     method = Method.of("mine+entropy_bonus", table(mine=control(frozenset({"sum_p2"}), **verbs)))
     with pytest.raises(UserError) as error:
@@ -152,7 +152,7 @@ def test_the_present_policy_shows_only_what_is_declared(verb: str, read: object,
     assert str(error.value) == sentence
 
 
-def test_an_objective_sees_what_it_declares() -> None:
+def test_loss_of_an_objective_with_needs() -> None:
     @dataclass(frozen=True)
     class Mine(Grpo):
         def advantages(self, old: TokenStats, batch: TokenBatch) -> Tensor:
@@ -163,7 +163,7 @@ def test_an_objective_sees_what_it_declares() -> None:
         loss(Method.of("mine", table(mine=Mine)), case(0))
 
 
-def test_what_a_component_sees_can_be_shown() -> None:
+def test_before_repr() -> None:
     c = case(0)
     seen = Method.of("grpo", table()).before(Grpo(), c.old)
     assert repr(seen) == f"TokenStats(logp={c.old.logp}, entropy={c.old.entropy})"
@@ -248,7 +248,7 @@ def test_skipping_responses_leaves_no_gradient_out(spec: str) -> None:
     assert torch.equal(actual.index_T, expected.index_T)
 
 
-def test_a_gradient_without_an_advantage_is_learned_from() -> None:
+def test_learns_without_an_advantage() -> None:
     """Compare an objective whose surrogate is not 0 at advantage 0 with its formula, where no token has a signal."""
     c = case(2)
     c.batch = dataclasses.replace(c.batch, rewards_B=torch.zeros_like(c.batch.rewards_B))
@@ -279,7 +279,7 @@ class Gated(Control):
 
 @pytest.mark.parametrize("normalise", ["token", "sequence", "constant"])
 @pytest.mark.parametrize("spec", ["gated+{}", "{}+gated"])
-def test_a_gate_multiplies_the_surrogate_and_not_the_terms(spec: str, normalise: str) -> None:
+def test_loss_with_a_gate(spec: str, normalise: str) -> None:
     c = case(3, groups=6, size=4)
     terms = spec.format("entropy_bonus(coefficient=0.05)+clip_b(mu=0.7)")
     method = Method.of(f"grpo(normalise={normalise}, kl_coef=0.2)+{terms}", table(gated=Gated))
@@ -403,7 +403,7 @@ def test_rewards_are_shaped_before_advantages_and_verdicts_stay() -> None:
 @pytest.mark.parametrize(
     ("one", "other"), [("clip_b(share=0.1)", "entropic"), ("low_prob", "overlong(share=1)"), ("erc", "kl_cov")]
 )
-def test_the_order_of_controls_changes_nothing_unless_a_verb_chains_them(one: str, other: str) -> None:
+def test_loss_in_any_order_of_controls(one: str, other: str) -> None:
     c = case(4)
     losses = [loss(Method.of(f"grpo+{spec}", table()), c).item() for spec in (f"{one}+{other}", f"{other}+{one}")]
     assert losses[0] == pytest.approx(losses[1], rel=1e-12)
@@ -411,7 +411,7 @@ def test_the_order_of_controls_changes_nothing_unless_a_verb_chains_them(one: st
     assert losses[0] != pytest.approx(loss(Method.of(f"grpo+{other}", table()), c).item(), rel=1e-6)
 
 
-def test_the_metrics_say_what_each_part_has_done() -> None:
+def test_metrics_of_components() -> None:
     c = case(4)
     method = Method.of("clip_b(share=0.1)+marking+clip_v(share=0.2)", table(marking=Marking))
     signal = method.signal(c.old, c.batch, [c.batch])
@@ -433,7 +433,7 @@ def test_the_metrics_say_what_each_part_has_done() -> None:
 
 
 @pytest.mark.parametrize("spec", ["siren", "clip_servo(gain=1)", "clip_predict(target=0.5)"])
-def test_a_control_observes_its_own_metrics_under_any_registered_name(spec: str) -> None:
+def test_observe_under_any_name(spec: str) -> None:
     name, c = spec.partition("(")[0], case(4)
     heard = []
     for called in (name, "mine"):
@@ -447,7 +447,7 @@ def test_a_control_observes_its_own_metrics_under_any_registered_name(spec: str)
 # Names for what is made of others
 
 
-def test_a_composition_equals_its_spec() -> None:
+def test_composition_equals_its_spec() -> None:
     entries = table(
         wide=Composition("grpo(clip_high=0.28)+clip_b(share=0.1)", "arXiv:2503.14476", "Opens the clip."),
         wider=Composition("wide+entropy_bonus", "arXiv:2503.14476", "Adds a bonus."),

@@ -59,7 +59,7 @@ def test_find_by_trial_outcomes(script: str, expected: tuple[str, str, str], tri
 
 
 @pytest.mark.processes
-def test_a_store_that_is_none_does_not_stop_a_run(tmp_path: Path) -> None:
+def test_find_by_trial_without_a_store(tmp_path: Path) -> None:
     (tmp_path / "mlflow.db").write_text("no database, but a long enough text to be taken for one" * 9)
     finding = find_by_trial("mlflow", "cpu", f"sqlite:///{tmp_path}/mlflow.db")
     assert finding.state == MISSING
@@ -117,7 +117,7 @@ def test_find_sets() -> None:
 
 
 @pytest.mark.parametrize(("state", "code"), [(OK, 0), (MISSING, 0), (BROKEN, 1)])
-def test_the_exit_code_says_whether_anything_runs(
+def test_doctor_exit_code(
     state: str, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(

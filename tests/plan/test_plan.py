@@ -133,7 +133,7 @@ def test_parameters_are_those_of_the_real_model(family: str, changes: dict[str, 
     assert shape_of(model, tmp_path).parameters == sum(p.numel() for p in model.parameters())
 
 
-def test_the_tiny_models_shape_is_known_before_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shape_of_a_recipe_before_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = models.resolve("countdown-tiny")
     here = made.folder()
     assert made.shape() == CountdownRecipe().shape()
@@ -143,7 +143,7 @@ def test_the_tiny_models_shape_is_known_before_it_is_made(tmp_path: Path, monkey
     assert made.shape() == shape_of_config(json.loads((here / "config.json").read_text()))
 
 
-def test_a_config_of_another_kind_gives_no_shape() -> None:
+def test_shape_of_config_of_another_kind() -> None:
     assert shape_of_config({"model_type": "mamba", "hidden_size": 64, "vocab_size": 50}) is None
 
 
@@ -161,7 +161,7 @@ def test_mistakes_in_a_shape_are_one_sentence(text: str, words: str, tmp_path: P
         models.read_model_file(tmp_path / "mine.yaml")
 
 
-def test_a_shape_is_checked_and_is_no_part_of_the_identity(tmp_path: Path) -> None:
+def test_read_model_file_checks_shapes(tmp_path: Path) -> None:
     text = (models.MODELS / "qwen2.5-7b-instruct.yaml").read_text()
     (tmp_path / "mine.yaml").write_text(text)
     assert models.read_model_file(tmp_path / "mine.yaml").identity() == {"path": "Qwen/Qwen2.5-7B-Instruct"}
@@ -212,7 +212,7 @@ def test_activations_are_what_torch_keeps(family: str, size: int, tmp_path: Path
 
 @pytest.mark.parametrize("size", [4, 2])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_is_recomputed_keeps_its_input_alone(family: str, size: int, tmp_path: Path) -> None:
+def test_activation_bytes_with_recompute(family: str, size: int, tmp_path: Path) -> None:
     def kept(layers: int, tokens: int) -> int:
         model = network(family, num_hidden_layers=layers)
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -226,7 +226,7 @@ def test_what_is_recomputed_keeps_its_input_alone(family: str, size: int, tmp_pa
     assert cost.activation_bytes(shape, size, True) == cost.activation_bytes(shape, size, False), "its turn is always"
 
 
-def test_a_cell_holds_what_the_plan_says(tmp_path: Path) -> None:
+def test_memory_estimate_of_a_real_cell(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     settings = config.load_config("demo", ["train.prompts=4", "train.group=2", "train.updates=2", "eval.problems=2"])
     planned_cell = matrix.Cell.of(settings, "ppo", "countdown", "countdown-tiny", seed=0)
@@ -266,7 +266,7 @@ def test_a_cell_holds_what_the_plan_says(tmp_path: Path) -> None:
     assert cost.disk_bytes(shape, settings, frozenset({"values"}))[0] == pytest.approx(size, rel=0.05)
 
 
-def test_the_cache_is_the_engines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_cache_bytes_per_token_of_the_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     model = network("qwen3")
     engine = embedded.EmbeddedEngine(eos=0)
     engine.load(model)
@@ -405,7 +405,7 @@ def test_memory_with_vllm_is_that_of_its_cache(settings: Config) -> None:
     assert sum(asleep.generation.values()) == held + sum(sampler.values()) + embedded.generation["sampling"]
 
 
-def test_a_filter_samples_as_well() -> None:
+def test_memory_estimate_with_a_filter() -> None:
     settings = small(train={"filter": config.Filter(n=16)})
     estimate = cost.memory_estimate(TINY, settings, NOTHING, 2, EngineLimits(1024, 1, sleeps=True))
     assert estimate.generation["sampling"] == 1024 * 10 * 24, "all that are decoded at once"
@@ -422,7 +422,7 @@ def test_disk_by_hand() -> None:
     ("dtype", "device", "size"),
     [("auto", "cpu", 4), ("auto", "cuda", 2), ("float32", "cuda", 4), ("bfloat16", "cpu", 2), ("bfloat16", "cuda", 2)],
 )
-def test_the_compute_type_is_the_cells(dtype: str, device: str, size: int) -> None:
+def test_compute_bytes_of_auto(dtype: str, device: str, size: int) -> None:
     settled = matrix.settle_auto(small(train={"dtype": dtype}, hardware={"device": device}), TINY)
     assert cost.compute_bytes(settled) == size
 
@@ -574,7 +574,7 @@ def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.usefixtures("empty")
-def test_a_machine_that_has_it_all_lacks_nothing() -> None:
+def test_plan_for_a_machine_that_has_it_all() -> None:
     assert lacking("demo", CPU) == ""
     assert lacking("demo", BIG) == ""
 
@@ -705,7 +705,7 @@ def test_vllm_is_missed_where_cells_would_sample_with_it(
 
 @pytest.mark.parametrize("name", ["paper", "paper-14b"])
 @pytest.mark.usefixtures("empty")
-def test_a_node_of_8_gpus_of_80_gb_has_room_for_the_paper(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_for_the_paper_on_8_gpus(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "installed_vllm", lambda: ("vllm", "0.32.0"))
     monkeypatch.setattr(choice.metadata, "requires", lambda name: [])
     for machine in (NODE, dataclasses.replace(NODE, devices=(Device("smallest", 80 * 10**9),) * 8)):
@@ -715,7 +715,7 @@ def test_a_node_of_8_gpus_of_80_gb_has_room_for_the_paper(name: str, monkeypatch
         assert "downloads" in lines[1]
 
 
-def test_which_models_transformers_has_itself() -> None:
+def test_in_transformers() -> None:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     assert {"llama", "qwen3", "gemma3_text"} <= set(CONFIG_MAPPING_NAMES)
@@ -725,7 +725,7 @@ def test_which_models_transformers_has_itself() -> None:
         assert not lacks.in_transformers(other)
 
 
-def test_what_is_there_is_not_missing(empty: Path) -> None:
+def test_plan_for_data_and_models_that_are_there(empty: Path) -> None:
     for name in ("gsm8k", "math500"):
         files.write_json(cache.folder() / f"{name}.json", {"problems": {"train": 7_000, "test": 100}})
     snapshot = empty / "hub" / "models--Qwen--Qwen2.5-0.5B-Instruct" / "snapshots" / ("0" * 40)
@@ -753,7 +753,7 @@ def shown(name: str, machine: Machine, *overrides: str) -> str:
 
 
 @pytest.mark.usefixtures("empty")
-def test_the_plan_of_the_demo_is_short() -> None:
+def test_show_plan_of_the_demo() -> None:
     text = shown("demo", CPU)
     assert "matrix demo: 35 cells in results/demo" in text
     assert "60 steps x 48 prompts x 16 responses of at most 20 tokens, 921,600 tokens at most; 180 updates" in text
@@ -765,7 +765,7 @@ def test_the_plan_of_the_demo_is_short() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("empty")
-def test_the_plan_of_the_paper_says_what_it_costs() -> None:
+def test_show_plan_of_the_paper() -> None:
     text = shown("paper", CPU)
     assert "64 prompts x 16 responses of at most 7,168 tokens, 2.2 billion tokens at most; 600 updates" in text
     assert "16 x (aime24 30 problems x 32, aime25 30 problems x 32, dapo500 500 problems x 8)" in text
@@ -839,7 +839,7 @@ def test_cells_side_by_side_end_when_they_say() -> None:
 
 
 @pytest.mark.usefixtures("empty")
-def test_what_makes_a_cell_fit_is_named() -> None:
+def test_fitting_settings() -> None:
     settings = config.load_config("paper", ["hardware.recompute=false", "methods=[grpo]"])
     plan = plan_for(settings, matrix.cells(settings), NODE)
     [each], kind = plan.footprints, cost.compute_bytes(matrix.cells(settings)[0].settled)

@@ -19,7 +19,7 @@ from harness.plan.show import side_by_side_line
 SMALL = ["methods=[grpo,ppo]", "seeds=[0]", "train.steps=50"]
 
 
-def test_the_largest_cell_is_measured_and_all_is_scaled(tmp_path: Path) -> None:
+def test_read_probe_scales_the_largest_cell(tmp_path: Path) -> None:
     settings = config.load_config("demo", [*SMALL, f"results={tmp_path}"])
     cells = matrix.cells(settings)
     plan = plan_for(settings, cells, this_machine(settings))
@@ -43,7 +43,7 @@ def test_the_largest_cell_is_measured_and_all_is_scaled(tmp_path: Path) -> None:
     assert lines[2] == side_by_side_line(plan, 2 * cell_seconds)
 
 
-def test_a_cell_that_fails_is_no_measurement(tmp_path: Path) -> None:
+def test_read_probe_of_a_failing_cell(tmp_path: Path) -> None:
     settings = config.load_config("demo", [*SMALL, f"results={tmp_path}"])
     cells = matrix.cells(settings)
     plan = plan_for(settings, cells, this_machine(settings))

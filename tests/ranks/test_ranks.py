@@ -39,7 +39,7 @@ from tasks.countdown import Countdown
 
 @pytest.mark.processes
 @pytest.mark.slow
-def test_a_relay_of_one_two_and_one_processes_is_one_process(tmp_path: Path) -> None:
+def test_work_by_one_two_and_one_ranks(tmp_path: Path) -> None:
     """Also where activations are computed again and moments are offloaded, and with a checkpoint of each handed to the
     other. Two processes end where the entropy is too low, and not at the step that was asked for."""
     shared = ["train.steps=3", "eval.every=1"]
@@ -87,7 +87,7 @@ AHEAD = ["rollout.lag=2", "train.resample.multiplier=1.5", "train.resample.max_b
 
 @pytest.mark.processes
 @pytest.mark.slow
-def test_one_process_trains_on_rollouts_in_flight_of_two_killed_ones(tmp_path: Path) -> None:
+def test_work_on_rollouts_in_flight_of_killed_ranks(tmp_path: Path) -> None:
     """Kill the process of the cell alone, with which its ranks end."""
     write_launched(tmp_path / "whole", *AHEAD)
     cell.work(tmp_path / "whole")
@@ -139,7 +139,7 @@ def collect_on_rank(rank: int, folder: Path) -> tuple[Any, ...]:
 
 @pytest.mark.processes
 @pytest.mark.slow
-def test_two_ranks_collect_what_one_process_does(tmp_path: Path) -> None:
+def test_collect_on_two_ranks(tmp_path: Path) -> None:
     trainer = build(tmp_path / "alone", "grpo", *AHEAD)
     alone = trainer.collector
     whole, state = alone.collect(1, Stopwatch()), alone.state()
@@ -173,7 +173,7 @@ def log_on_rank(rank: int, folder: Path) -> dict[str, float]:
 
 
 @pytest.mark.processes
-def test_two_ranks_log_the_mean_of_all_tokens_of_an_update(tmp_path: Path) -> None:
+def test_of_updates_on_two_ranks(tmp_path: Path) -> None:
     expected = (1 + 2 + 6 + 9 + 10) / 5
     assert on_ranks(log_on_rank, tmp_path) == [{"updates/x": expected}] * 2
 
@@ -197,7 +197,7 @@ def plain(answered: Answered) -> tuple[object, ...]:
 
 @pytest.mark.processes
 @pytest.mark.slow
-def test_the_rank_that_fails_says_why_and_ends_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_divide_with_a_failing_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "one_rank_fails.py").write_text(
         "from dataclasses import dataclass\n"
         "from harness import ranks\n"
@@ -237,9 +237,7 @@ def change_width(folder: Path) -> None:
         (change_width, "the tensors in {} cannot be read: model.safetensors has ", "(in loading the model)"),
     ],
 )
-def test_two_ranks_say_once_why_a_model_cannot_be_read(
-    harm: Callable[[Path], None], start: str, end: str, tmp_path: Path
-) -> None:
+def test_work_with_an_unreadable_model(harm: Callable[[Path], None], start: str, end: str, tmp_path: Path) -> None:
     model = tmp_path / "model"
     shutil.copytree(models.resolve("countdown-tiny").folder(), model)
     harm(model)
@@ -256,7 +254,7 @@ def test_two_ranks_say_once_why_a_model_cannot_be_read(
 
 @pytest.mark.processes
 @pytest.mark.slow
-def test_two_ranks_say_once_that_a_checkpoint_is_damaged(tmp_path: Path) -> None:
+def test_work_with_a_damaged_checkpoint(tmp_path: Path) -> None:
     folder = tmp_path / "cell"
     write_launched(folder, "train.steps=1", "eval.every=0", key=ONE)
     cell.work(folder)
@@ -321,7 +319,7 @@ def train_on_rank(rank: int, folder: Path) -> list[dict[str, torch.Tensor]]:
 
 
 @pytest.mark.processes
-def test_unequal_shares_add_up_to_one_process(tmp_path: Path) -> None:
+def test_policy_with_unequal_shares(tmp_path: Path) -> None:
     torch.manual_seed(0)
     Qwen3ForCausalLM(Qwen3Config(**SIZES)).save_pretrained(tmp_path / "model")
     by_rank = on_ranks(train_on_rank, tmp_path)
@@ -338,7 +336,7 @@ def test_unequal_shares_add_up_to_one_process(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("backend", ["dense", "torch"])
-def test_an_idle_pass_gives_nothing_to_anyone(
+def test_current_of_an_idle_batch(
     backend: str, temperature: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tokenstats, "SMALL", 10**6 if backend == "dense" else 0)
@@ -372,7 +370,7 @@ def share_on_rank(rank: int, folder: Path) -> list[list[int]] | None:
 
 
 @pytest.mark.processes
-def test_two_ranks_share_what_the_first_one_asks_for(tmp_path: Path) -> None:
+def test_on_all_ranks_of_two(tmp_path: Path) -> None:
     assert on_ranks(share_on_rank, tmp_path) == [[[14, 25, 34], [70]], None]
 
 

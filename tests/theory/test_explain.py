@@ -28,7 +28,7 @@ def explained(capsys: pytest.CaptureFixture[str], methods: str) -> Rows:
 
 
 @pytest.mark.slow
-def test_every_method_of_the_registry_is_explained_and_its_rows_add_up(capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_rows_add_up(capsys: pytest.CaptureFixture[str]) -> None:
     rows = explained(capsys, "all")
     assert {method for method, _, _ in rows} == set(baselines.METHODS)
     for method, moment, quadrant in rows:
@@ -59,11 +59,11 @@ def test_every_method_of_the_registry_is_explained_and_its_rows_add_up(capsys: p
 
 
 @pytest.mark.slow
-def test_the_same_twice(capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_twice(capsys: pytest.CaptureFixture[str]) -> None:
     assert explained(capsys, "clip_b") == explained(capsys, "clip_b")
 
 
-def test_the_documentation_shows_what_was_measured() -> None:
+def test_explain_in_the_documentation() -> None:
     rows = json.loads((REPOSITORY / "results" / "reference" / "dynamics" / "explain.json").read_text())
     lines = (REPOSITORY / "docs" / "dynamics.md").read_text().splitlines()
     shown = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.count("|") == 8]

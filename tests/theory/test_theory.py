@@ -40,7 +40,7 @@ def test_predictions_of_logit_steps_are_exact_in_the_limit_and_second_order_carr
     assert rows[1]["error_second"] / rows[0]["error_second"] == pytest.approx(100, rel=0.1)
 
 
-def test_the_derivative_is_that_of_the_entropy_that_is_measured(trainer: Trainer) -> None:
+def test_optimiser_steps_derivative(trainer: Trainer) -> None:
     weights = {name: x.clone() for name, x in trainer.policy.module.state_dict().items()}
     lr = trainer.policy.lr
     rows = theory.optimiser_steps(trainer, batch_of(trainer, 1))
@@ -55,7 +55,7 @@ def test_the_derivative_is_that_of_the_entropy_that_is_measured(trainer: Trainer
     assert all(torch.equal(x, weights[name]) for name, x in trainer.policy.module.state_dict().items())
 
 
-def test_each_learning_rate_begins_with_the_same_weights_with_offload_too(tmp_path: Path, trainer: Trainer) -> None:
+def test_optimiser_steps_from_the_same_weights(tmp_path: Path, trainer: Trainer) -> None:
     settings = config.load_config("demo", [*SMALL, "hardware.offload=true"])
     offloading = build_trainer(settings, "grpo", str(tmp_path), VerifierPool())
     assert offloading.policy.masters is not offloading.policy.weights
@@ -64,7 +64,7 @@ def test_each_learning_rate_begins_with_the_same_weights_with_offload_too(tmp_pa
     assert [row["measured"] for row in rows] == pytest.approx([row["measured"] for row in expected], rel=1e-4)
 
 
-def test_a_quadrant_is_trained_on_alone() -> None:
+def test_quadrant_is_trained_on_alone() -> None:
     settings = config.load_config("demo", SMALL)
     for keep in theory.QUADRANTS:
         trained = build_trainer(settings, f"grpo+quadrant(keep=[{keep}], by=s_star)", "unused", VerifierPool())
@@ -79,7 +79,7 @@ def test_a_quadrant_is_trained_on_alone() -> None:
 
 
 @pytest.mark.slow
-def test_the_command_writes_all_that_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dynamics_writes_its_measurements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(theory, "VOCABULARIES", (64, 128))
     runs = []
@@ -99,7 +99,7 @@ def test_the_command_writes_all_that_was_measured(tmp_path: Path, monkeypatch: p
     assert max(abs(on), abs(corrected)) < abs(off)
 
 
-def test_the_documentation_shows_what_was_measured() -> None:
+def test_entropy_changes_in_the_documentation() -> None:
     result = json.loads((REPOSITORY / "results" / "reference" / "dynamics" / "dynamics.json").read_text())
     text = (REPOSITORY / "docs" / "dynamics.md").read_text()
     for rows in {**result, "masks": theory.entropy_changes(result["masks"])}.values():

@@ -94,9 +94,7 @@ def test_factors_are_those_of_the_loops(given: Correction) -> None:
         ("grpo(normalise=constant)+entropy_bonus(coefficient=0.2)", {"normalise": "constant", "bonus": 0.2}),
     ],
 )
-def test_the_gradient_of_each_token_is_multiplied_and_no_denominator_nor_term(
-    spec: str, settings: dict[str, object], given: Correction
-) -> None:
+def test_correct_multiplies_gradients_only(spec: str, settings: dict[str, object], given: Correction) -> None:
     made = drifted(3)
     method, plain, minibatches = signal_of(spec, made)
     signal = correct(plain, made.batch, given)
@@ -119,7 +117,7 @@ def test_the_gradient_of_each_token_is_multiplied_and_no_denominator_nor_term(
     "spec", ["clip_b(share=0.1)", "clip_v(share=0.1)", "clip_b(share=0.1,reference_denominator=true)"]
 )
 @pytest.mark.parametrize("given", SETTINGS[1::4], ids=str)
-def test_what_a_method_computes_does_not_see_the_correction(spec: str, given: Correction) -> None:
+def test_correct_after_the_signal(spec: str, given: Correction) -> None:
     made = drifted(1)
     _, plain, _ = signal_of(spec, made)
     signal = correct(plain, made.batch, given)
@@ -133,7 +131,7 @@ def test_what_a_method_computes_does_not_see_the_correction(spec: str, given: Co
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_where_engine_and_trainer_agree_no_bit_changes(dtype: torch.dtype) -> None:
+def test_correct_without_a_mismatch(dtype: torch.dtype) -> None:
     made = case(2)
     old = dataclasses.replace(made.old, logp=made.old.logp.to(dtype))
     batch = dataclasses.replace(made.batch, behaviour_logp_T=old.logp.clone())
@@ -207,7 +205,7 @@ def test_raw_ratios_are_those_of_the_loops(given: Correction) -> None:
     assert 0 < actual["mismatch/beyond"] < 1
 
 
-def test_a_ratio_beyond_all_numbers_stays_a_number() -> None:
+def test_correction_factors_of_huge_ratios() -> None:
     made = drifted(0)
     batch = dataclasses.replace(made.batch, behaviour_logp_T=made.old.logp - 1000.0)
     actual = metrics.of_mismatch(batch, made.old.logp, Correction())
@@ -220,7 +218,7 @@ def test_a_ratio_beyond_all_numbers_stays_a_number() -> None:
 # The configuration
 
 
-def test_a_correction_makes_other_cells_and_unused_settings_do_not() -> None:
+def test_cell_id_with_a_correction() -> None:
     def key(*overrides: str) -> str:
         return matrix.cells(config.load_config("smoke", overrides))[0].id
 
@@ -237,6 +235,6 @@ def test_a_correction_makes_other_cells_and_unused_settings_do_not() -> None:
     assert len({plain, *others}) == 6
 
 
-def test_a_lower_bound_without_a_correction_is_refused() -> None:
+def test_load_config_refuses_a_lower_bound_without_a_correction() -> None:
     with pytest.raises(UserError, match=r"correction\.low is 0.5, but kind=off has no lower bound"):
         config.load_config("smoke", ["correction.low=0.5"])

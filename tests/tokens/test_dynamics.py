@@ -61,7 +61,7 @@ def test_first_and_second_order_are_gradient_and_hessian_of_the_entropy(temperat
         close(second_T[t], dz_V @ hessian_VV @ dz_V / 2)
 
 
-def test_what_the_second_order_leaves_over_is_of_third_order() -> None:
+def test_second_order_error() -> None:
     p_TV, dz_TV = random_logits(2).softmax(-1), random_logits(3, scale=1.0)
 
     def left_over(a: float, order: int) -> Tensor:
@@ -77,7 +77,7 @@ def test_what_the_second_order_leaves_over_is_of_third_order() -> None:
         )
 
 
-def test_the_exact_change_is_the_difference_of_two_entropies() -> None:
+def test_exact_by_two_entropies() -> None:
     z_TV, dz_TV = random_logits(4), random_logits(5, scale=5.0)
     p_TV = torch.softmax(z_TV / TEMPERATURE, dim=-1)
     expected = [
@@ -131,7 +131,7 @@ def test_extreme_distributions() -> None:
 
 
 @pytest.mark.parametrize("temperature", [1.0, TEMPERATURE])
-def test_the_prediction_from_statistics_is_that_from_the_whole_vocabulary(temperature: float) -> None:
+def test_predicted_equals_first_order(temperature: float) -> None:
     z_TV = random_logits(7)
     push_T, targets_T = random_logits(8)[:, 0], torch.tensor([0, 3, 6, 2, 2, 5])
     scaled_TV = z_TV / temperature
@@ -147,7 +147,7 @@ def test_the_prediction_from_statistics_is_that_from_the_whole_vocabulary(temper
 
 
 @pytest.mark.parametrize("temperature", [1.0, TEMPERATURE])
-def test_the_entropys_own_push_is_right_in_expectation_over_the_sampling(temperature: float) -> None:
+def test_predicted_of_an_entropy_push(temperature: float) -> None:
     z_TV, sampler_TV = random_logits(9) / temperature, random_logits(10).log_softmax(-1)
     p_TV, push_T = z_TV.softmax(-1), random_logits(11)[:, 0]
     step_TV = -push_T[:, None] * dynamics.discriminators(p_TV) / temperature  # the gradient of push * H
@@ -223,7 +223,7 @@ def prepared(spec: str, drift: float = 0.3) -> tuple[Case, Method, Signal]:
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_the_push_is_the_gradient_of_the_real_loss_with_respect_to_the_logits(spec: str) -> None:
+def test_push_of_is_the_gradient_of_the_loss(spec: str) -> None:
     c, method, signal = prepared(spec)
     minibatches = list(c.batch.split(2))
     result = dynamics.push_of(method, signal, detached(c), minibatches)
@@ -244,7 +244,7 @@ def detached(c: Case) -> TokenStats:
         return c.current()
 
 
-def test_the_push_of_plain_grpo_is_the_advantage_however_the_batch_is_split() -> None:
+def test_push_of_grpo_in_any_split() -> None:
     c, method, _ = prepared("grpo")
     for parts in (1, 2, 4):
         minibatches = list(c.batch.split(parts))
@@ -257,7 +257,7 @@ def test_the_push_of_plain_grpo_is_the_advantage_however_the_batch_is_split() ->
 # The instrument of a training step
 
 
-def test_the_instrument_of_a_step_against_loops() -> None:
+def test_of_step_by_loops() -> None:
     c, method, signal = prepared("clip_b(share=0.2)+entropy_bonus(coefficient=0.1)")
     after_T = detached(c).entropy
     assert after_T is not None
@@ -299,7 +299,7 @@ def test_the_instrument_of_a_step_against_loops() -> None:
     assert wanted["negative_below/push_dropped"] < 0
 
 
-def test_what_a_dropped_token_would_have_pushed_does_not_depend_on_the_denominator() -> None:
+def test_of_step_of_dropped_tokens() -> None:
     result = []
     for option in ("", ", reference_denominator=true"):
         c, method, signal = prepared(f"clip_b(share=0.2{option})")
@@ -317,7 +317,7 @@ def test_what_a_dropped_token_would_have_pushed_does_not_depend_on_the_denominat
 
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("drift", [0.0, 0.5])
-def test_the_lens_against_loops_over_tokens_and_the_vocabulary(spec: str, drift: float) -> None:
+def test_lens_by_loops(spec: str, drift: float) -> None:
     c, method, signal = prepared(spec, drift)
     plain, minibatches = Method.of("grpo", TABLE), list(c.batch.split(2))
     current = detached(c)
@@ -367,7 +367,7 @@ def rows_of(spec: str, *, moved: bool = False) -> dict[str, dynamics.QuadrantRow
     return dynamics.lens(method, Method.of("grpo", TABLE), c.old, c.batch, list(c.batch.split(2)), current)
 
 
-def test_the_lens_shows_what_each_family_is_known_for() -> None:
+def test_lens_of_each_family() -> None:
     for row in rows_of("grpo").values():
         assert (row.size, row.predicted) == (row.plain_size, row.plain_predicted)
     assert rows_of("ce_gppo") == rows_of("grpo"), "at ratio 1 they have one gradient"
@@ -388,7 +388,7 @@ def test_the_lens_shows_what_each_family_is_known_for() -> None:
 
 
 @pytest.mark.slow
-def test_the_instrument_changes_nothing_but_its_own_metrics(tmp_path: Path) -> None:
+def test_train_step_with_dynamics(tmp_path: Path) -> None:
     spec = "clip_b(share=0.05)+entropy_bonus(coefficient=0.03)"
     trainers = {every: build(tmp_path / str(every), spec, f"dynamics.every={every}") for every in (0, 1, 2)}
     for trainer in trainers.values():
@@ -424,7 +424,7 @@ def test_methods_do_not_observe_the_instrument(tmp_path: Path, monkeypatch: pyte
     assert not [name for name in observed if name.startswith("dynamics/")]
 
 
-def test_the_instrument_does_not_define_a_cell() -> None:
+def test_cell_id_without_dynamics() -> None:
     keys = [matrix.cells(config.load_config("demo", [f"dynamics.every={every}"]))[0].id for every in (0, 1, 7)]
     assert len(set(keys)) == 1
     with pytest.raises(errors.UserError, match=r"dynamics\.every is -1; allowed: 0 and more"):

@@ -135,7 +135,7 @@ def test_gradients_by_finite_differences(backend: str, form: tuple[bool, float |
     assert torch.autograd.gradcheck(differentiable, leaves)
 
 
-def test_the_gradient_goes_where_it_is_asked_for_and_nowhere_else(backend: str) -> None:
+def test_token_stats_gradients(backend: str) -> None:
     def graph(**which: Any) -> dict[str, bool | None]:
         stats = token_stats(*inputs(), 1.0, **which, backend=backend)
         columns = {name: getattr(stats, name) for name in ASKED}
@@ -166,7 +166,7 @@ def test_asking_for_more_changes_nothing(backend: str) -> None:
     assert torch.equal(less.entropy, more.entropy)
 
 
-def test_a_head_that_is_frozen_gets_no_gradient(backend: str) -> None:
+def test_token_stats_with_a_frozen_head(backend: str) -> None:
     hidden_TD, head, targets_T = inputs()
     frozen = Head(head.weight_VD.detach())
     for given in (head, frozen):
@@ -243,7 +243,7 @@ def test_extreme_distributions(backend: str, name: str, temperature: float, upst
 
 
 @pytest.mark.parametrize("scale", [1.0, 5.0, 60.0])
-def test_the_vocabulary_of_a_real_model_in_float32(scale: float) -> None:
+def test_token_stats_of_a_large_vocabulary(scale: float) -> None:
     """Compare with float64 on the very same logits, which are far from 0."""
     generator = torch.Generator().manual_seed(0)
     logits_TV = torch.randn(6, 152_064, generator=generator) * scale / 4 + 40

@@ -33,7 +33,7 @@ PIECES = {
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-def test_a_tail_is_all_tokens_without_a_part_of_the_answer(name: str) -> None:
+def test_tail_tokens(name: str) -> None:
     """By brute force, in bytes: the answer needs the first tokens that hold as many bytes as it has."""
     rng, tokenizer = random.Random(0), TOKENIZERS[name]
     joint = 0
@@ -62,7 +62,7 @@ def test_a_tail_is_all_tokens_without_a_part_of_the_answer(name: str) -> None:
         ("12 ok", 3),  # without an answer all count
     ],
 )
-def test_the_answer_ends_with_the_token_that_closes_its_box(text: str, tokens: int) -> None:
+def test_judge_rollouts_answer_end(text: str, tokens: int) -> None:
     tokenizer, problem = TOKENIZERS["merges"], Problem("p", "", "5")
     for end in ("", "<eos>"):
         rollout = Rollout([1], tokenizer(text + end)["input_ids"], [], finished=bool(end))

@@ -29,7 +29,7 @@ from harness.verify.box import find_box, last_box
         (r"\boxedtext{1}", None, None),
     ],
 )
-def test_the_last_box_in_both_readings(text: str, as_latex: str | None, literally: str | None) -> None:
+def test_last_box_in_both_readings(text: str, as_latex: str | None, literally: str | None) -> None:
     assert last_box(text) == as_latex
     assert last_box(text, literal=True) == literally
 
@@ -45,17 +45,17 @@ def test_the_last_box_in_both_readings(text: str, as_latex: str | None, literall
         (r"\boxed{}x", r"\boxed{}", False),
     ],
 )
-def test_the_end_of_the_last_complete_box(text: str, end: str, cut_off: bool) -> None:
+def test_find_box_end(text: str, end: str, cut_off: bool) -> None:
     box = find_box(text)
     assert box is not None
     assert (text[: box.end], box.cut_off) == (end, cut_off)
 
 
-def test_no_complete_box_has_no_end() -> None:
+def test_find_box_without_a_complete_one() -> None:
     assert [find_box(text) for text in ("none", r"\boxed{1", "", "}")] == [None] * 4
 
 
-def test_the_literal_reading_counts_braces() -> None:
+def test_last_box_read_literally() -> None:
     """By brute force: from the last opening on, the first place where braces are even."""
     rng = random.Random(0)
     actual = 0

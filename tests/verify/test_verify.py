@@ -215,7 +215,7 @@ def test_small_numbers_with_a_million_digits_are_compared_in_time() -> None:
 # Units and separators
 
 
-def test_a_word_that_makes_another_number_is_not_a_unit() -> None:
+def test_tidy_keeps_words_that_change_a_number() -> None:
     assert len(text.NOT_UNITS) > 100
     scales = {*text.SCALES, *(f"{scale}s" for scale in text.SCALES)}
     for word in text.NOT_UNITS - scales - {"percent", "pct"}:
@@ -229,7 +229,7 @@ def test_scales_multiply() -> None:
         assert text.tidy(rf"7\text{{ {scale} eggs}}") == text.tidy(f"7 {scale}s") == rf"7\times {factor}"
 
 
-def test_only_units_of_one_letter_are_dropped() -> None:
+def test_integer_with_a_unit() -> None:
     for letter in "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ":
         assert (integer(rf"7\text{{ {letter}}}") == 7) == (letter in text.LETTERS)
         assert (integer(f"7{letter}") == 7) == (letter == "m")
@@ -273,12 +273,12 @@ def test_units_take_time_in_proportion(answer: str) -> None:
     ("content", "expected"),
     [("7\\ ", "7\\ "), (" 7\\ \\ ", "7\\ \\ "), ("7\\\\ ", "7\\\\"), ("7\\\n", "7\\ "), (" 7 ", "7"), (" ", None)],
 )
-def test_a_space_that_is_a_command_keeps_its_backslash(content: str, expected: str | None) -> None:
+def test_extract_space_commands(content: str, expected: str | None) -> None:
     assert extract(rf"\boxed{{{content}}}") == expected
 
 
 @pytest.mark.parametrize("cut", [r"\boxed{", r"\boxed{6", r"\boxed{\frac{1}{2}", r"\boxed", r"\fbox{5", r"\boxed "])
-def test_a_box_that_was_cut_off_counts_as_the_last_one(cut: str) -> None:
+def test_extract_with_a_box_cut_off(cut: str) -> None:
     assert extract(r"\boxed{5}, or rather " + cut) is None
     assert extract(r"\boxed{5}, or rather " + cut[:4]) == "5"
 
@@ -345,7 +345,7 @@ def test_integers_survive_their_spellings() -> None:
         assert integer(text) == number, text
 
 
-def test_only_ascii_digits_are_digits() -> None:
+def test_integer_with_other_digits() -> None:
     others = [
         chr(code) for code in range(128, sys.maxunicode + 1) if unicodedata.category(chr(code)) in ("Nd", "Nl", "No")
     ]
@@ -392,7 +392,7 @@ def test_hostile_answers_cost_their_own_verdict(
 
 
 @pytest.mark.processes
-def test_the_limit_is_kept() -> None:
+def test_verdicts_time_limit() -> None:
     with VerifierPool(workers=1, limit_s=0.5) as verifier:
         verifier.verdicts(boxed("1+4"))
         start = time.monotonic()
@@ -401,7 +401,7 @@ def test_the_limit_is_kept() -> None:
 
 
 @pytest.mark.processes
-def test_a_worker_that_dies_costs_one_answer() -> None:
+def test_verdicts_with_a_dying_worker() -> None:
     with VerifierPool(workers=1, limit_s=2.0) as verifier, ThreadPoolExecutor(1) as caller:
         assert verifier.verdicts(boxed("1+4")) == [Verdict.RIGHT]
         (worker,) = verifier.workers
@@ -414,7 +414,7 @@ def test_a_worker_that_dies_costs_one_answer() -> None:
 
 
 @pytest.mark.processes
-def test_a_worker_that_dies_while_idle_costs_nothing() -> None:
+def test_verdicts_after_an_idle_worker_died() -> None:
     with VerifierPool(workers=1, limit_s=60.0) as verifier:
         verifier.verdicts(boxed("1+4"))
         pid = running(verifier.workers[0])
@@ -424,7 +424,7 @@ def test_a_worker_that_dies_while_idle_costs_nothing() -> None:
 
 
 @pytest.mark.processes
-def test_a_worker_that_cannot_start_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verdicts_with_a_worker_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
     with VerifierPool(workers=1) as verifier, pytest.raises(RuntimeError, match="does not start"):
         verifier.verdicts(boxed("1+4"))
@@ -577,9 +577,7 @@ def test_verifier_pool_starts_no_worker_early() -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("error", [CellFailure("enough"), UserError("no"), ZeroDivisionError("ours")])
-def test_a_cell_owns_a_verifier_and_closes_it_when_it_fails(
-    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_work_closes_its_verifier(error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_launched(tmp_path, "verify.workers=3", "verify.limit_s=19")
     seen: list[tuple[VerifierPool, int]] = []
 
@@ -599,7 +597,7 @@ def test_a_cell_owns_a_verifier_and_closes_it_when_it_fails(
 
 
 @pytest.mark.processes
-def test_another_judge_has_workers_of_its_own_whose_failures_cost_one_verdict_each() -> None:
+def test_judged_by_another_judge() -> None:
     with VerifierPool(workers=2, limit_s=3.0) as verifier:
         questions = [("5", answer) for answer in ("5", "6", "hang", "die", "eat", "5")]
         verdicts = verifier.judged_by("obedient_judge", questions)
@@ -699,7 +697,7 @@ def test_background_errors_are_raised_when_verdicts_are_requested() -> None:
             judging.results()
 
 
-def test_what_goes_wrong_in_the_sampling_does_not_wait_for_verdicts() -> None:
+def test_background_judge_with_a_failing_engine() -> None:
     judged: list[int] = []
     started = threading.Event()
 

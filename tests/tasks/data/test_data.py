@@ -109,7 +109,7 @@ def cleaned(rows: Rows, **options: Any) -> tuple[dict[str, str], clean.Counts]:
 
 @pytest.mark.parametrize("suffix", sources.SUFFIXES)
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_of_the_hub_is_recognised_by_its_fields(form: str, suffix: str, tmp_path: Path) -> None:
+def test_read_file_of_every_form(form: str, suffix: str, tmp_path: Path) -> None:
     expected = [("Find $x$.", "25"), ("Find\n$y$  now.", "1234")]
     file = write(tmp_path / f"set{suffix}", [FORMS[form](*row) for row in expected])
     raw = sources.read_file(file)
@@ -122,7 +122,7 @@ def test_answers_in_json_keep_their_digits_next_to_any_rows(tmp_path: Path) -> N
     assert [answer for _, answer in sources.read_file(file)] == ["22099999999999998951424", "025", "2.0", "-3"]
 
 
-def test_an_answer_goes_before_a_worked_solution(tmp_path: Path) -> None:
+def test_read_file_prefers_an_answer(tmp_path: Path) -> None:
     file = write(tmp_path / "a.jsonl", [{"problem": "Find it.", "solution": "long \\boxed{7}", "answer": "025"}])
     assert list(sources.read_file(file)) == [("Find it.", "025")]
 
@@ -155,7 +155,7 @@ def test_repeated_rows_are_counted_while_they_are_read(tmp_path: Path, monkeypat
         ("a.parquet", "PAR0", "cannot be read as Parquet"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_named(name: str, content: str, sentence: str, tmp_path: Path) -> None:
+def test_read_file_names_an_unreadable_file(name: str, content: str, sentence: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(content)
     with pytest.raises(UserError, match=sentence):
         sources.read_file(tmp_path / name)
@@ -198,7 +198,7 @@ def lines(file: Path) -> list[dict[str, str]]:
 @pytest.mark.parametrize(
     "problem", ["Solve the system.", "Let f be as above.", "Answer $n$", 'What is "Answer:".', "eth Solver", "a\n\nb"]
 )
-def test_the_prompt_around_a_problem_goes_as_a_whole_and_takes_no_letter_along(problem: str) -> None:
+def test_clean_drops_prompts(problem: str) -> None:
     result, counts = cleaned([(clean.WRAPPER[0] + problem + clean.WRAPPER[1], "1"), ("Bare.", "2")])
     assert list(result) == [problem, "Bare."]
     assert counts.repaired == {clean.UNWRAPPED: 1}
@@ -224,9 +224,7 @@ def test_the_prompt_around_a_problem_goes_as_a_whole_and_takes_no_letter_along(p
         ("  whole \n", "whole", []),
     ],
 )
-def test_what_earlier_conversions_damaged_is_mended_where_that_is_certain(
-    damaged: str, whole: str, mended: list[str]
-) -> None:
+def test_repair(damaged: str, whole: str, mended: list[str]) -> None:
     assert clean.repair(damaged) == (whole, mended)
     assert clean.repair(whole) == (whole, []), "and nothing is mended twice"
 
@@ -259,7 +257,7 @@ def test_integers_have_one_form(given: str, form: str | None) -> None:
     assert clean.integer_answer(given) == form
 
 
-def test_every_row_has_one_fate() -> None:
+def test_clean_counts_every_row() -> None:
     rows = [
         *[("What is  $x$?", "7"), ("What is $x$?", "07"), ("What is $x$?", "7"), (" What is\n$x$? ", "7")],
         *[("Which?", "1"), ("Which?", "2"), ("Which? ", "1")],
@@ -280,7 +278,7 @@ def test_every_row_has_one_fate() -> None:
     assert counts.rows == len(rows) == len(result) + counts.dropped.total()
 
 
-def test_a_conflict_is_known_even_in_a_copy_that_lost_one_of_the_answers() -> None:
+def test_clean_of_a_copy_without_one_answer() -> None:
     result, counts = cleaned(
         [("Which \n one?", "1"), ("Other?", "2")], conflicts=[clean.problem_digest("Which one?")[:12]]
     )
@@ -295,7 +293,7 @@ def brute_force_held_out(problems: list[str]) -> set[str]:
     return {p for p in problems if hashlib.sha256(" ".join(p.split()).encode()).hexdigest() < "0796"}
 
 
-def test_what_is_held_out_depends_on_a_problem_alone(tmp_path: Path) -> None:
+def test_prepare_sets_holds_out_by_problem(tmp_path: Path) -> None:
     problems = invented(1500)
     ours(tmp_path / "dapo.jsonl", problems)
     shuffled = random.Random(1).sample(problems, len(problems))
@@ -314,7 +312,7 @@ def test_what_is_held_out_depends_on_a_problem_alone(tmp_path: Path) -> None:
     assert second["repaired"] == {clean.UNWRAPPED: 1600}
 
 
-def test_nothing_that_is_trained_on_says_the_same_as_what_is_held_out(tmp_path: Path) -> None:
+def test_prepare_sets_without_overlap(tmp_path: Path) -> None:
     problems = invented(300)
     held = sorted(brute_force_held_out([problem for problem, _ in problems]))
     words = held[0].split()
@@ -326,7 +324,7 @@ def test_nothing_that_is_trained_on_says_the_same_as_what_is_held_out(tmp_path: 
     assert kept.card("dapo_math")["dropped"] == {sets.HELD_OUT: len(held), sets.NEAR_HELD_OUT: 3}
 
 
-def test_another_collection_is_not_called_dapo500(tmp_path: Path) -> None:
+def test_prepare_sets_refuses_another_dapo500(tmp_path: Path) -> None:
     ours(tmp_path / "dapo.jsonl", invented(100))
     with pytest.raises(UserError, match="dapo500 test must have 500 problems, but this copy has"):
         prepare.prepare_sets(["dapo500"], str(tmp_path))
@@ -363,7 +361,7 @@ def test_dapo_has_the_damage_that_is_known_and_no_other(dapo: list[dict[str, str
 
 
 @real
-def test_the_twelve_conflicts_are_those_that_are_published(dapo: list[dict[str, str]]) -> None:
+def test_published_conflicts(dapo: list[dict[str, str]]) -> None:
     pairs = (
         "35/179 282/7665 2040/8017 2129/7414 3470/8382 4850/7807 5785/10267 5885/9921 5915/10714 5937/8582 7694/7708"
     )
@@ -484,7 +482,7 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_prepared_set_is_read_as_it_was_given(small: Path) -> None:
+def test_problem_rows_of_a_prepared_set(small: Path) -> None:
     (about,) = prepare.prepare_sets(["aime24"], str(small))
     assert [(row["problem"], row["answer"]) for row in kept.problem_rows("aime24")] == SMALL
     assert {tuple(row) for row in kept.problem_rows("aime24")} == {("id", "problem", "answer", "source")}
@@ -498,14 +496,14 @@ def test_a_prepared_set_is_read_as_it_was_given(small: Path) -> None:
     assert about["sha256"] == hashlib.sha256(parquet.read_bytes()).hexdigest()
 
 
-def test_all_that_a_folder_has_is_prepared_by_default(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prepare_sets_by_default(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENTROBENCH_DATA", str(small))
     assert [about["name"] for about in prepare.prepare_sets()] == ["aime24", "amc23", "gsm8k"]
     assert [row["problem"] for row in kept.problem_rows("gsm8k", "train")] == [problem for problem, _ in SMALL[:2]]
     assert [row["problem"] for row in kept.problem_rows("gsm8k")] == [problem for problem, _ in SMALL[2:]]
 
 
-def test_a_folder_as_the_hub_lays_it_out(small: Path, tmp_path: Path) -> None:
+def test_prepare_sets_of_a_hub_folder(small: Path, tmp_path: Path) -> None:
     hub = tmp_path / "hub"
     write(hub / "HuggingFaceH4" / "aime_2024" / "data" / "train-00000-of-00001.parquet", [
         FORMS["HuggingFaceH4/aime_2024"](problem, answer) for problem, answer in invented(4, seed=5)
@@ -522,7 +520,7 @@ def sorted_cards(origin: Path, names: list[str]) -> list[dict[str, Any]]:
     return sorted(prepare.prepare_sets(names, str(origin)), key=lambda about: about["name"])
 
 
-def test_a_copy_with_a_wrong_answer_or_a_missing_problem_is_refused(small: Path, tmp_path: Path) -> None:
+def test_prepare_sets_refuses_other_problems(small: Path, tmp_path: Path) -> None:
     prepare.prepare_sets(["aime24"], str(small))
     wrong = ours(tmp_path / "wrong.jsonl", [*SMALL[:3], (SMALL[3][0], "480")])
     with pytest.raises(UserError, match="has an answer that differs from all other copies"):
@@ -544,7 +542,7 @@ def test_preparing_again_writes_nothing(small: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in kept.folder().iterdir()} == before
 
 
-def test_a_damaged_file_is_noticed_and_made_again(small: Path) -> None:
+def test_problem_rows_of_a_damaged_file(small: Path) -> None:
     (about,) = prepare.prepare_sets(["aime24"], str(small))
     file = kept.folder() / about["file"]
     file.write_bytes(file.read_bytes()[:-1])
@@ -573,7 +571,7 @@ prepare_sets(["aime24"], sys.argv[1])
 
 @pytest.mark.processes
 @pytest.mark.parametrize("renames", [0, 1])
-def test_a_killed_preparation_leaves_what_was_there(renames: int, small: Path, tmp_path: Path) -> None:
+def test_prepare_sets_when_killed(renames: int, small: Path, tmp_path: Path) -> None:
     prepare.prepare_sets(["aime24"], str(small))
     new = ours(tmp_path / "new" / "aime24.jsonl", [(problem + " new", answer) for problem, answer in SMALL])
     command = [sys.executable, "-c", KILLED, str(new), str(renames)]
@@ -586,7 +584,7 @@ def test_a_killed_preparation_leaves_what_was_there(renames: int, small: Path, t
     assert left == {"aime24.json", "aime24.lock", kept.card("aime24")["file"]}, "and no rest of the killed process"
 
 
-def test_the_hub_is_asked_once_for_a_pinned_revision(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prepare_sets_from_a_pinned_revision(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def load_dataset(hub: str, **options: Any) -> dict[str, datasets.IterableDataset]:
@@ -604,7 +602,7 @@ def test_the_hub_is_asked_once_for_a_pinned_revision(small: Path, monkeypatch: p
     assert [(row["problem"], row["answer"]) for row in kept.problem_rows("amc23")] == positive
 
 
-def test_every_revision_is_whole_since_the_hub_refuses_abbreviations() -> None:
+def test_sources_have_whole_revisions() -> None:
     assert all(re.fullmatch("[0-9a-f]{40}", source.revision) for source in sources.SOURCES.values())
 
 
@@ -636,9 +634,7 @@ def test_without_a_network_a_sentence_says_so_and_what_is_there_stays(
         ("gsm8k", {split: f"main/{split}-00000-of-00001.parquet" for split in ("train", "test")}),
     ],
 )
-def test_the_hubs_own_client_reads_the_files_that_are_wanted(
-    name: str, files: dict[str, str], tmp_path: Path, cache: Path
-) -> None:
+def test_prepare_with_the_hubs_client(name: str, files: dict[str, str], tmp_path: Path, cache: Path) -> None:
     source = sources.SOURCES[sets.SETS[name].source]
     form = FORMS["BytedTsinghua-SIA/AIME-2024" if name == "dapo_math" else "ours"]
     rows = {split: invented(30, seed=len(split)) for split in files}
@@ -685,7 +681,7 @@ configs:
 
 
 @pytest.mark.processes
-def test_the_hubs_own_client_offline(tmp_path: Path) -> None:
+def test_prepare_offline(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
     command = [sys.executable, "-m", "entrobench", "data", "prepare", "aime24"]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANG, check=False)
@@ -727,18 +723,18 @@ def test_data_command_mistakes(call: Callable[[], object], sentence: str) -> Non
         call()
 
 
-def test_a_split_that_a_set_does_not_have(small: Path) -> None:
+def test_problem_rows_of_a_missing_split(small: Path) -> None:
     prepare.prepare_sets(["aime24"], str(small))
     with pytest.raises(UserError, match="aime24 has no split 'train'; allowed: test"):
         kept.problem_rows("aime24", "train")
 
 
-def test_a_file_of_a_set_with_splits_must_be_named_after_one(small: Path, tmp_path: Path) -> None:
+def test_prepare_sets_refuses_a_file_without_a_split(small: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"all\.jsonl is not named after a split; its name must contain train or test"):
         prepare.prepare_sets(["gsm8k"], str(ours(tmp_path / "all.jsonl", SMALL)))
 
 
-def test_a_cache_that_cannot_be_written(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prepare_sets_in_a_read_only_cache(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("ENTROBENCH_CACHE", str(tmp_path / "file"))
     with pytest.raises(UserError, match=r"the cache .* cannot be written \(Not a directory\); set ENTROBENCH_CACHE"):
@@ -748,7 +744,7 @@ def test_a_cache_that_cannot_be_written(small: Path, tmp_path: Path, monkeypatch
 # Checking
 
 
-def test_a_check_flags_what_is_trained_on_and_nothing_else(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_overlaps(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prepare.prepare_sets(["aime24", "amc23"], str(small))
     assert check.flags("aime24") == [], "nothing is said of a training set that is not here"
     trained = [row for row in invented(200, seed=2) if not brute_force_held_out([row[0]])]
