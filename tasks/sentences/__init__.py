@@ -101,7 +101,7 @@ class Sentences(LanguageTask):
 
 @cache
 def worked_sentences(count: int) -> list[str]:
-    """Return the sentences of so many words."""
+    """Return the worked examples with this number of words, the given word between asterisks."""
     return [sentence for sentence in SENTENCES.strip().split("\n") if len(sentence.split()) == count]
 
 

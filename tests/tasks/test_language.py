@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from lm_eval.tasks import TaskManager
+from places import REPOSITORY
 from trainers import SHORT, asked, sampled
 
 import tasks
@@ -413,3 +414,23 @@ def test_training_and_evaluation_ask_with_the_worked_examples(tmp_path: Path, mo
     assert calls == [[render_prompt(trainer.parts.tokenizer, problem) for problem in of_call] for of_call in problems]
     [line, _] = (tmp_path / "samples" / "evaluate-sorting-000000.jsonl").read_text().splitlines()
     assert json.loads(line)["shots"] == [list(shot) for shot in problems[1][0].shots]
+
+
+# Documentation
+
+
+PAGE = (REPOSITORY / "docs" / "language-tasks.md").read_text()
+
+
+@pytest.mark.parametrize(("name", "key"), [("lists", WITHOUT_B), ("sentences", "5 dog"), ("sorting", "7, 19, 42")])
+def test_the_page_has_the_prompts_verdicts_and_numbers_of_problems(name: str, key: str) -> None:
+    task = tasks.build_task(name)
+    assert isinstance(task, LanguageTask)
+    shown, options, *_ = [line.split(" | ")[1:] for line in PAGE.splitlines() if line.startswith(f"| `{name}` |")]
+    columns = [re.findall(r"`([^`]+)`", cell) for cell in shown]
+    if name != "sorting":  # whose order depends on the key
+        assert columns[0] == [task.prompt(key)]
+    for verdict, responses in zip((RIGHT, WRONG, UNPARSED), columns[1:], strict=True):
+        assert len(responses) >= 2
+        assert {verdict_and_text(task, key, response)[0] for response in responses} == {verdict}
+    assert options[1] == ", ".join(str(len(task.problems(split))) for split in SPLITS)
