@@ -79,7 +79,7 @@ def row_of_size(setting: Setting, repeats: int, folder: Path) -> list[str]:
         )
 
     contenders: dict[str, Callable[[], object]] = {
-        "embedded": sampling(EmbeddedEngine(NEVER)),
+        "embedded": sampling(EmbeddedEngine([NEVER])),
         "vLLM": sampling(EndlessEngine(folder, 0)),
         "generate": lambda: transformers_generate(model, ids_BL, setting.new_tokens),
     }
@@ -99,7 +99,7 @@ def evaluation(name: str, model: PreTrainedModel, problems: int, length: int, re
     """
     tokenizer = AutoTokenizer.from_pretrained(models.resolve("countdown-tiny").folder())
     model.save_pretrained(folder)
-    engine = VllmEngine(folder, tokenizer.eos_token_id)
+    engine = VllmEngine(folder, [tokenizer.eos_token_id])
     request: dict[str, Any] = {}
     inside_s: list[float] = []
     outside_s: list[float] = []

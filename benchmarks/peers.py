@@ -149,7 +149,7 @@ def our_trainer(place: Place, model: Path, folder: Path, recompute: bool) -> Tra
     ]
     trainer = demo_trainer("grpo+random_reward", folder, overrides, str(model))
     assert isinstance(trainer.engine, EmbeddedEngine)
-    trainer.engine.eos = NEVER
+    trainer.engine.ends = (NEVER,)
     # Otherwise responses of groups with equal rewards, whose number is random, would be left out.
     object.__setattr__(trainer.method, "contributing", lambda minibatch, signal: minibatch)
     return trainer

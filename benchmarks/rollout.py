@@ -93,7 +93,7 @@ def compare(setting: Setting, repeats: int) -> None:
     model = setting.model()
     prompts = torch.randint(model.config.vocab_size, (setting.prompts, setting.prompt_tokens))
     ids_BL = prompts.repeat_interleave(setting.group, 0)
-    engine = EmbeddedEngine(NEVER)
+    engine = EmbeddedEngine([NEVER])
     engine.load(model)
 
     def embedded() -> None:

@@ -88,11 +88,11 @@ def main(updates: int = 2) -> None:
     rows = []
     with random_model(shape) as folder:
         policy = Policy(folder, settings.train, 1.0, DEVICE, torch.bfloat16, settings.hardware)
-        engines: dict[str, Engine] = {"embedded": EmbeddedEngine(EOS, DEVICE, torch.bfloat16)}
+        engines: dict[str, Engine] = {"embedded": EmbeddedEngine([EOS], DEVICE, torch.bfloat16)}
         if choice.installed_vllm() is not None:
             from harness.rollout.vllm import VllmEngine
 
-            engines["vLLM"] = VllmEngine(Path(folder), EOS, DEVICE, torch.bfloat16)
+            engines["vLLM"] = VllmEngine(Path(folder), [EOS], DEVICE, torch.bfloat16)
         for name, engine in engines.items():
             sample_once(engine, policy)
             for update in range(updates):

@@ -133,13 +133,14 @@ class Script:
 class Tokens:
     """A tokenizer whose texts are the numbers of the tokens."""
 
-    eos_token = "<eos>"  # never in a text, so that the last token of a response counts like the others
-
     def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
         return {"input_ids": [int(number) for number in text.split()]}
 
+    def decode(self, row: Sequence[int]) -> str:
+        return " ".join(map(str, row))
+
     def batch_decode(self, rows: Sequence[Sequence[int]], **_: Any) -> list[str]:
-        return [" ".join(map(str, row)) for row in rows]
+        return [self.decode(row) for row in rows]
 
 
 @dataclass(frozen=True)
@@ -228,6 +229,7 @@ def miniature_trainer(method: Method, model: Path, folder: Path, size: Size, ste
         reference=reference,
         engine=Script(size.vocabulary),
         tokenizer=Tokens(),
+        ends=(),
         verifier=UnusedVerifier(),
         chat=PLAIN,
     )

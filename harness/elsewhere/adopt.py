@@ -26,6 +26,7 @@ from harness.elsewhere.checkpoints import TrainedCheckpoint, logged_metrics
 from harness.matrix import Shared, evaluation_identity, readable_name
 from harness.methods.composition import Method, composed
 from harness.rollout import engines
+from harness.rollout.ends import end_tokens
 from harness.rollout.models import Model
 from harness.rollout.proof import check_engine_weights
 from harness.train.evaluate import Evaluator, evaluate_cell
@@ -259,7 +260,8 @@ def evaluate_checkpoints(cell: AdoptedCell, say: Callable[[str], None]) -> str:
     device, dtype = training_device(config)
     torch.set_num_threads(config.hardware.threads)
     tokenizer = opened(AutoTokenizer, base)
-    engine = engines.build_engine(config.rollout.engine, base, tokenizer.eos_token_id, device, dtype, config.hardware)
+    ends = end_tokens(tokenizer, base, cell.model.chat)
+    engine = engines.build_engine(config.rollout.engine, base, ends, device, dtype, config.hardware)
     evaluated = evaluation_tasks_of(config, key.task, cell.model.chat)
     trained_on = build_task(key.task, config.plugins).name
     with VerifierPool.of(config.verify) as verifier:

@@ -32,6 +32,7 @@ from harness.matrix import settle_auto
 from harness.methods.batch import Rollout
 from harness.rollout import engines
 from harness.rollout.embedded import EmbeddedEngine
+from harness.rollout.ends import end_tokens
 from harness.rollout.models import Model
 from harness.rollout.proof import check_engine_weights
 from harness.rollout.protocol import Sampling
@@ -118,8 +119,8 @@ def over_problems(x_J: Floats) -> Estimate:
 class EngineOnDemand:
     """An engine that loads its weights at the first request, which never comes if all samples were kept."""
 
-    def __init__(self, folder: Path, eos: int, budget: int, *, beyond_context: bool) -> None:
-        self.folder, self.eos, self.budget = folder, eos, budget
+    def __init__(self, folder: Path, ends: Sequence[int], budget: int, *, beyond_context: bool) -> None:
+        self.folder, self.ends, self.budget = folder, ends, budget
         # vLLM refuses prompts and responses beyond a model's context.
         rollout = RolloutConfig(engine="embedded" if beyond_context else "auto")
         present = Hardware(device=resolve_device("auto"))
@@ -131,9 +132,9 @@ class EngineOnDemand:
         """The engine with its weights."""
         device, dtype = training_device(self.config)
         if self.name == "vllm":  # loads the model from the folder
-            return engines.build_engine(self.name, self.folder, self.eos, device, dtype, Hardware())
+            return engines.build_engine(self.name, self.folder, self.ends, device, dtype, Hardware())
         model = load_model(self.folder, dtype)
-        engine = EmbeddedEngine(self.eos, device, dtype, side_by_side(model.config, device, dtype, self.budget))
+        engine = EmbeddedEngine(self.ends, device, dtype, side_by_side(model.config, device, dtype, self.budget))
         engine.load(model)
         check_engine_weights(engine, model, dtype, seed=0)
         return engine
@@ -224,7 +225,9 @@ def assess(
     context = None if wanted.beyond_context else context_of(opened(AutoConfig, folder))
     sampling = [wanted.of(task) for task in chosen_tasks]
     budget = max(settings["max_new_tokens"] for settings in sampling)
-    engine = EngineOnDemand(folder, tokenizer.eos_token_id, budget, beyond_context=wanted.beyond_context)
+    engine = EngineOnDemand(
+        folder, end_tokens(tokenizer, folder, model.chat), budget, beyond_context=wanted.beyond_context
+    )
     assessments = []
     for chosen, settings in zip(chosen_tasks, sampling, strict=True):
         name, task = tasks.evaluation_name(chosen), with_instruction(chosen, model.chat)

@@ -141,14 +141,14 @@ class EmbeddedEngine:
 
     def __init__(
         self,
-        eos: int,
+        ends: Sequence[int],
         device: str = "cpu",
         dtype: torch.dtype = torch.float32,
         max_sequences: int = EMBEDDED_SEQUENCES,
         on_progress: Callable[[], None] = no_progress,
     ) -> None:
         self.on_progress = on_progress
-        self.eos, self.device, self.dtype, self.max_sequences = eos, device, dtype, max_sequences
+        self.ends, self.device, self.dtype, self.max_sequences = tuple(ends), device, dtype, max_sequences
         self.buffers: dict[str, Tensor] = {}
         self.held: dict[str, Tensor] = {}  # the view of each parameter in a buffer
 
@@ -274,8 +274,9 @@ class EmbeddedEngine:
         cache[:, :, : len(prompts), :, longest:BLOCK] = 0
 
         uniforms_TB = torch.cat(draws).to(self.device).T.contiguous()
-        tokens_TB = torch.full((budget, batch), self.eos, device=self.device)
+        tokens_TB = torch.full((budget, batch), self.ends[0], device=self.device)
         logp_TB = torch.zeros(budget, batch, device=self.device)
+        ends_E = torch.tensor(self.ends, device=self.device)
         rows = torch.arange(batch, device=self.device)  # of the samples that have not ended
         state_B = rows // n  # at first all samples of a prompt are in one state
         lengths_S = lengths_P
@@ -283,7 +284,7 @@ class EmbeddedEngine:
         for t in range(budget):
             tokens, logp = sample_tokens(logits, temperature, state_B, uniforms_TB[t, rows])
             tokens_TB[t, rows], logp_TB[t, rows] = tokens, logp
-            alive = tokens != self.eos
+            alive = (tokens[:, None] != ends_E).all(1)
             rows = rows[alive]
             if t + 1 == budget or not len(rows):
                 break
@@ -302,12 +303,12 @@ class EmbeddedEngine:
     def _rollouts(
         self, prompts: list[Sequence[int]], n: int, tokens_TB: Tensor, logp_TB: Tensor
     ) -> list[list[Rollout]]:
-        """Return the responses, each cut after its first end of sequence."""
+        """Return the responses, each cut after its first end token."""
         rollouts: list[Rollout] = []
         for tokens, logp in zip(tokens_TB.T.tolist(), logp_TB.T.tolist(), strict=True):
-            finished = self.eos in tokens
-            end = tokens.index(self.eos) + 1 if finished else len(tokens)
-            rollouts.append(Rollout(list(prompts[len(rollouts) // n]), tokens[:end], logp[:end], finished))
+            ends = [tokens.index(end) + 1 for end in self.ends if end in tokens]
+            length = min(ends, default=len(tokens))
+            rollouts.append(Rollout(list(prompts[len(rollouts) // n]), tokens[:length], logp[:length], bool(ends)))
         return [rollouts[start : start + n] for start in range(0, len(rollouts), n)]
 
     def _prefill(self, cache: Tensor, prompts: list[Sequence[int]], lengths_P: Tensor, rotations: Tensor) -> Tensor:

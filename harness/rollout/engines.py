@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from harness.config import Hardware
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def build_engine(
     name: str,
     folder: Path,
-    eos: int,
+    ends: Sequence[int],
     device: str,
     dtype: torch.dtype,
     hardware: Hardware,
@@ -25,12 +25,12 @@ def build_engine(
 ) -> Engine:
     """Return the engine of this name for the model in a folder; it samples after its first `load`.
 
-    `on_progress` is called at each sign of progress while it samples.
+    `ends`: the tokens that end a response; `on_progress` is called at each sign of progress while it samples.
     """
     if name == "embedded":
         from harness.rollout.embedded import EmbeddedEngine
 
-        return EmbeddedEngine(eos, device, dtype, on_progress=on_progress)
+        return EmbeddedEngine(ends, device, dtype, on_progress=on_progress)
     from harness.rollout.vllm import VllmEngine
 
-    return VllmEngine(folder, eos, device, dtype, hardware.cache_gib, hardware.share, on_progress)
+    return VllmEngine(folder, ends, device, dtype, hardware.cache_gib, hardware.share, on_progress)

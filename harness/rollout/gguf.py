@@ -118,16 +118,14 @@ def read_header(path: Path) -> Header:
         if file.read(len(MAGIC)) != MAGIC:
             raise UserError(f"{short(str(path))} is not a GGUF file")
         try:
-            version, tensors, settings = unpack(file, "IQQ")
+            version, number_of_tensors, number_of_settings = unpack(file, "IQQ")
             if version not in VERSIONS:
                 raise UserError(
                     f"{short(str(path))} is GGUF of version {version}; allowed: {VERSIONS[0]}, {VERSIONS[1]}"
                 )
-            return Header(
-                dict(read_setting(file) for _ in range(settings)),
-                dict(read_tensor(file) for _ in range(tensors)),
-                file.tell(),
-            )
+            settings = dict(read_setting(file) for _ in range(number_of_settings))
+            tensors = dict(read_tensor(file) for _ in range(number_of_tensors))
+            return Header(settings, tensors, file.tell())
         except EOFError as error:
             raise UserError(f"{short(str(path))} ends within its header; download it again") from error
         except UserError:

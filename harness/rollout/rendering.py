@@ -16,16 +16,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Chat:
-    """Settings of a model's prompts that override those of its tokenizer and of the task."""
+    """Settings of a model's prompts and responses that override those of its folder and of the task."""
 
     system: str | None = None  # the system prompt
     instruction: str | None = None  # instead of the instruction at the end of a task's problems
     template: str | None = None  # a Jinja chat template instead of the tokenizer's; empty: plain text
     template_options: dict[str, Any] = field(default_factory=dict)  # such as enable_thinking: false
+    end_tokens: list[str] = field(default_factory=list)  # that end a response, instead of the folder's
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that override something."""
-        return {key: value for key, value in dataclasses.asdict(self).items() if value not in (None, {})}
+        return {key: value for key, value in dataclasses.asdict(self).items() if value not in (None, {}, [])}
 
 
 PLAIN = Chat()
@@ -44,10 +45,9 @@ def render_prompt(tokenizer: PreTrainedTokenizerBase, problem: Problem, chat: Ch
 
     Plain text is laid out as lm-eval does by default, so that its own command shows the same prompts.
     """
-    template = getattr(tokenizer, "chat_template", None) if chat.template is None else chat.template
     # The tokenizer would warn about prompts longer than the model's context; the caller checks their length.
     silent = {"verbose": False}
-    if not template:
+    if not chat_template(tokenizer, chat):
         paragraphs = [chat.system] if chat.system else []
         paragraphs += [f"{prompt} {response}" for prompt, response in problem.shots]
         return list(tokenizer("\n\n".join([*paragraphs, problem.prompt]), **silent)["input_ids"])
@@ -55,15 +55,31 @@ def render_prompt(tokenizer: PreTrainedTokenizerBase, problem: Problem, chat: Ch
     for prompt, response in problem.shots:
         messages += [{"role": "user", "content": prompt}, {"role": "assistant", "content": response}]
     messages.append({"role": "user", "content": problem.prompt})
+    # The template has written the special tokens.
+    return list(tokenizer(render_chat(tokenizer, messages, chat), add_special_tokens=False, **silent)["input_ids"])
+
+
+def chat_template(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> Any:
+    """Return the chat template of a model; empty or None for plain text."""
+    return getattr(tokenizer, "chat_template", None) if chat.template is None else chat.template
+
+
+def render_chat(
+    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], chat: Chat, *, prompts: bool = True
+) -> str:
+    """Return a conversation in the chat template; `prompts`: with what begins the next answer."""
     try:
-        text = tokenizer.apply_chat_template(
-            messages, chat_template=chat.template, tokenize=False, add_generation_prompt=True, **chat.template_options
+        text: str = tokenizer.apply_chat_template(
+            messages,
+            chat_template=chat.template,
+            tokenize=False,
+            add_generation_prompt=prompts,
+            **chat.template_options,
         )
     except Exception as error:  # a template is a program, and may raise any type
         reason = short(f"{type(error).__name__}: {error}")
         raise UserError(f"the chat template of {tokenizer.name_or_path} cannot render a prompt: {reason}") from error
-    # The template has written the special tokens.
-    return list(tokenizer(text, add_special_tokens=False, **silent)["input_ids"])
+    return text
 
 
 def count_unread(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], chat: Chat = PLAIN) -> tuple[int, int]:

@@ -174,7 +174,7 @@ class VllmEngine:
     def __init__(
         self,
         folder: Path,
-        eos: int,
+        ends: Sequence[int],
         device: str = "cpu",
         dtype: torch.dtype = torch.float32,
         cache_gib: float | None = None,
@@ -182,7 +182,7 @@ class VllmEngine:
         on_progress: Callable[[], None] = no_progress,
     ) -> None:
         self.on_progress = on_progress
-        self.eos, self.device, self.dtype = eos, device, dtype
+        self.ends, self.device, self.dtype = list(ends), device, dtype
         on_cpu, model = device == "cpu", read_model_config(folder)
         self.vllm = import_vllm(device, shape_of_config(model))
         # vLLM keeps state per process. An earlier engine that was collected later would destroy the state of this one.
@@ -323,8 +323,8 @@ class VllmEngine:
             top_k=0,
             min_p=0.0,
             max_tokens=max_new_tokens,
-            stop_token_ids=[self.eos],
-            ignore_eos=True,  # the model's folder may name other end tokens than the tokenizer
+            stop_token_ids=self.ends,
+            ignore_eos=True,  # vLLM's own reading of the model's folder
             logprobs=logprobs,
             flat_logprobs=True,
             detokenize=False,

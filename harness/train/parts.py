@@ -25,6 +25,7 @@ from harness.config import OWN, TRL, Config
 from harness.methods.composition import Method, method_classes
 from harness.methods.refusals import TRL_DISTRIBUTIONS
 from harness.rollout import choice, engines, models
+from harness.rollout.ends import end_tokens
 from harness.rollout.proof import check_engine_weights
 from harness.rollout.protocol import Engine
 from harness.rollout.rendering import Chat, count_unread, with_instruction
@@ -51,6 +52,7 @@ class Parts:
     reference: Policy | None  # the model before training
     engine: Engine
     tokenizer: Any
+    ends: tuple[int, ...]  # the tokens that end a response
     verifier: Verifier
     chat: Chat
     heartbeat: Heartbeat = field(default_factory=Heartbeat)
@@ -143,9 +145,8 @@ def build_parts(
         critic = Critic(base, train, critic_lr, device, dtype, config.hardware, heartbeat.forward)
     tokenizer = opened(AutoTokenizer, base)
     check_vocabulary(tokenizer, policy.module, base)
-    engine = engines.build_engine(
-        config.rollout.engine, base, tokenizer.eos_token_id, device, dtype, config.hardware, heartbeat.forward
-    )
+    ends = end_tokens(tokenizer, base, model.chat)
+    engine = engines.build_engine(config.rollout.engine, base, ends, device, dtype, config.hardware, heartbeat.forward)
     torch.manual_seed(spec.key.seed)  # after the engine, since vLLM sets the process-wide seed
     task = with_instruction(tasks.build_task(spec.key.task, config.plugins), model.chat)
     if config.train.filter is not None:
@@ -181,6 +182,7 @@ def build_parts(
         reference=reference,
         engine=engine,
         tokenizer=tokenizer,
+        ends=ends,
         verifier=verifier,
         chat=model.chat,
         heartbeat=heartbeat,

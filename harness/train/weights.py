@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +38,35 @@ warnings.filterwarnings("ignore", "torch.distributed is disabled")  # DCP warns 
 
 def load_model(folder: Path | str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """Return the whole language model; refuse one with NaN or infinity among its weights."""
-    model = with_linear_head(opened(AutoModelForCausalLM, folder, dtype=dtype, **HOW), folder)
+    model = with_linear_head(read_whole(AutoModelForCausalLM, folder, dtype), folder)
     for name, weight in model.named_parameters():
         if not weight.isfinite().all():
             raise UserError(f"model {short(str(folder))} has NaN or infinite weights ({name}): its training diverged")
     return model
+
+
+def read_whole(kind: Any, folder: Path | str, dtype: torch.dtype) -> PreTrainedModel:
+    """Return a model; refuse a folder that lacks weights, which would be random, or has some that would not be read.
+
+    A body leaves the weights of the head unread.
+    """
+    model, report = opened(kind, folder, dtype=dtype, output_loading_info=True, **HOW)
+    where = f"model {short(str(folder))}"
+    if missing := sorted(report["missing_keys"]):
+        tied = "; if its head is the embedding, set tie_word_embeddings in its config.json"
+        reason = tied if missing == ["lm_head.weight"] else ""
+        raise UserError(f"{where} lacks {listed(missing)}, without which it would be random{reason}")
+    unread = sorted(report["unexpected_keys"])
+    if kind is AutoModelForCausalLM and unread:
+        raise UserError(
+            f"{where} has {listed(unread)}, which {type(model).__name__} does not read; it would be another"
+        )
+    return model
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return the first of several names of weights, and their number."""
+    return f"the weights {short(names[0])}" + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 
 def opened(kind: Any, folder: Path | str, **settings: Any) -> Any:
@@ -164,7 +188,7 @@ def outline(folder: Path, kind: Any) -> PreTrainedModel:
             print(
                 f"each of {ranks.count()} ranks reads all of {folder}: its safetensors files lack weights", flush=True
             )
-    return opened(kind, folder, dtype=torch.float32, **HOW)
+    return read_whole(kind, folder, torch.float32)
 
 
 def stored(model: PreTrainedModel, folder: Path) -> dict[str, str]:

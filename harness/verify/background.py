@@ -99,15 +99,19 @@ def judge_rollouts(
     by_group: list[Distinct] = []
     numbers: list[int] = []  # of the problems of all distinct responses
     responses: list[list[int]] = []
+    ends: list[int | None] = []  # the end token of each, if it has one
     for number, group in groups.items():
         distinct = Distinct.of([tuple(rollout.response) for rollout in group])
         by_group.append(distinct)
         numbers += [number] * len(distinct.first)
-        responses += [rollout.response for rollout in distinct.once(group)]
-    # Special tokens other than the end of the sequence stay in the text: if they were skipped, a policy could fill its
+        for rollout in distinct.once(group):
+            responses.append(rollout.response)
+            ends.append(rollout.response[-1] if rollout.finished else None)
+    # Special tokens other than the end token stay in the text: if they were skipped, a policy could fill its
     # responses with tokens that leave no text, such as padding.
     decoded = tokenizer.batch_decode(responses, skip_special_tokens=False)
-    texts = [text.removesuffix(tokenizer.eos_token) for text in decoded]
+    endings = {end: "" if end is None else tokenizer.decode([end]) for end in {*ends}}
+    texts = [text.removesuffix(endings[end]) for text, end in zip(decoded, ends, strict=True)]
     pairs = [(problems[number], text) for number, text in zip(numbers, texts, strict=True)]
     judgments = iter(judge_responses(task, verifier, pairs))
     of_distinct = iter(zip(responses, decoded, texts, strict=True))

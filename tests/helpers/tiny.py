@@ -79,7 +79,7 @@ def engine_of(model: PreTrainedModel, folder: Path, dtype: torch.dtype = torch.f
     """Return an engine that starts with other weights, so that nothing is right before the first load."""
     torch.manual_seed(0)
     type(model)(model.config).save_pretrained(folder)
-    engine = VllmEngine(folder, EOS, "cpu", dtype, cache_gib=0.1)
+    engine = VllmEngine(folder, [EOS], "cpu", dtype, cache_gib=0.1)
     engine.load(model)
     return engine
 

@@ -268,7 +268,7 @@ def test_memory_estimate_of_a_real_cell(tmp_path: Path) -> None:
 
 def test_cache_bytes_per_token_of_the_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     model = network("qwen3")
-    engine = embedded.EmbeddedEngine(eos=0)
+    engine = embedded.EmbeddedEngine([0])
     engine.load(model)
     caches: list[torch.Tensor] = []
     step = engine._step

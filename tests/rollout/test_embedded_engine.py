@@ -87,7 +87,7 @@ def shared(name: str) -> tuple[PreTrainedModel, PreTrainedModel]:
 
 
 def engine_of(model: PreTrainedModel, **options: Any) -> EmbeddedEngine:
-    engine = EmbeddedEngine(EOS, **options)
+    engine = EmbeddedEngine([EOS], **options)
     engine.load(model)
     return engine
 
@@ -314,7 +314,7 @@ def test_logits_that_are_not_finite_are_named() -> None:
 )
 def test_a_model_that_it_cannot_reproduce_is_refused(model: PreTrainedModel, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        EmbeddedEngine(EOS).load(model)
+        EmbeddedEngine([EOS]).load(model)
 
 
 def test_a_negative_temperature_is_refused() -> None:
@@ -328,10 +328,10 @@ def test_a_negative_temperature_is_refused() -> None:
 def test_cuda_samples_what_the_cpu_samples(name: str) -> None:
     model, exact = shared(name)
     expected = generate(engine_of(model), n=40)
-    engine = EmbeddedEngine(EOS, "cuda")
+    engine = EmbeddedEngine([EOS], "cuda")
     engine.load(model)
     assert tokens_of(generate(engine, n=40)) == tokens_of(expected)
-    half = EmbeddedEngine(EOS, "cuda", torch.bfloat16)
+    half = EmbeddedEngine([EOS], "cuda", torch.bfloat16)
     half.load(model)
     for group in generate(half):
         for rollout in group:

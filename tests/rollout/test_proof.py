@@ -30,7 +30,7 @@ LR = 1e-6
 def synchronised(name: str, dtype: torch.dtype, lr: float) -> tuple[EmbeddedEngine, PreTrainedModel, PreTrainedModel]:
     """An engine with the weights from before an update, and the model before and after it."""
     model = faults.model_of(name)
-    engine = EmbeddedEngine(3, "cpu", dtype)
+    engine = EmbeddedEngine([3], "cpu", dtype)
     engine.load(model)
     return engine, faults.update(model, lr), model
 

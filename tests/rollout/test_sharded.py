@@ -36,7 +36,7 @@ def leaving(engine: EmbeddedEngine, names: str, old: dict[str, Tensor]) -> Abstr
 def sample_on_rank(rank: int, folder: Path) -> None:
     sharded.start(rank, folder)
     seen = {
-        name: sharded.work(EmbeddedEngine(EOS, "cpu", dtype), name, dtype, rank, leaving)
+        name: sharded.work(EmbeddedEngine([EOS], "cpu", dtype), name, dtype, rank, leaving)
         for name, dtype in CASES.items()
     }
     torch.save(seen, folder / f"{rank}.pt")
@@ -48,6 +48,6 @@ def test_each_rank_samples_from_the_weights_that_all_share_or_the_proof_says_whe
     start(sample_on_rank, tmp_path)
     seen = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(2)]
     for name, dtype in CASES.items():
-        alone = EmbeddedEngine(EOS, "cpu", dtype)
+        alone = EmbeddedEngine([EOS], "cpu", dtype)
         alone.load(sharded.changed(name))
         sharded.check(name, [rank[name] for rank in seen], alone, most_alive=3)  # q, k and v

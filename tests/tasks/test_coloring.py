@@ -249,7 +249,7 @@ def test_base_model_solves_few_answers_and_most_problems(recipe: ColoringRecipe,
     torch.set_num_threads(1)
     base_model.build_base_model(recipe, tmp_path)
     encoder = AutoTokenizer.from_pretrained(tmp_path)
-    engine = EmbeddedEngine(encoder.eos_token_id)
+    engine = EmbeddedEngine([encoder.eos_token_id])
     engine.load(AutoModelForCausalLM.from_pretrained(tmp_path))
     settings: dict[str, Any] = {"split": "validation", "samples": 32, "temperature": 1.0, "max_new_tokens": 10}
     result = Evaluator(engine, encoder, VerifierPool()).evaluate(recipe.coloring, 0, problems=problems, **settings)

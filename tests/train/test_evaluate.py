@@ -266,7 +266,7 @@ def test_the_base_model_knows_how_to_answer_and_has_much_to_learn() -> None:
     torch.set_num_threads(1)
     folder = models.resolve("countdown-tiny").folder()
     encoder = AutoTokenizer.from_pretrained(folder)
-    engine = EmbeddedEngine(encoder.eos_token_id)
+    engine = EmbeddedEngine([encoder.eos_token_id])
     engine.load(AutoModelForCausalLM.from_pretrained(folder))
     settings = {"split": "validation", "samples": 32, "temperature": 1.0, "max_new_tokens": 24, "tokenizer": encoder}
     result = evaluated(engine, seed=0, problems=128, **settings)

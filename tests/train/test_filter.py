@@ -65,7 +65,6 @@ class Letters:
     """A tokenizer with a token a character, which decodes every token as its number."""
 
     chat_template = None
-    eos_token = "<eos>"
 
     def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
         return {"input_ids": [ord(character) for character in text]}
@@ -95,7 +94,7 @@ class Numbered:
         on_group: OnGroup,
     ) -> list[list[Rollout]]:
         self.calls.append({"prompts": prompts, "n": n, "seeds": seeds, "how": (temperature, max_new_tokens)})
-        groups = [[Rollout(list(prompt), [j], [0.0], True) for j in range(n)] for prompt in prompts]
+        groups = [[Rollout(list(prompt), [j], [0.0], False) for j in range(n)] for prompt in prompts]
         for number, group in reversed(list(enumerate(groups))):  # as they end
             on_group(number, group)
         return groups

@@ -212,23 +212,20 @@ def test_a_rank_names_the_tensor_of_another_shape(tmp_path: Path) -> None:
 
 
 def outline_on_rank(rank: int, folder: Path) -> str:
-    """Load a model whose files lack weights, and return what this rank prints."""
+    """Load a model whose files lack weights, and return what this rank prints with the error."""
     output = io.StringIO()
-    with contextlib.redirect_stdout(output):
+    with contextlib.redirect_stdout(output), pytest.raises(UserError) as error:
         weights.outline(folder / "m", AutoModelForCausalLM)
-    return output.getvalue()
+    return f"{output.getvalue()}{error.value}"
 
 
 @pytest.mark.processes
 def test_two_ranks_say_once_that_each_reads_all_of_a_model(tmp_path: Path) -> None:
     folder = folder_of_a_model(tmp_path / "m")
-    file = folder / "model.safetensors"
-    tensors = load_file(file)
-    del tensors["model.norm.weight"]
-    save_file(tensors, file, {"format": "pt"})
+    lacking(folder, "model.norm.weight")
     first, second = on_ranks(outline_on_rank, tmp_path)
-    assert first == f"each of 2 ranks reads all of {folder}: its safetensors files lack weights\n"
-    assert second == ""
+    assert first == f"each of 2 ranks reads all of {folder}: its safetensors files lack weights\n{second}"
+    assert "lacks the weights model.norm.weight" in second
 
 
 WIDE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -255,3 +252,36 @@ def test_learner_dropout(kind: str, tmp_path: Path) -> None:
     assert policy.module.training
     assert rates.items() <= policy.dropout.items()
     assert torch.equal(policy.module(input_ids=tokens).logits, policy.module(input_ids=tokens).logits)
+
+
+def lacking(folder: Path, *names: str, **more: torch.Tensor) -> Path:
+    """Take weights out of a model's file, and add others."""
+    file = folder / "model.safetensors"
+    tensors = {name: tensor for name, tensor in load_file(file).items() if name not in names}
+    save_file({**tensors, **more}, file, {"format": "pt"})
+    return folder
+
+
+def test_a_folder_with_other_weights_than_its_model_is_refused(tmp_path: Path) -> None:
+    tied, _, body = models(tmp_path)
+    change(tied, "config.json", tie_word_embeddings=False)
+    sentence = (
+        r"^model .*/tied lacks the weights lm_head.weight, without which .*; if its head is the embedding, set tie_"
+    )
+    with pytest.raises(UserError, match=sentence):
+        weights.load_model(tied)
+    folder = lacking(folder_of_a_model(tmp_path / "m"), "model.norm.weight", "model.layers.0.mlp.up_proj.weight")
+    with pytest.raises(UserError, match=r"^model .*/m lacks the weights model.layers.0.* and 1 more, without which"):
+        Policy(folder, *ARGUMENTS)
+    lacking(body, "norm.weight", "model.norm.weight")
+    with pytest.raises(
+        UserError, match=r"^model .*/body lacks the weights norm.weight, without which it would be random$"
+    ):
+        Critic(body, Train(), 1e-3, "cpu", torch.float32, Hardware())
+
+
+def test_a_folder_with_further_weights_is_refused_unless_only_its_body_is_read(tmp_path: Path) -> None:
+    folder = lacking(folder_of_a_model(tmp_path / "m"), **{"model.layers.7.mlp.up_proj.weight": torch.zeros(2)})
+    with pytest.raises(UserError, match=r"^model .*/m has the weights model.layers.7.mlp.up_proj.weight, which Qwen"):
+        weights.load_model(folder)
+    Critic(folder, Train(), 1e-3, "cpu", torch.float32, Hardware())

@@ -33,7 +33,7 @@ def leaving(engine: VllmEngine, names: str, old: dict[str, Tensor]) -> AbstractC
 
 
 def start(folder: Path) -> VllmEngine:
-    return VllmEngine(folder, EOS, "cpu", torch.float32, cache_gib=0.1)
+    return VllmEngine(folder, [EOS], "cpu", torch.float32, cache_gib=0.1)
 
 
 def sample_on_rank(rank: int, folder: Path) -> None:

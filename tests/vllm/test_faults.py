@@ -28,7 +28,7 @@ def test_a_whole_update_passes_and_each_fault_is_caught_at_once(name: str, dtype
     """All with one engine, since starting one takes seconds."""
     now = faults.model_of(name)
     now.save_pretrained(tmp_path)
-    engine = VllmEngine(tmp_path, 3, "cpu", DTYPES[dtype], cache_gib=0.1)
+    engine = VllmEngine(tmp_path, [3], "cpu", DTYPES[dtype], cache_gib=0.1)
     cases: list[tuple[Callable[[VllmEngine, PreTrainedModel, PreTrainedModel], None], str]]
     cases = [*faults.FAULTS.items()]
     if not now.config.tie_word_embeddings or keeps_a_packed_head(engine, now):

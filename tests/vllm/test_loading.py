@@ -80,7 +80,7 @@ def test_what_the_models_folder_says_of_sampling_does_not_count(tmp_path: Path) 
     greedy = type(model)(model.config)
     greedy.generation_config.update(do_sample=True, top_k=1, temperature=0.1, eos_token_id=[EOS, *range(10, 80)])
     greedy.save_pretrained(tmp_path)
-    engine = VllmEngine(tmp_path, EOS, "cpu", torch.float32, cache_gib=0.1)
+    engine = VllmEngine(tmp_path, [EOS], "cpu", torch.float32, cache_gib=0.1)
     engine.load(model)
     groups = generate(engine, n=30)
     assert worst_difference(model, groups) < 1e-3
@@ -110,11 +110,11 @@ def test_what_cannot_run_here_is_one_sentence(tmp_path: Path) -> None:
     narrow = Qwen2ForCausalLM(Qwen2Config(**{**SIZES, "head_dim": 16}))
     narrow.save_pretrained(tmp_path / "narrow")
     with pytest.raises(UserError, match=r"head_dim is 16; vLLM's attention on a CPU allows 32, 64.*engine=embedded"):
-        VllmEngine(tmp_path / "narrow", EOS)
+        VllmEngine(tmp_path / "narrow", [EOS])
     build("qwen2-tied").save_pretrained(tmp_path / "model")
     for gib in (1e5, 1e-6):
         with pytest.raises(UserError, match=f"not enough memory.*hardware.cache_gib is {gib}: raise it") as error:
-            VllmEngine(tmp_path / "model", EOS, cache_gib=gib)
+            VllmEngine(tmp_path / "model", [EOS], cache_gib=gib)
         assert "\n" not in str(error.value)
 
 

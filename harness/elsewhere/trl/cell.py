@@ -168,7 +168,7 @@ class RecordedTrainer(EntrobenchTrainer):
         )
         self.remove_callback(PrinterCallback)
         # A response ends as in evaluation and in other cells. TRL adds the tokens of the model's generation_config.
-        self.eos_token_ids = [parts.tokenizer.eos_token_id]
+        self.eos_token_ids = [*parts.ends]
         self.generation_config.eos_token_id = self.generation_kwargs["eos_token_id"] = self.eos_token_ids
         if self.config.dynamics.every:
             self._more_needs = frozenset({"sum_p2"})
