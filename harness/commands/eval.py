@@ -56,10 +56,10 @@ def call(arguments: argparse.Namespace) -> int:
     out = arguments.out or assess.default_folder(model, console.print)
     try:
         with VerifierPool() as verifier:
-            assessments = assess.assess(model, chosen_tasks, wanted, verifier, out, console.print)
+            results = assess.assess(model, chosen_tasks, wanted, verifier, out, console.print)
     except CellFailure as failure:
         console.print(f"failed  {failure}; the samples are kept in {out}", style="red")
         return 1
-    assess.print_assessments(console, assessments)
+    assess.print_results(console, results)
     console.print(f"samples and results: {out}")
     return 0

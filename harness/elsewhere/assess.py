@@ -39,7 +39,7 @@ from harness.rollout.protocol import Sampling
 from harness.rollout.rendering import count_unread, with_instruction
 from harness.table.columns import format_estimate
 from harness.table.statistics import Estimate, Floats, mean_interval, near_bound
-from harness.train.evaluate import Evaluation, Evaluator, Record, as_asked, record_of_judging
+from harness.train.evaluate import Evaluator, Record, as_asked, record_of_judging
 from harness.train.parts import record_attempt, training_device
 from harness.train.policy import context_of
 from harness.train.weights import load_model, opened
@@ -80,40 +80,6 @@ class Wanted:
             "temperature": generation["temperature"] if self.temperature is None else self.temperature,
             "max_new_tokens": self.max_new_tokens or generation["max_gen_toks"],
         }
-
-
-@dataclass(frozen=True)
-class Assessment:
-    """The result of one model on one task, with everything it depends on."""
-
-    task: str  # the name of the evaluation
-    evaluation: Evaluation
-    settings: dict[str, Any]
-    folder: Path
-    flags: list[str]  # warnings on the problems, such as memorized ones
-    notes: list[str]  # warnings on how the model reads them, such as letters without a token
-
-    def avg(self) -> Estimate:
-        """Return the mean over all samples, with an interval over problems."""
-        return over_problems(np.array(self.evaluation.right, dtype=float).mean(axis=1))
-
-    def pass_at_k(self, k: int) -> Estimate:
-        """Return the estimate of Pass@k, with an interval over problems."""
-        right_JN = np.array(self.evaluation.right, dtype=int)
-        return over_problems(pass_at_k(right_JN.shape[1], right_JN.sum(axis=1), k))
-
-    def record(self) -> dict[str, Any]:
-        """Return the assessment as result.json keeps it."""
-        warnings = {"flags": self.flags, "settings": self.settings, "notes": self.notes}
-        return {"task": self.task, **self.evaluation.counts(), **warnings, "folder": self.folder.name}
-
-
-def over_problems(x_J: Floats) -> Estimate:
-    """Return the mean share of one model, with Student's interval over problems."""
-    interval = mean_interval(x_J)
-    if len(x_J) == 1:
-        return interval
-    return near_bound(interval, len(x_J))
 
 
 class EngineOnDemand:
@@ -216,8 +182,8 @@ def assess(
     verifier: Verifier,
     out: Path,
     say: Callable[[str], None],
-) -> list[Assessment]:
-    """Evaluate a model on tasks, and write the samples and results to `out`."""
+) -> list[Record]:
+    """Evaluate a model on tasks; write the samples and results to `out`, and return the results."""
     folder = model.folder(say=say)
     digest = model.digest(folder)
     disable_progress_bar()
@@ -228,7 +194,7 @@ def assess(
     engine = EngineOnDemand(
         folder, end_tokens(tokenizer, folder, model.chat), budget, beyond_context=wanted.beyond_context
     )
-    assessments = []
+    results = []
     for chosen, settings in zip(chosen_tasks, sampling, strict=True):
         name, task = tasks.evaluation_name(chosen), with_instruction(chosen, model.chat)
         identity = {
@@ -262,57 +228,57 @@ def assess(
         earlier = Made.read(task_folder)
         if earlier is None or earlier.sources != sources:
             record_attempt(task_folder, engine.config, sources, digest)
-        flags, prompts = task.flags(trained_on=None), [record["prompt"] for record in evaluation.samples]
+        prompts = [record["prompt"] for record in evaluation.samples]
         some, _ = count_unread(tokenizer, prompts, model.chat)
-        notes = [f"the tokenizer leaves letters out of {some} of {len(prompts)} prompts"] if some else []
-        assessments.append(Assessment(name, evaluation, settings, task_folder, flags, notes))
-        files.write_json(task_folder / "result.json", assessments[-1].record())
-    summary = {"model": model.name, "summary": model.summary(), "identity": model.identity()}
-    files.write_json(out / "results.json", {**summary, "tasks": [each.record() for each in assessments]})
-    return assessments
+        result = {
+            "task": name,
+            **evaluation.counts(),
+            "flags": task.flags(trained_on=None),
+            "settings": settings,
+            "notes": [f"the tokenizer leaves letters out of {some} of {len(prompts)} prompts"] if some else [],
+            "folder": task_folder.name,
+        }
+        files.write_json(task_folder / "result.json", result)
+        results.append(result)
+    summary = {"model": model.name, "summary": model.summary(), "identity": model.identity(), "tasks": results}
+    files.write_json(out / "results.json", summary)
+    return results
 
 
-def print_assessments(console: Console, assessments: Sequence[Assessment]) -> None:
+def print_results(console: Console, results: Sequence[Record]) -> None:
     """Print a line for each task; a number that does not exist for a task is left empty."""
-    most_samples = max(assessment.settings["samples"] for assessment in assessments)
-    ks, passes = [], []
-    for k in powers_of_two(most_samples):
-        if k > 1:
-            ks.append(k)
-            passes.append(f"Pass@{k}")
+    most_samples = max(result["settings"]["samples"] for result in results)
+    ks = [k for k in powers_of_two(most_samples) if k > 1]
+    passes = [f"Pass@{k}" for k in ks]
     names = ["problems", "K", "Avg@K", *passes, "maj@K", *DIVERSITY, "truncated", "length"]
-    lines = [cells_of(assessment, ks) for assessment in assessments]
-    columns = [Column("task")]
-    for name in names:
-        columns.append(Column(name, right=True))
+    lines = [cells_of(result, ks) for result in results]
+    columns = [Column("task"), *(Column(name, right=True) for name in names)]
     # The columns that a narrow terminal drops, first to last. The last Pass@K tells most, so it stays.
     dropped_first = ["length", "truncated", *reversed(DIVERSITY), *passes[:-1], "problems"]
     goes = [[name] for name in dropped_first]
     terminal.show_table(console, columns, lines, goes, pad_edge=False, where="in a wider terminal, or in results.json")
     console.print("±: 95 % interval over problems, of one model and one seed; Pass@1 is Avg@K; length is in tokens.")
     console.print("distinct right: distinct right answers to a problem; solutions found: their share of all solutions.")
-    for assessment in assessments:
-        task = assessment.task
-        verdicts = Counter(assessment.evaluation.verdicts).most_common()
-        counts = [f"{number:,} {verdict}" for verdict, number in verdicts]
-        console.print(f"{task}: {', '.join(counts)}")
-        for note in assessment.flags + assessment.notes:
-            console.print(f"{task}: {note}", style="yellow")
+    for result in results:
+        counts = [f"{count:,} {verdict}" for verdict, count in Counter[str](result["verdicts"]).most_common()]
+        console.print(f"{result['task']}: {', '.join(counts)}")
+        for note in result["flags"] + result["notes"]:
+            console.print(f"{result['task']}: {note}", style="yellow")
 
 
-def cells_of(assessment: Assessment, ks: Sequence[int]) -> list[str]:
-    """Return the line of an assessment in the table, with a column for each k."""
-    evaluation, samples = assessment.evaluation, assessment.settings["samples"]
-    metrics = evaluation.metrics
+def cells_of(result: Record, ks: Sequence[int]) -> list[str]:
+    """Return the line of a result in the table, with a column for each k."""
+    metrics, right_JN = result["metrics"], np.array(result["right"])
+    samples = right_JN.shape[1]
     passes = [""] * len(ks)
     for column, k in enumerate(ks):
         if k <= samples:
-            passes[column] = format_estimate(assessment.pass_at_k(k))
+            passes[column] = format_estimate(over_problems(pass_at_k(samples, right_JN.sum(axis=1), k)))
     return [
-        assessment.task,
-        str(len(evaluation.problems)),
+        result["task"],
+        str(len(right_JN)),
         str(samples),
-        format_estimate(assessment.avg()),
+        format_estimate(over_problems(right_JN.mean(axis=1))),
         *passes,
         f"{metrics[f'maj@{samples}']:.3f}",
         f"{metrics['right_distinct']:.2f}",
@@ -321,3 +287,9 @@ def cells_of(assessment: Assessment, ks: Sequence[int]) -> list[str]:
         f"{metrics['truncated']:.1%}",
         f"{metrics['length']:.0f}",
     ]
+
+
+def over_problems(x_J: Floats) -> Estimate:
+    """Return the mean share of one model, with Student's interval over problems."""
+    interval = mean_interval(x_J)
+    return interval if len(x_J) == 1 else near_bound(interval, len(x_J))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import json
 import os
@@ -33,7 +32,7 @@ from harness.base import files
 from harness.base.errors import UserError
 from harness.commands import eval as command
 from harness.elsewhere import assess
-from harness.elsewhere.assess import Assessment, EngineOnDemand, Wanted
+from harness.elsewhere.assess import EngineOnDemand, Wanted
 from harness.rollout import models
 from harness.verify.pool import VerifierPool
 from tasks import Verdict
@@ -62,7 +61,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return asked
 
 
-def run(out: Path, wanted: Wanted = FEW, specs: Sequence[str] = ("countdown",)) -> list[Assessment]:
+def run(out: Path, wanted: Wanted = FEW, specs: Sequence[str] = ("countdown",)) -> list[dict[str, Any]]:
     with VerifierPool() as verifier:
         return assess.assess(TINY, [tasks.build_task(spec) for spec in specs], wanted, verifier, out, lambda text: None)
 
@@ -73,41 +72,37 @@ def records(out: Path, task: str = "countdown") -> list[dict[str, Any]]:
 
 
 def test_every_response_is_kept_with_its_verdict(tmp_path: Path, calls: list[int]) -> None:
-    (assessment,) = run(tmp_path)
+    (result,) = run(tmp_path)
     assert calls == [4, 4, 2]
     problems = tasks.build_task("countdown").problems("test")[:10]
     kept = records(tmp_path)
     assert [record["problem"] for record in kept] == [problem.id for problem in problems]
     assert [record["prompt"] for record in kept] == [problem.prompt for problem in problems]
-    for problem, record, right in zip(problems, kept, assessment.evaluation.right, strict=True):
+    for problem, record, right in zip(problems, kept, result["right"], strict=True):
         verdicts = [Countdown().verdict(problem, text) for text in record["responses"]]
         assert record["verdicts"] == verdicts
         assert right == [int(verdict == "right") for verdict in verdicts]
         assert all(end or length == 8 for end, length in zip(record["finished"], record["lengths"], strict=True))
-    result = json.loads((tmp_path / "results.json").read_text())["tasks"][0]
+    assert json.loads((tmp_path / "results.json").read_text())["tasks"] == [result]
     assert result["verdicts"] == Counter(verdict for record in kept for verdict in record["verdicts"])
-    assert result["metrics"]["avg"] == sum(map(sum, assessment.evaluation.right)) / 40
+    assert result["metrics"]["avg"] == sum(map(sum, result["right"])) / 40
     assert result["metrics"]["length"] == sum(sum(record["lengths"]) for record in kept) / 40
 
 
 def test_estimates_have_intervals_over_problems(tmp_path: Path) -> None:
-    (assessment,) = run(tmp_path)
+    (result,) = run(tmp_path)
     right = [[1, 0, 0, 0], [1, 1, 0, 1], [0, 0, 0, 0], [0, 1, 1, 0]]
-    assessment = dataclasses.replace(assessment, evaluation=dataclasses.replace(assessment.evaluation, right=right))
     cells = []
     for k in (1, 2, 4):
         by_problem = [fmean(max(subset) for subset in combinations(answers, k)) for answers in right]
         half = 3.182446305284263 * stdev(by_problem) / 2  # Student's quantile at 3 degrees of freedom
-        estimate, mean = assessment.pass_at_k(k), fmean(by_problem)
+        mean = fmean(by_problem)
         limits = slow_bounded(mean, mean - half, mean + half, len(right))
-        assert (estimate.mean, estimate.low, estimate.high) == pytest.approx(limits)
         cells += [f"{mean:.3f}", f"[{limits[1]:.3f},", f"{limits[2]:.3f}]"]
-    assert assessment.avg().mean == pytest.approx(assessment.pass_at_k(1).mean)
     console = Console(width=400, record=True, file=io.StringIO())
     metrics = dict.fromkeys(("maj@4", "truncated", "length"), 0.0)
     metrics |= {"right_distinct": 1.25, "coverage": 0.375, "after_answer": 0.0625}
-    shown = dataclasses.replace(assessment, evaluation=dataclasses.replace(assessment.evaluation, metrics=metrics))
-    assess.print_assessments(console, [shown])
+    assess.print_results(console, [{**result, "right": right, "metrics": metrics}])
     line = next(line for line in console.export_text().splitlines() if line.startswith("countdown  "))
     assert line.split()[3:] == [*cells, "0.000", "1.25", "37.5%", "6.2%", "0.0%", "0"]
 
@@ -247,8 +242,8 @@ def test_prompts_without_room_are_refused_unless_asked_for(tmp_path: Path, monke
     run(tmp_path, Wanted(samples=1, max_new_tokens=room, problems=4))
     with pytest.raises(UserError, match=f"up to {room}"):
         run(tmp_path, Wanted(samples=1, max_new_tokens=room + 1, problems=4))
-    (assessment,) = run(tmp_path, Wanted(samples=1, max_new_tokens=255, problems=4, beyond_context=True))
-    assert len(assessment.evaluation.right) == 4
+    (result,) = run(tmp_path, Wanted(samples=1, max_new_tokens=255, problems=4, beyond_context=True))
+    assert len(result["right"]) == 4
 
 
 def test_memory_is_shared_out_by_what_a_sequence_needs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,12 +335,12 @@ def test_the_real_contests_from_end_to_end(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(UserError, match=r"1 of 30 prompts of aime24 that exceeds the model's max_position_embeddings"):
         run(tmp_path, Wanted(samples=2, max_new_tokens=24), ["aime24"])
     wanted = Wanted(samples=2, max_new_tokens=24, beyond_context=True)
-    for assessment in run(tmp_path, wanted, ["aime24", "aime25"]):
-        assert len(assessment.evaluation.problems) == len(assessment.evaluation.right) == 30
-        assert sum(assessment.evaluation.verdicts.values()) == 60
-        assert assessment.evaluation.metrics["avg"] < 0.1
-        assert 0 < assessment.evaluation.metrics["length"] <= 24
-        assert assessment.notes == ["the tokenizer leaves letters out of 30 of 30 prompts"]
-        kept = records(tmp_path, assessment.task)
+    for result in run(tmp_path, wanted, ["aime24", "aime25"]):
+        assert len(result["problems"]) == len(result["right"]) == 30
+        assert sum(result["verdicts"].values()) == 60
+        assert result["metrics"]["avg"] < 0.1
+        assert 0 < result["metrics"]["length"] <= 24
+        assert result["notes"] == ["the tokenizer leaves letters out of 30 of 30 prompts"]
+        kept = records(tmp_path, result["task"])
         assert len(kept) == 30
         assert all(record["prompt"].endswith(r"\boxed{}.") and len(record["verdicts"]) == 2 for record in kept)

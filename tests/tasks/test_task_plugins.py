@@ -168,10 +168,10 @@ def test_a_name_that_lm_eval_uses_too_means_our_task(
     with VerifierPool() as verifier:
         wanted = assess.Wanted(max_new_tokens=4)
         tiny = models.resolve("countdown-tiny")
-        (assessment,) = assess.assess(tiny, [task], wanted, verifier, tmp_path / "out", lambda text: None)
-    assert assessment.task == f"{name}(largest=2)"
-    assert assessment.evaluation.problems == ["1+1", "2+2"]
-    assert [len(record["responses"]) for record in assessment.evaluation.samples] == [2, 2]
+        (result,) = assess.assess(tiny, [task], wanted, verifier, tmp_path / "out", lambda text: None)
+    assert result["task"] == f"{name}(largest=2)"
+    assert result["problems"] == ["1+1", "2+2"]
+    assert list(map(len, result["right"])) == [2, 2]
 
 
 # Refused
