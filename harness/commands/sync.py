@@ -27,9 +27,12 @@ def add(commands: Commands) -> None:
 
 
 def call(arguments: argparse.Namespace) -> int:
+    from harness.table.publish import publish
+
     config = config_of_arguments(arguments)
     matrix = cells(config)
-    fed, damaged = runs.sync_and_publish(config, matrix)
+    fed, damaged = runs.sync_matrix(config, matrix)
+    publish(config, matrix)
     console.print(f"MLflow at {visible_address(config.tracking_uri)} holds the records of {plural(fed, 'cell')}")
     if arguments.tensorboard:
         from harness.tracking import export

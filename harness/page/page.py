@@ -108,7 +108,8 @@ def report_of_packs(packs: Sequence[Path], out: Path | None = None) -> Path:
 
 
 def write_page(content: PageContent, path: Path, reload: int | None = None) -> Path:
-    files.write_text(path, render_page(content, path.parent, reload))
+    text = render_page(content, path.parent, reload)
+    files.write_text(path, text)
     return path
 
 
@@ -133,6 +134,7 @@ def render_page(content: PageContent, folder: Path | None = None, reload: int | 
     )
     # NaN is refused, since a script cannot parse it as JSON; without spaces the page is smaller.
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
+    components = {method: method_parts(content.cells, method) for method in content.methods}
     finding, *others = sections_of(content)
     drawn = {}
     for section in (finding, *others):
@@ -142,9 +144,6 @@ def render_page(content: PageContent, folder: Path | None = None, reload: int | 
     fronts = []
     for _, of_table in finding["groups"]:
         fronts += [figure.options["front"] for _, figure in of_table]
-    components = {}
-    for method in content.methods:
-        components[method] = method_parts(content.cells, method)
     methods = content.drawn_methods
     return environment.get_template(PAGE).render(
         content=content,

@@ -11,6 +11,7 @@ import numpy as np
 from pandas import DataFrame
 
 from harness.base.units import plural
+from harness.config import setting_label
 from harness.page.content import ScoreTable, last_answers
 from harness.page.figures import (
     Figure,
@@ -23,7 +24,7 @@ from harness.page.figures import (
     page_numbers,
 )
 from harness.table.columns import format_estimate
-from harness.table.frames import BASE_MODEL, setting_text
+from harness.table.frames import BASE_MODEL
 from harness.table.leaderboard import LeaderboardRow, place_text
 from harness.table.statistics import Estimate
 
@@ -160,8 +161,7 @@ def axis_groups(rows: Sequence[LeaderboardRow]) -> list[tuple[str, list[Figure]]
     for axis in axes:
         alike: dict[tuple[str, str, str], list[LeaderboardRow]] = {}
         for row in rows:
-            others = [(key, value) for key, value in row.setting.items() if key != axis]
-            held = setting_text(others)
+            held = setting_label({key: value for key, value in row.setting.items() if key != axis})
             alike.setdefault((row.task, row.model, held), []).append(row)
         for (task, model, held), of_group in alike.items():
             if len({row.setting[axis] for row in of_group}) > 1:

@@ -30,7 +30,7 @@ from harness.config import Config
 from harness.launch.machine import Device, Machine, this_machine
 from harness.rollout import choice
 from harness.tracking import store
-from harness.tracking.reader import database_reader
+from harness.tracking.reader import reader
 from tasks.data import cache, sets
 
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
@@ -72,7 +72,7 @@ def try_mlflow(device: str, uri: str) -> str:
     if not path.exists():
         return f"{path} will be made by the first run"
     # Without MLflow's own reader of databases, which takes another half second to load.
-    with database_reader(uri) as source:
+    with reader(uri) as source:
         return f"{path} holds experiments: {len(source.experiments())}"
 
 

@@ -129,9 +129,11 @@ def unfinished(chosen: Sequence[Cell]) -> list[Cell]:
 def conclude(config: Config, matrix: list[Cell]) -> None:
     """Feed MLflow with the records of all cells, and print the leaderboard, for which MLflow is read once."""
     from harness.table.publish import publish
+    from harness.table.render import render_rows
 
     sync_matrix(config, matrix)
-    print_table(publish(config, matrix))
+    rows = publish(config, matrix)
+    print(visible(render_rows(rows, "table", width_of(console))), end="")
 
 
 def fetch_models(config: Config) -> dict[str, str]:
@@ -249,22 +251,6 @@ def sync_matrix(config: Config, matrix: list[Cell]) -> tuple[int, int]:
                 console.print(f"MLflow is not fed: {damage}; `entrobench {remedy}` repairs the cell", style="yellow")
             show_next(folder.name)
     return fed, damaged
-
-
-def sync_and_publish(config: Config, matrix: list[Cell]) -> tuple[int, int]:
-    """Feed MLflow with cells and table; return the numbers of `sync_matrix`."""
-    from harness.table.publish import publish
-
-    counts = sync_matrix(config, matrix)
-    publish(config, matrix)
-    return counts
-
-
-def print_table(rows: Sequence[LeaderboardRow]) -> None:
-    """Print the table of a matrix, whether or not any cell is done."""
-    from harness.table.render import render_rows
-
-    print(visible(render_rows(rows, "table", width_of(console))), end="")
 
 
 def matrix_rows(config: Config, matrix: list[Cell]) -> list[LeaderboardRow]:

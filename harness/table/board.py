@@ -18,7 +18,7 @@ from harness.base.errors import UserError, nearest
 from harness.base.units import plural
 from harness.cells.evaluations import OUTCOME, OUTCOME_TAG
 from harness.cells.provenance import sources_in
-from harness.cells.source_digest import edited_components
+from harness.cells.source_digest import DIGITS, edited_components
 from harness.cells.spec import FILE as SPEC
 from harness.cells.spec import TRAINER, CellSpec, value_in
 from harness.config import PUBLISHED, TUNED, TUNED_SUFFIX, Config
@@ -371,7 +371,25 @@ class Experiment:
             # A file with another digest than the run's tag is not the outcome of this run.
             if OUTCOME_TAG not in run.tags or identities.hash_of(outcome) == run.tags[OUTCOME_TAG]:
                 self.outcomes[run.tags["cell"]] = outcome
-        return {cell: self.outcomes[cell] for cell in cells if cell in self.outcomes}
+        outcomes = {cell: self.outcomes[cell] for cell in cells if cell in self.outcomes}
+        check_one_version([done[cell] for cell in outcomes])
+        return outcomes
+
+
+def check_one_version(runs: Sequence[Run]) -> None:
+    """Refuse cells of two versions of a method or a task, as two packs may hold them."""
+    cells: dict[tuple[str, str], str] = {}  # by component and digest
+    for run in runs:
+        for name, digest in (sources_in(run.tags) or {}).items():
+            if len(digest) == DIGITS:  # those of earlier versions are of whole files
+                cells.setdefault((name, digest), run.tags["cell"])
+    first: dict[str, str] = {}
+    for (name, _), cell in cells.items():
+        if name in first:
+            raise UserError(
+                f"cells {first[name]} and {cell} are of two versions of {name}, whose numbers make no table together"
+            )
+        first[name] = cell
 
 
 def parsed_object(text: bytes | None) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from harness.config import setting_label
 from harness.table.columns import MIXED, NEAR_BOUND, format_estimate, method_text
 from harness.table.frames import (
     BASE_MODEL,
@@ -16,7 +17,6 @@ from harness.table.frames import (
     check_comparable,
     done_cells,
     label_of,
-    setting_text,
     with_base_models,
 )
 from harness.table.leaderboard import place_text
@@ -128,7 +128,7 @@ def comparisons(frames: Frames, baseline: str, ks: Mapping[str, int]) -> list[Co
                         score=score,
                         method=method,
                         baseline=baseline,
-                        setting=setting_text(pairs),
+                        setting=setting_label(dict(pairs)),
                         verdict=verdict_of.get(method, ""),
                         trainer=first["trainer"] or None,
                         ruleset=first["ruleset"] or None,
@@ -147,7 +147,7 @@ def labeled_tables(frames: Frames) -> list[tuple[str, list[Axes]]]:
     trained_tasks: dict[tuple[str, str], set[str]] = {}  # by model and setting
     for axes in frames.tables:
         trained_on, _, model, pairs = axes
-        setting = setting_text(pairs)
+        setting = setting_label(dict(pairs))
         by_training.setdefault((trained_on, model, setting), []).append(axes)
         trained_tasks.setdefault((model, setting), set()).add(trained_on)
     labeled = []
@@ -172,7 +172,7 @@ def scores_of_tables(tables: Sequence[Axes], ks: Mapping[str, int]) -> list[tupl
 def methods_of_tables(frames: Frames, tables: Sequence[Axes]) -> dict[str, Tasks]:
     """Return the cells in each table of the methods that all these tables have."""
     methods_by_table = [frames.tables[axes] for axes in tables]
-    of_methods = {}
+    of_methods: dict[str, Tasks] = {}
     for name in methods_by_table[0]:
         of_method = [methods[name] for methods in methods_by_table if name in methods]
         if len(of_method) == len(tables):

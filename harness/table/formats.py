@@ -15,10 +15,11 @@ from pandas import DataFrame
 from harness.base import files, terminal
 from harness.base.errors import UserError
 from harness.base.terminal import escaped, visible
+from harness.config import setting_label
 from harness.table import columns, compare, render
 from harness.table.columns import COLUMNS, DEFAULT, header_names, is_symmetric, method_text, table_lines
 from harness.table.compare import Comparison
-from harness.table.frames import ROW, Frames, done_cells, setting_text
+from harness.table.frames import ROW, Frames, done_cells
 from harness.table.leaderboard import LeaderboardRow
 from harness.table.render import records_frame, render_rows, row_notes
 from harness.table.select import Part
@@ -293,7 +294,7 @@ def answer_rows(frames: Frames) -> DataFrame:
     cells = done_cells(frames.cells)
     order = cells.groupby(ROW, sort=False).ngroup()
     cells = cells.assign(order=order).sort_values(["order", "seed"], kind="stable")
-    cells = cells.assign(setting=list(map(setting_text, cells["setting"])))
+    cells = cells.assign(setting=[setting_label(dict(pairs)) for pairs in cells["setting"]])
     answers = frames.answers.assign(problem=frames.answers["problem"].astype("object"))
     return cells.merge(answers, how="left", on=["cell", "evaluated", "moment"])
 

@@ -60,12 +60,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from harness.base.errors import UserError
-from harness.cells import source_digest
 from harness.cells.evaluations import pass_at_k, right_distinct
 from harness.cells.log import NO_SIGNAL
-from harness.cells.provenance import BASE_MODEL_TAG, CHECKED_TAG, HARNESS_TAG, ROUNDING_TAG, VERSION_TAG, sources_in
+from harness.cells.provenance import BASE_MODEL_TAG, CHECKED_TAG, HARNESS_TAG, ROUNDING_TAG, VERSION_TAG
 from harness.cells.state import STOPPED
-from harness.config import OWN, PUBLISHED, setting_label
+from harness.config import OWN, PUBLISHED
 from harness.matrix import BACKEND_AXIS
 from harness.rollout.digests import SHOWN
 from harness.table.board import NO_RUN, Expected, Experiment
@@ -167,11 +166,6 @@ def done_cells(cells: DataFrame) -> DataFrame:
     return cells[cells["state"] == DONE]
 
 
-def setting_text(setting: Sequence[tuple[str, str]]) -> str:
-    """Return the values of further axes as text, for example `train.lr=0.001, train.updates=2`."""
-    return setting_label(dict(setting))
-
-
 def label_of(axes: Axes, tables: Collection[Axes]) -> str:
     """Name an evaluation task, and the training task where that differs within the matrix."""
     task, evaluated, *_ = axes
@@ -204,7 +198,6 @@ def read_frames(experiment: Experiment, expected: Sequence[Expected], baseline: 
                     row["flags"] = [*row["flags"], f"{cell.method} seed {cell.seed}: {NO_SIGNAL} ({why})"]
                 answers += answers_of(record, cell.cell, evaluated)
             rows.append(row)
-    check_one_version([runs[cell] for cell in outcomes])
     frames = Frames(cells_frame(rows), answers_frame(answers))
     check_all_comparable(frames, baseline)
     return frames
@@ -410,22 +403,6 @@ def check_all_comparable(frames: Frames, baseline: str) -> None:
         check_comparable(frames, cells, frames.tables[axes].get(baseline, cells))
     for methods in frames.tables.values():
         check_one_ruleset(methods)
-
-
-def check_one_version(runs: Sequence[Run]) -> None:
-    """Refuse cells of two versions of a method or a task, as two packs may hold them."""
-    cells: dict[tuple[str, str], str] = {}  # by component and digest
-    for run in runs:
-        for name, digest in (sources_in(run.tags) or {}).items():
-            if len(digest) == source_digest.DIGITS:  # those of earlier versions are of whole files
-                cells.setdefault((name, digest), run.tags["cell"])
-    first: dict[str, str] = {}
-    for (name, _), cell in cells.items():
-        if name in first:
-            raise UserError(
-                f"cells {first[name]} and {cell} are of two versions of {name}, whose numbers make no table together"
-            )
-        first[name] = cell
 
 
 def check_one_ruleset(methods: Mapping[str, DataFrame]) -> None:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from harness.config import setting_label
 from harness.table.frames import (
     BASE_MODEL,
     Frames,
     done_cells,
     label_of,
-    setting_text,
     with_base_models,
 )
 from harness.table.origins import mixed_rows
@@ -100,7 +100,7 @@ class LeaderboardRow:
     @property
     def where(self) -> str:
         """The model and the setting, within which methods are compared."""
-        return place_text(self.model, setting_text(tuple(self.setting.items())))
+        return place_text(self.model, setting_label(self.setting))
 
 
 def place_text(*parts: str) -> str:
@@ -175,12 +175,12 @@ def row_of(
         model=first["model"],
         k=k,
         baseline=baseline,
-        avg_at_k=means.pop(None, None),
-        pass_at_k=means,
+        avg_at_k=means.get(None),
+        pass_at_k={each: mean for each, mean in means.items() if each is not None},
         entropy_initial=entropy_initial,
         entropy_final=entropy_final,
-        delta_to_baseline=deltas.pop(None, None),
-        delta_pass_at_k=deltas,
+        delta_to_baseline=deltas.get(None),
+        delta_pass_at_k={each: delta for each, delta in deltas.items() if each is not None},
         seeds_done=len(done),
         seeds_expected=len(cells),
         flags=sorted(set(itertools.chain(*cells["flags"]))),

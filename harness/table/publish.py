@@ -22,8 +22,8 @@ from harness.table.frames import Frames, done_cells, read_frames
 from harness.table.leaderboard import LeaderboardRow, leaderboard_rows, place_text
 from harness.table.render import as_markdown, render_rows
 from harness.table.statistics import Estimate
-from harness.tracking.artifacts import Artifacts, LocalFiles, folder_for_files
-from harness.tracking.reader import FINAL, Run, database_reader
+from harness.tracking.artifacts import LocalFiles, files_of_run, folder_for_files
+from harness.tracking.reader import FINAL, Run, reader
 from harness.tracking.store import database, store
 from harness.tracking.sync import METRICS_PER_CALL, experiment_of, metric_name, origin
 
@@ -76,7 +76,7 @@ def has_experiment(uri: str, name: str) -> bool:
     if database(uri) is None:
         return False
     try:
-        with database_reader(uri) as source:
+        with reader(uri) as source:
             return name in source.experiments()
     except UserError:  # opening the store for writing creates or upgrades it, or reports the error
         return False
@@ -132,7 +132,7 @@ class MatrixSummary:
         else:
             tags = origin(None) | {board.KIND: board.SUMMARY, board.KEY: self.key, "mlflow.note.content": NOTE}
             run = client.create_run(experiment.id, tags=tags, run_name="leaderboard").info.run_id
-        artifacts = Artifacts(client.get_run(run), experiment.uri)
+        artifacts = files_of_run(client.get_run(run).info.artifact_uri, experiment.uri)
         for name, text in self.texts.items():
             artifacts.write(name, text)
         write_description(client, run, experiment.id, self.rows)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import tempfile
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlparse
@@ -14,7 +13,6 @@ from harness.base import files
 from harness.tracking.store import database
 
 if TYPE_CHECKING:
-    from mlflow.entities import Run
     from mlflow.store.artifact.artifact_repo import ArtifactRepository
 
 FOLDER = "mlartifacts"  # next to the database of an SQLite store
@@ -37,64 +35,59 @@ class LocalFiles:
         path = self.place / name
         return path.is_file() and path.read_bytes() == text.encode()
 
-
-class Artifacts:
-    """The files of one run: in a folder on this machine, or on a server.
-
-    MLflow records the absolute path of a run's files. That path is wrong once the results are moved, and names the
-    original's files once they are copied. The files of our own stores belong next to the database, and are sent there.
-    MLflow's own pages look for them at the recorded path alone.
-    """
-
-    def __init__(self, run: Run, uri: str) -> None:
-        self.run, self.uri = run, uri
-        self.place = folder_for_files(run.info.artifact_uri, uri)
-
-    @cached_property
-    def repository(self) -> ArtifactRepository:
-        """MLflow's access to the files on a server."""
-        return artifact_repository(self.run.info.artifact_uri, self.uri)
-
-    def sizes(self, folder: str) -> dict[str, int]:
-        """Return the size of each file of a folder, by its path."""
-        if self.place is None:
-            entries = self.repository.list_artifacts(folder or None)
-            return {entry.path: entry.file_size for entry in entries if not entry.is_dir}
-        return LocalFiles(self.place).sizes(folder)
-
     def send(self, source: Path, folder: str = "") -> None:
         """Copy a file to the run."""
-        if self.place is None:
-            self.repository.log_artifact(str(source), folder or None)
-            return
         with files.atomic(self.place / folder / source.name) as copy, open(source, "rb") as original:
             shutil.copyfileobj(original, copy)
 
+    def write(self, name: str, text: str) -> None:
+        """Write a text as a file of the run, replacing an earlier one."""
+        files.write_text(self.place / name, text)
+
+    def sweep(self) -> None:
+        """Remove the half-written files of killed processes; no other process may be sending now."""
+        for folder in (self.place, *self.place.glob("*")):
+            files.sweep(folder)
+
+
+@dataclass(frozen=True)
+class ServerFiles:
+    """The files of one run on a server, through MLflow."""
+
+    repository: ArtifactRepository
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        entries = self.repository.list_artifacts(folder or None)
+        return {entry.path: entry.file_size for entry in entries if not entry.is_dir}
+
     def holds(self, name: str, text: str) -> bool:
-        """Return whether the run has a file with exactly this text."""
-        if self.place is not None:
-            return LocalFiles(self.place).holds(name, text)
         # The size first: few files that differ have the same one, and only these are downloaded.
         if self.sizes("").get(name) != len(text.encode()):
             return False
         return download(self.repository, name) == text.encode()
 
+    def send(self, source: Path, folder: str = "") -> None:
+        self.repository.log_artifact(str(source), folder or None)
+
     def write(self, name: str, text: str) -> None:
-        """Write a text as a file of the run, replacing an earlier one."""
-        if self.place is not None:
-            files.write_text(self.place / name, text)
-            return
         with tempfile.TemporaryDirectory() as folder:
             copy = Path(folder, name)
             copy.write_bytes(text.encode())
             self.send(copy)
 
     def sweep(self) -> None:
-        """Remove the half-written files of killed processes; no other process may be sending now."""
-        if self.place is None:
-            return
-        for folder in (self.place, *self.place.glob("*")):
-            files.sweep(folder)
+        """Do nothing: a server keeps no half of a file."""
+
+
+def files_of_run(artifacts: str, uri: str) -> LocalFiles | ServerFiles:
+    """Return the files of a run, given the URI that MLflow recorded for them.
+
+    MLflow records the absolute path of a run's files. That path is wrong once the results are moved, and names the
+    original's files once they are copied. The files of our own stores belong next to the database, and are sent there.
+    MLflow's own pages look for them at the recorded path alone.
+    """
+    place = folder_for_files(artifacts, uri)
+    return ServerFiles(artifact_repository(artifacts, uri)) if place is None else LocalFiles(place)
 
 
 def artifact_repository(artifacts: str, uri: str) -> ArtifactRepository:

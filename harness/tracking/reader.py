@@ -209,12 +209,5 @@ def reader(uri: str) -> Iterator[StoreReader]:
         with store(uri, write=False) as client:
             yield ClientReader(client)
     else:
-        with database_reader(uri) as source:
-            yield source
-
-
-@contextmanager
-def database_reader(uri: str) -> Iterator[DatabaseReader]:
-    """Open an SQLite store for reading, without loading MLflow."""
-    with open_database(uri) as connection:
-        yield DatabaseReader(connection, uri)
+        with open_database(uri) as connection:
+            yield DatabaseReader(connection, uri)

@@ -142,7 +142,7 @@ def check_database(path: Path, uri: str, write: bool) -> None:
 
 @contextmanager
 def open_database(uri: str) -> Iterator[sqlite3.Connection]:
-    """Open the file of an SQLite store for reading."""
+    """Open the file of an SQLite store for reading, without loading MLflow."""
     path = database(uri)
     assert path is not None
     check_database(path, uri, write=False)

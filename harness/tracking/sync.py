@@ -32,9 +32,16 @@ from harness.cells.provenance import Made, mark_tags
 from harness.cells.spec import FILE, TRAINER, CellSpec
 from harness.cells.state import STOPPED, State, is_stopped
 from harness.config import PUBLISHED
-from harness.tracking.artifacts import COMPLETE, Artifacts, LocalFiles, folder_for_files, home_of_experiment
-from harness.tracking.reader import database_reader
-from harness.tracking.store import database, store
+from harness.tracking.artifacts import (
+    COMPLETE,
+    LocalFiles,
+    ServerFiles,
+    files_of_run,
+    folder_for_files,
+    home_of_experiment,
+)
+from harness.tracking.reader import DatabaseReader
+from harness.tracking.store import database, open_database, store
 
 RUN_STATUS = {"running": "RUNNING", "done": "FINISHED", "failed": "FAILED"}
 LINES = "lines"  # a tag: the number of lines of metrics.jsonl that the run holds in full
@@ -145,8 +152,8 @@ def is_sent(records: CellRecords, uri: str) -> bool:
     if database(uri) is None or run_id is None:
         return False
     try:
-        with database_reader(uri) as source:
-            run = source.run(run_id)
+        with open_database(uri) as connection:
+            run = DatabaseReader(connection, uri).run(run_id)
             if run is None or not records.belongs(run.tags) or records.taken_back(run.tags):
                 return False
     except UserError:  # `send_records` creates the store, or reports the error
@@ -165,7 +172,7 @@ def send_records(client: MlflowClient, records: CellRecords, uri: str) -> bool:
         client.delete_run(run.info.run_id)
         run = run_of_cell(client, records, uri)
     run_id, present_tags = run.info.run_id, run.data.tags
-    artifacts = Artifacts(run, uri)
+    artifacts = files_of_run(run.info.artifact_uri, uri)
     artifacts.sweep()
     if holds_all(records, present_tags, artifacts):
         return False
@@ -198,7 +205,7 @@ def send_records(client: MlflowClient, records: CellRecords, uri: str) -> bool:
     return True
 
 
-def holds_all(records: CellRecords, tags: Mapping[str, str], run_files: Artifacts | LocalFiles) -> bool:
+def holds_all(records: CellRecords, tags: Mapping[str, str], run_files: LocalFiles | ServerFiles) -> bool:
     """Return whether a run has everything of its cell: its tags vouch for parameters and points."""
     if not records.tags().items() <= tags.items() or any(unsent_files(records, run_files)):
         return False
@@ -226,7 +233,7 @@ def cut_for_mlflow(values: Mapping[str, object]) -> dict[str, str]:
     return {key: str(value)[:LONGEST_VALUE] for key, value in values.items()}
 
 
-def unsent_files(records: CellRecords, run_files: Artifacts | LocalFiles) -> Iterator[Path]:
+def unsent_files(records: CellRecords, run_files: LocalFiles | ServerFiles) -> Iterator[Path]:
     """Yield the files of a cell that has ended which are missing in its run, or have another size there."""
     if not records.state.ended:
         return

@@ -15,7 +15,7 @@ from harness.config import Config
 from harness.table import board
 from harness.table.board import Board, Expected
 from harness.tracking import store, sync
-from harness.tracking.artifacts import Artifacts
+from harness.tracking.artifacts import files_of_run
 
 STEPS = 4
 PROBLEMS = ["easy", "lost", "won", "never"]
@@ -178,7 +178,7 @@ def summarize(uri: str, cells: Sequence[CellSpec]) -> None:
         number = client.get_experiment_by_name(plan.experiment).experiment_id
         tags = {board.KIND: board.SUMMARY, board.KEY: plan.key}
         run = client.create_run(number, tags=tags, run_name="leaderboard")
-        Artifacts(run, uri).write(board.FILE, plan.as_json())
+        files_of_run(run.info.artifact_uri, uri).write(board.FILE, plan.as_json())
 
 
 def values(figure: Any, key: str) -> dict[str, list[Any]]:

@@ -18,7 +18,7 @@ from harness.base.errors import UserError
 from harness.cells.evaluations import right_distinct
 from harness.cells.state import change
 from harness.config import Config
-from harness.table import board, frames
+from harness.table import board
 from harness.table.board import Experiment
 from harness.table.formats import leaderboard_frame
 from harness.table.leaderboard import LeaderboardRow
@@ -311,10 +311,10 @@ def test_check_one_version_of_cells_of_two_versions() -> None:
         {"cell": "b", "source": "", "source.clip_b": "2" * 16},
     ]
     ours, theirs = (Run("", "", each, {}, "", {}) for each in tags)
-    frames.check_one_version([ours, ours])
-    frames.check_one_version([ours, Run("", "", {"cell": "b", "source": "", "source.clip_b": "2" * 12}, {}, "", {})])
+    board.check_one_version([ours, ours])
+    board.check_one_version([ours, Run("", "", {"cell": "b", "source": "", "source.clip_b": "2" * 12}, {}, "", {})])
     with pytest.raises(UserError, match="cells a and b are of two versions of clip_b"):
-        frames.check_one_version([ours, theirs])
+        board.check_one_version([ours, theirs])
 
 
 def test_leaderboard_counts_runs_of_an_earlier_version(tmp_path: Path, mlflow_uri: str) -> None:
