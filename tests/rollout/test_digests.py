@@ -65,7 +65,7 @@ def keys(*given: str) -> list[str]:
     return [cell.id for cell in matrix.cells(config.load_config("smoke", ["methods=[grpo]", *given]))]
 
 
-def test_the_digest_is_that_of_the_names_and_contents(folder: Path) -> None:
+def test_model_digest_by_brute_force(folder: Path) -> None:
     settings = json.dumps({key: value for key, value in SETTINGS.items() if key != digests.VERSION}, sort_keys=True)
     parts = {"config.json": sha256(settings.encode()), "model.safetensors": sha256(WEIGHTS)}
     parts["tokenizer.json"] = sha256(b"{}")
@@ -116,7 +116,7 @@ def test_notes_that_are_lost_or_damaged_are_made_again(folder: Path, cache: Path
     assert notes.read_text() == whole
 
 
-def test_a_cache_that_takes_nothing_costs_time_alone(folder: Path, cache: Path) -> None:
+def test_model_digest_without_a_cache(folder: Path, cache: Path) -> None:
     expected = digests.model_digest(folder)
     shutil.rmtree(cache)
     cache.touch()
@@ -124,7 +124,7 @@ def test_a_cache_that_takes_nothing_costs_time_alone(folder: Path, cache: Path) 
     assert digests.model_digest(folder) == expected
 
 
-def test_other_weights_in_a_folder_are_other_cells(folder: Path, tmp_path: Path) -> None:
+def test_cell_id_with_other_weights(folder: Path, tmp_path: Path) -> None:
     first = keys(f"models=[{folder}]")
     assert models.resolve(str(folder)).identity() == {"digest": digests.model_digest(folder)}
     moved = filled(tmp_path / "elsewhere")
@@ -138,7 +138,7 @@ def test_other_weights_in_a_folder_are_other_cells(folder: Path, tmp_path: Path)
     assert keys(f"models=[{folder}]") == first
 
 
-def test_a_recipe_and_a_name_on_the_hub_need_nothing_here(cache: Path) -> None:
+def test_cell_id_of_models_that_are_not_here(cache: Path) -> None:
     """So a plan makes and fetches nothing, and results of another machine keep their keys."""
     recipe, hub = models.resolve("countdown-tiny"), models.resolve("Qwen/Qwen2.5-0.5B-Instruct@main")
     assert recipe.recipe is not None
@@ -158,9 +158,7 @@ def build(recipe: Recipe, folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json", "sums.json"])
 @pytest.mark.parametrize("harm", ["flipped", "lost"])
-def test_a_made_model_that_changed_is_made_again_with_one_sentence(
-    name: str, harm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folder_of_a_changed_model(name: str, harm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base_model, "build_base_model", build)
     model, messages = Model("mine", recipe=Recipe(hidden=16, layers=1, steps=2, batch=4)), list[str]()
     folder = model.folder(tmp_path, messages.append)

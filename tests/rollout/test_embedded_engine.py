@@ -132,7 +132,7 @@ def test_log_probabilities_and_tokens_are_those_of_a_full_forward_pass(name: str
             assert rollout.response == replayed
 
 
-def test_responses_end_with_the_end_of_sequence_or_at_the_limit() -> None:
+def test_generate_ends_responses() -> None:
     rollouts = [r for group in generate(engine_of(shared("qwen2-tied")[0]), n=40) for r in group]
     lengths = {len(r.response) for r in rollouts if r.finished}
     assert len(lengths) > 5  # they end at different times, so the batch was made smaller on the way
@@ -147,7 +147,7 @@ def test_responses_end_with_the_end_of_sequence_or_at_the_limit() -> None:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
-def test_frequencies_are_those_of_the_softmax(temperature: float) -> None:
+def test_generate_frequencies(temperature: float) -> None:
     model, exact = shared("llama-untied-biases")
     n = 20_000
     [group] = engine_of(model).generate([[5, 1]], n, seeds=[3], temperature=temperature, max_new_tokens=1)
@@ -160,7 +160,7 @@ def test_frequencies_are_those_of_the_softmax(temperature: float) -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen2-tied", "qwen3-tied-wide-heads"])
-def test_what_a_prompt_gets_is_independent_of_its_neighbours(name: str) -> None:
+def test_generate_with_any_neighbors(name: str) -> None:
     model = shared(name)[0]
     together = generate(engine_of(model))
     for limit in (1, 4, 9, 20):  # groups cut in pieces, one group at a time, two
@@ -176,7 +176,7 @@ def test_what_a_prompt_gets_is_independent_of_its_neighbours(name: str) -> None:
             assert a.logp == pytest.approx(b.logp, abs=1e-5)
 
 
-def test_the_seed_alone_tells_two_groups_of_one_prompt_apart() -> None:
+def test_generate_with_other_seeds() -> None:
     engine = engine_of(shared("qwen2-tied")[0])
     a, b, c = engine.generate([[1, 2]] * 3, 9, seeds=[5, 6, 5], temperature=0.8, max_new_tokens=14)
     assert a == c
@@ -267,7 +267,7 @@ def test_samples_are_in_one_state_until_their_tokens_differ() -> None:
     assert [x.tolist() for x in alone] == [[5], [1], [0]]
 
 
-def test_a_token_of_probability_zero_is_never_sampled() -> None:
+def test_sample_tokens_of_probability_zero() -> None:
     row = torch.tensor([-torch.inf, 0.0, -torch.inf, -torch.inf, 1.0, -torch.inf])
     p = 1 / (1 + np.e)
     edges = torch.tensor([0.0, 5e-324, p - 1e-6, p + 1e-6, 1 - 2**-53], dtype=torch.float64)
@@ -278,14 +278,14 @@ def test_a_token_of_probability_zero_is_never_sampled() -> None:
     assert set(many.tolist()) == {1, 4}
 
 
-def test_the_largest_number_stays_inside_any_vocabulary() -> None:
+def test_sample_tokens_of_the_largest_number() -> None:
     logits = torch.randn(200, 1000, generator=torch.Generator().manual_seed(0))
     tokens, logp = sample_tokens(logits, 1.0, torch.arange(200), torch.full((200,), 1 - 2**-53, dtype=torch.float64))
     assert set(tokens.tolist()) == {999}
     assert logp.tolist() == pytest.approx(torch.log_softmax(logits.double(), -1)[:, -1].tolist(), abs=1e-5)
 
 
-def test_each_sample_and_position_has_its_own_number() -> None:
+def test_uniforms() -> None:
     assert uniforms(7, 3, 5).numpy().tolist() == numbers(7, 3, 5).tolist()
     assert len(set(uniforms(7, 30, 50).flatten().tolist())) == 1500
 
@@ -312,12 +312,12 @@ def test_logits_that_are_not_finite_are_named() -> None:
         ),
     ],
 )
-def test_a_model_that_it_cannot_reproduce_is_refused(model: PreTrainedModel, message: str) -> None:
+def test_load_refuses_other_models(model: PreTrainedModel, message: str) -> None:
     with pytest.raises(UserError, match=message):
         EmbeddedEngine([EOS]).load(model)
 
 
-def test_a_negative_temperature_is_refused() -> None:
+def test_generate_refuses_a_negative_temperature() -> None:
     with pytest.raises(UserError, match="temperature is -1"):
         generate(engine_of(shared("qwen2-tied")[0]), temperature=-1)
 

@@ -74,7 +74,7 @@ def any_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("any_weights")
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_converted_model_is_the_one_that_was_written(kind: str, tied: bool, tmp_path: Path) -> None:
+def test_gguf_file_converts_to_the_same_model(kind: str, tied: bool, tmp_path: Path) -> None:
     """Among others, its queries and keys are in the order of transformers, and a tied head stays tied."""
     model = tiny(kind, tied=tied)
     recipe = GgufFile(str(write_gguf(tmp_path / "tiny.gguf", model)))
@@ -107,7 +107,7 @@ def test_quantized_weights_have_the_values_that_gguf_gives(kind: str, tmp_path: 
         assert torch.equal(again[name], torch.from_numpy(expected).float())
 
 
-def test_every_type_is_one_that_gguf_reads() -> None:
+def test_types_are_known_to_gguf() -> None:
     for number, (name, values, size) in gguf.TYPES.items():
         kind = package.GGMLQuantizationType(number)
         assert kind.name == name
@@ -123,7 +123,7 @@ def test_weights_that_know_no_english_are_refused(file: Path, tmp_path: Path) ->
 # Names
 
 
-def test_a_file_is_a_model_by_its_content(file: Path, tmp_path: Path) -> None:
+def test_resolve_a_gguf_file(file: Path, tmp_path: Path) -> None:
     model = models.resolve(str(file))
     assert model == Model("tiny.Q8_0", recipe=GgufFile(str(file)))
     assert model.identity() == {"gguf": digests.files.sha256_of(file)}
@@ -139,7 +139,7 @@ def test_a_file_is_a_model_by_its_content(file: Path, tmp_path: Path) -> None:
         models.resolve(str(tmp_path / "mine.yaml"))
 
 
-def test_the_digest_of_a_file_is_read_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_digest_is_read_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     digest = digests.file_digest(file)
     digests.checksums_at_stamps.cache_clear()
     monkeypatch.setattr(digests.files, "sha256_of", lambda path: pytest.fail("it is remembered on disk"))
@@ -160,7 +160,7 @@ def install(site: Path, files: dict[str, str]) -> None:
     (info / "RECORD").write_text("\n".join(record))
 
 
-def test_a_file_in_a_package(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resolve_a_file_in_a_package(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path / "one", {"a.gguf": str(file)})
     with monkeypatch.context() as patch:
         patch.syspath_prepend(tmp_path / "one")
@@ -191,7 +191,7 @@ def test_a_file_in_a_package(file: Path, tmp_path: Path, monkeypatch: pytest.Mon
         ("package:", "the package '' is not installed here"),
     ],
 )
-def test_a_name_without_a_file(name: str, sentence: str) -> None:
+def test_resolve_refuses_a_package_without_a_file(name: str, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         models.resolve(name)
 
@@ -224,13 +224,13 @@ def test_headers_of_other_models_are_refused(
         GgufFile(str(file)).identity()
 
 
-def test_a_type_that_cannot_be_read_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gguf_file_refuses_other_types(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(gguf.TYPES, 8)
     with pytest.raises(UserError, match=r"its token_embd.weight is quantized as type 8, which cannot be read; allowed"):
         GgufFile(str(file)).identity()
 
 
-def test_a_truncated_file_is_refused(file: Path) -> None:
+def test_gguf_file_refuses_a_truncated_one(file: Path) -> None:
     content = file.read_bytes()
     for size in (len(content) - 1, len(content) // 2, 3000, 100, 20):
         file.write_bytes(content[:size])
@@ -245,7 +245,7 @@ def test_a_truncated_file_is_refused(file: Path) -> None:
         GgufFile(str(file)).identity()
 
 
-def test_any_flipped_byte_of_a_header_is_a_sentence_or_nothing(file: Path) -> None:
+def test_read_header_with_a_flipped_byte(file: Path) -> None:
     content, end = file.read_bytes(), gguf.read_header(file).end
     for place in range(4, end, 7):
         changed = bytearray(content)
@@ -296,7 +296,7 @@ print(models.resolve(sys.argv[1]).folder())
 
 
 @pytest.mark.processes
-def test_nothing_half_made_counts(file: Path, tmp_path: Path) -> None:
+def test_model_damage_of_a_half_made_folder(file: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "ENTROBENCH_CACHE": str(tmp_path / "cache")}
     codes, kept = [], []
     for point in ("tokenizer", "seal", "never"):
@@ -325,7 +325,7 @@ def real() -> Path:
 
 
 @needs_wheel
-def test_a_plan_needs_no_conversion(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_must_download_without_conversion(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dequantize, "convert", lambda *given: pytest.fail("a plan converts nothing"))
     settings = config.load_config("smoke", ["methods=[grpo]", f"models=[{WHEEL}]"])
     cell = matrix.cells(settings)[0]
@@ -338,7 +338,7 @@ def test_a_plan_needs_no_conversion(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @needs_wheel
 @pytest.mark.slow
-def test_the_wheel_is_a_model_that_knows_english(real: Path) -> None:
+def test_model_of_the_wheel_knows_english(real: Path) -> None:
     tokenizer, network = AutoTokenizer.from_pretrained(real), AutoModelForCausalLM.from_pretrained(real)
     assert dequantize.nats_per_character(tokenizer, network) == pytest.approx(0.422, abs=0.01)
     for layer in network.model.layers:  # as llama.cpp stores them

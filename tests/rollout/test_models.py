@@ -49,7 +49,7 @@ def test_shipped_models_have_a_recipe_or_a_path() -> None:
     assert small.countdown == Countdown(count=4, largest=20, target=100)
 
 
-def test_an_unknown_model_is_named() -> None:
+def test_resolve_refuses_an_unknown_model() -> None:
     with pytest.raises(UserError, match=r"unknown model 'countdown-tny'; .*did you mean 'countdown-tiny'"):
         models.resolve("countdown-tny")
 
@@ -80,7 +80,7 @@ def test_read_model_file_mistakes(text: str, sentence: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("missing", ["config.json", "weights", "tokenizer"])
-def test_a_folder_that_is_no_model_is_named(missing: str, tmp_path: Path) -> None:
+def test_folder_refuses_another_folder(missing: str, tmp_path: Path) -> None:
     files = {"config.json": "config.json", "weights": "model.safetensors", "tokenizer": "tokenizer.json"}
     for what, file in files.items():
         if what != missing:
@@ -91,12 +91,12 @@ def test_a_folder_that_is_no_model_is_named(missing: str, tmp_path: Path) -> Non
     assert models.resolve(str(tmp_path)).folder() == tmp_path
 
 
-def test_the_tiny_model_keeps_its_folder() -> None:
+def test_cache_folder_of_the_tiny_model() -> None:
     """Its name in the cache, and so the model itself, changes only with a new VERSION."""
     assert models.resolve("countdown-tiny").cache_folder(Path()) == Path("models/countdown-tiny-bba151cd5a4b")
 
 
-def test_a_recipe_is_its_identity() -> None:
+def test_identity_of_a_recipe() -> None:
     model = Model("mine", recipe=TINY)
     same = Model("mine", recipe=dataclasses.replace(TINY, task="countdown(count=3)"))
     assert model.identity() == same.identity()
@@ -110,7 +110,7 @@ def test_a_recipe_is_its_identity() -> None:
 
 
 @pytest.mark.processes
-def test_several_processes_make_a_model_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_is_made_once_by_several_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base_model, "build_base_model", stub)
     model = Model("mine", recipe=TINY)
     context = multiprocessing.get_context("fork")
@@ -153,13 +153,13 @@ def test_folder_reports_that_it_makes_a_model(tmp_path: Path, monkeypatch: pytes
     assert folder.parent == tmp_path / "models"
 
 
-def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_folder_in_a_read_only_cache(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"the cache .* cannot be written \(Not a directory\); set ENTROBENCH_CACHE"):
         Model("mine", recipe=TINY).folder(tmp_path / "file")
 
 
-def test_a_made_model_is_an_ordinary_folder(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_build_base_model_folder(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     torch.set_num_threads(1)
     before, bars = torch.get_rng_state(), is_progress_bar_enabled()
     base_model.build_base_model(TINY, tmp_path / "one")
@@ -183,7 +183,7 @@ def test_a_made_model_is_an_ordinary_folder(tmp_path: Path, capfd: pytest.Captur
 
 
 @pytest.mark.parametrize("task", ["countdown", "countdown(count=4, largest=99, target=30)"])
-def test_the_tokens_spell_the_text(task: str) -> None:
+def test_tokenizer_spells_the_text(task: str) -> None:
     recipe = Recipe(task=task, solving=0.5)
     encoder = base_model.tokenizer(recipe)
     for prompt, response in islice(recipe.examples(), 500):
@@ -198,7 +198,7 @@ def test_the_tokens_spell_the_text(task: str) -> None:
     assert encoder.tokenize("12 7=30:") == ["12", base_model.BYTE_LEVEL_SPACE, "7", "=", "30", ":"]
 
 
-def test_only_the_response_is_learned() -> None:
+def test_batches_learn_the_response_alone() -> None:
     encoder = base_model.tokenizer(TINY)
     recipe = dataclasses.replace(TINY, batch=16)
     expected = examples(Countdown(), recipe.seed, recipe.solving)
@@ -210,7 +210,7 @@ def test_only_the_response_is_learned() -> None:
             assert torch.equal(ids_T[targets_T != -100], targets_T[targets_T != -100])
 
 
-def test_the_learning_rate_rises_then_falls_to_a_tenth() -> None:
+def test_learning_rate() -> None:
     recipe = Recipe(steps=110, warmup_steps=10, lr=1.0)
     rates = [base_model.learning_rate(recipe, step) for step in (0, 9, 10, 60, 109, 110)]
     assert rates[:4] == pytest.approx([0.1, 1.0, 1.0, 0.55])
@@ -245,14 +245,14 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
         ("me/tiny@refs/pr/1", "me/tiny", "refs/pr/1"),
     ],
 )
-def test_a_name_on_the_hub_is_a_model(name: str, path: str, revision: str | None) -> None:
+def test_resolve_a_name_on_the_hub(name: str, path: str, revision: str | None) -> None:
     model = models.resolve(name)
     assert (model.path, model.revision, model.address, model.name) == (path, revision, name, Path(path).name)
     assert model.identity() == {"path": path} | ({"revision": revision} if revision else {})
     assert model.summary() == f"the Hugging Face model {name}"
 
 
-def test_a_name_on_the_hub_and_a_file_with_it_are_one_model(tmp_path: Path) -> None:
+def test_cells_of_a_hub_name_and_its_file(tmp_path: Path) -> None:
     """In whose identity the name of the file has no part; the shape that a shipped file states is known for both."""
     named, filed = models.resolve("Qwen/Qwen2.5-0.5B-Instruct"), models.resolve("qwen2.5-0.5b-instruct")
     assert named.identity() == filed.identity()
@@ -268,7 +268,7 @@ def test_a_name_on_the_hub_and_a_file_with_it_are_one_model(tmp_path: Path) -> N
     assert mine.identity() == {"path": named.path, "revision": COMMIT, "chat": {"system": "Be brief."}}
 
 
-def test_a_local_folder_goes_before_a_name_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resolve_prefers_a_local_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "me" / "tiny"
     folder.mkdir(parents=True)
@@ -296,7 +296,7 @@ def test_resolve_refuses_other_names(name: str) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_a_revision_is_not_empty() -> None:
+def test_resolve_refuses_an_empty_revision() -> None:
     with pytest.raises(UserError, match="model 'me/tiny@' has no revision after the @; write a branch, a tag"):
         models.resolve("me/tiny@")
 
@@ -332,7 +332,7 @@ def python(code: str, *arguments: str, **environment: str) -> subprocess.Complet
 
 
 @pytest.mark.processes
-def test_the_hubs_own_client_fetches_a_model_by_its_revision(hub: tuple[str, list[str]], tmp_path: Path) -> None:
+def test_folder_fetches_a_revision(hub: tuple[str, list[str]], tmp_path: Path) -> None:
     address, asked = hub
     places = {"HF_ENDPOINT": address, "HF_HOME": str(tmp_path / "hf")}
     plan = ("plan", "smoke", "models=[me/tiny@small]", f"results={tmp_path}")

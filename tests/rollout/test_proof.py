@@ -37,7 +37,7 @@ def synchronised(name: str, dtype: torch.dtype, lr: float) -> tuple[EmbeddedEngi
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", faults.MODELS)
-def test_a_whole_update_passes_and_every_weight_is_read_as_the_trainer_has_it(name: str, dtype: str) -> None:
+def test_check_engine_weights_after_an_update(name: str, dtype: str) -> None:
     engine, _, now = synchronised(name, DTYPES[dtype], LR)
     engine.load(now)
     for seed in range(20):
@@ -51,7 +51,7 @@ def test_a_whole_update_passes_and_every_weight_is_read_as_the_trainer_has_it(na
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("fault", faults.FAULTS, ids=lambda fault: fault.__name__)
 @pytest.mark.parametrize("name", faults.MODELS)
-def test_a_faulty_update_is_caught_at_once_however_small_it_is(name: str, fault: faults.Fault, dtype: str) -> None:
+def test_check_engine_weights_after_a_faulty_update(name: str, fault: faults.Fault, dtype: str) -> None:
     engine, before, now = synchronised(name, DTYPES[dtype], LR)
     fault(engine, before, now)
     for seed in range(20):
@@ -60,7 +60,7 @@ def test_a_faulty_update_is_caught_at_once_however_small_it_is(name: str, fault:
 
 
 @pytest.mark.parametrize("name", faults.MODELS)
-def test_a_stale_head_is_caught_at_once(name: str) -> None:
+def test_check_engine_weights_with_a_stale_head(name: str) -> None:
     engine, before, now = synchronised(name, torch.float32, LR)
     if name.endswith("-untied"):
         faults.stale_head(engine, before, now)
@@ -89,7 +89,7 @@ def test_columns_cover_a_parameter_and_depend_on_the_seed_alone() -> None:
 
 @pytest.mark.parametrize("key", ["p99", "max"])
 @pytest.mark.parametrize("value", [0.02, math.nan, math.inf])
-def test_a_bound_holds_for_its_own_number_alone(key: str, value: float) -> None:
+def test_check_log_ratios_bounds(key: str, value: float) -> None:
     mismatch = {"mismatch/p99": 0.01, "mismatch/max": 0.01}
     check_log_ratios(mismatch, Bounds(p99=0.01, max=0.01), torch.float32)
     mismatch[f"mismatch/{key}"] = value
@@ -99,14 +99,14 @@ def test_a_bound_holds_for_its_own_number_alone(key: str, value: float) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_sound_engine_stays_far_within_the_bounds(dtype: str, tmp_path: Path) -> None:
+def test_check_log_ratios_of_a_sound_engine(dtype: str, tmp_path: Path) -> None:
     trainer = build(tmp_path, "grpo", f"train.dtype={dtype}")
     bounds = getattr(trainer.config.mismatch, dtype)
     for step in (1, 2, 3):
         assert trainer.train_step(step, Stopwatch())["mismatch/p99"] < bounds.p99 / 3
 
 
-def test_an_update_that_log_probabilities_hide_is_why_weights_are_compared() -> None:
+def test_check_log_ratios_misses_a_small_update() -> None:
     """In bfloat16 a skipped update of a small learning rate is no larger than rounding."""
     engine, _, now = synchronised("qwen2-tied", torch.bfloat16, LR)
     groups = engine.generate([[1, 2]] * 8, 8, seeds=range(8), temperature=1.0, max_new_tokens=12)
@@ -127,7 +127,7 @@ def test_an_update_that_log_probabilities_hide_is_why_weights_are_compared() -> 
 # In training
 
 
-def test_a_cell_stops_in_the_step_whose_update_does_not_arrive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_train_step_with_a_stale_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = build(tmp_path, "grpo", f"train.lr={LR}")
     arrives, loads = trainer.engine.load, []
 
@@ -143,9 +143,7 @@ def test_a_cell_stops_in_the_step_whose_update_does_not_arrive(tmp_path: Path, m
 
 
 @pytest.mark.parametrize("lag", [0, 1])
-def test_a_cell_stops_before_it_learns_from_an_engine_that_computes_something_else(
-    lag: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_train_step_with_another_engine(lag: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = build(tmp_path, "grpo", f"rollout.lag={lag}")
     plain: Callable[..., list[list[Rollout]]] = trainer.engine.generate
 

@@ -51,7 +51,7 @@ def test_shots_in_plain_text(system: str | None, start: str) -> None:
     assert render_prompt(tokenizer(), problem, Chat(system=system, template="")) == tokenizer()(text)["input_ids"]
 
 
-def test_an_identity_without_shots_is_that_of_earlier_versions() -> None:
+def test_identity_without_shots() -> None:
     assert PROBLEM.identity() == {"id": "p", "prompt": PROBLEM.prompt, "answer": "3"}
     assert dataclasses.replace(PROBLEM, shots=SHOTS).identity()["shots"] == SHOTS
 

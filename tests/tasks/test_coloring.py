@@ -108,13 +108,13 @@ def test_verdicts_of_random_texts_are_those_of_the_enumeration() -> None:
         (r"\boxed{red}", None, r"\boxed{red}"),
     ],
 )
-def test_the_answer_is_the_text_of_the_box(response: str, text: str | None, answered: str) -> None:
+def test_read_colors_answer(response: str, text: str | None, answered: str) -> None:
     assert read_colors(response) == Answer(text, len(answered))
     assert FOUR.answers([(SQUARE, response), (SQUARE, "none")]) == [read_colors(response), None]
 
 
 @pytest.mark.parametrize("task", OPTIONS)
-def test_the_colorings_of_a_graph_are_all_and_closed_under_exchange(task: Coloring) -> None:
+def test_colorings_are_complete(task: Coloring) -> None:
     assert isinstance(task, Countable)
     letters = "123456789"[: task.colors]
     for edges in graphs(task)[:30]:
@@ -144,7 +144,7 @@ def test_small_tasks_have_every_connected_graph_that_can_be_colored(task: Colori
     )
 
 
-def test_the_splits_are_large_enough_and_apart() -> None:
+def test_coloring_splits() -> None:
     ids = {split: [problem.id for problem in Coloring().problems(split)] for split in SPLITS}
     every = [name for names in ids.values() for name in names]
     assert len(every) == len(set(every)) == GRAPHS
@@ -172,7 +172,7 @@ def edges_of(prompt: str) -> str:
     return " ".join(sorted(edges))
 
 
-def test_a_prompt_is_its_graph() -> None:
+def test_edges_of_a_prompt() -> None:
     assert edges_of("b1c10d011:") == "ab ac bd cd"
     for task in OPTIONS:
         for problem in task.problems("validation")[:100]:
@@ -195,7 +195,7 @@ def test_examples_solve_training_graphs() -> None:
     assert [*islice(coloring_examples(task, 1, 0.6), 50)] != [*islice(coloring_examples(task, 2, 0.6), 50)]
 
 
-def test_every_coloring_can_be_drawn() -> None:
+def test_coloring_examples_cover_all_colorings() -> None:
     task = Coloring(nodes=4, colors=3)
     drawn: dict[str, set[str]] = {}
     for prompt, response in islice(coloring_examples(task, 0, 1.0), 20_000):
@@ -204,7 +204,7 @@ def test_every_coloring_can_be_drawn() -> None:
         assert answers == set(colorings(tuple(edges.split()), 4, 3))
 
 
-def test_the_tokens_of_coloring_spell_the_text() -> None:
+def test_coloring_tokenizer_spells_the_text() -> None:
     recipe = ColoringRecipe(solving=0.5)
     encoder = base_model.tokenizer(recipe)
     for prompt, response in islice(recipe.examples(), 200):

@@ -111,7 +111,7 @@ def test_countdown_verdict(response: str, verdict: Verdict) -> None:
 
 
 @pytest.mark.slow
-def test_a_response_is_one_box_and_nothing_else() -> None:
+def test_countdown_verdict_of_one_box() -> None:
     """By brute force: an answer is read exactly where the whole response matches one box without braces in it."""
     rng = random.Random(0)
     pieces = ["\\boxed{(6*7)-3", "\\boxed{7*6-3", "\\boxed{6+7+3", "\\boxed{1+1"]
@@ -128,7 +128,7 @@ def test_a_response_is_one_box_and_nothing_else() -> None:
     assert min(counts.values()) > 500
 
 
-def test_the_text_of_a_response_is_judged_without_its_end() -> None:
+def test_judge_rollouts_without_the_end_token() -> None:
     """Only the end of the sequence leaves the text: padding after or within the box does not pass for nothing."""
     encoder = base_model.tokenizer(CountdownRecipe())
     box = r"\boxed{(6*7)-3}"
@@ -165,11 +165,11 @@ def test_the_text_of_a_response_is_judged_without_its_end() -> None:
         (r"\boxed{}", None, r"\boxed{}"),
     ],
 )
-def test_an_answer_is_an_expression_in_normal_form(response: str, text: str | None, answered: str) -> None:
+def test_countdown_answers_in_normal_form(response: str, text: str | None, answered: str) -> None:
     assert Countdown().answers([(PROBLEM, response)]) == [Answer(text, len(answered))]
 
 
-def test_a_response_without_a_box_has_no_answer() -> None:
+def test_countdown_answers_without_a_box() -> None:
     pairs = [(PROBLEM, response) for response in ("", "6*7-3", r"\boxed{6*7-3", "}", r"\fbox{1}")]
     assert Countdown().answers(pairs) == [None] * 5
 
@@ -218,7 +218,7 @@ def without_redundant_brackets(text: str, worlds: list[dict[str, int]]) -> str:
     return text
 
 
-def test_the_normal_form_lacks_all_brackets_that_can_be_dropped() -> None:
+def test_without_redundant_brackets() -> None:
     """By brute force over all expressions of up to four letters: a bracket stays if the value depends on it."""
     rng = random.Random(0)
     worlds = [{letter: rng.randint(10**6, 10**9) for letter in "abcd"} for _ in range(3)]
@@ -250,7 +250,7 @@ def test_solutions_are_counted_as_all_trees_give_them(numbers: tuple[int, ...]) 
     assert Countdown().solutions(problem) == len(forms[target])
 
 
-def test_every_problem_has_a_solution() -> None:
+def test_countdown_solutions() -> None:
     counts = [Countdown().solutions(problem) for problem in Countdown().problems("test")]
     assert min(counts) >= 1
     assert sum(count > 1 for count in counts) > 0.9 * len(counts)
@@ -285,7 +285,7 @@ def test_countdown_verdict_of_odd_texts(text: str) -> None:
 
 
 @pytest.mark.parametrize("task", [Countdown(), Countdown(count=2, largest=9), Countdown(count=4, largest=5, target=20)])
-def test_the_problems_are_all_that_have_a_solution(task: Countdown) -> None:
+def test_countdown_problems_are_all_solvable_ones(task: Countdown) -> None:
     expected = {
         key_of(numbers, value)
         for numbers in itertools.combinations_with_replacement(range(1, task.largest + 1), task.count)
@@ -355,7 +355,7 @@ def test_examples_solve_training_problems_within_the_rules() -> None:
     assert len(texts) > 2_000
 
 
-def test_every_solution_can_be_drawn_and_no_other() -> None:
+def test_expression_draws_every_solution() -> None:
     """For 2 3 4 = 14: all ways to write it, by brute force over permutations, signs and the two bracketings."""
     expected = set()
     for a, b, c in itertools.permutations("234"):
@@ -368,7 +368,7 @@ def test_every_solution_can_be_drawn_and_no_other() -> None:
     assert {expression(rng, (2, 3, 4), 14, 60) for _ in range(2_000)} == expected
 
 
-def test_the_share_of_solving_examples() -> None:
+def test_examples_share_of_solutions() -> None:
     """The rest are expressions over the same numbers, and solve only by chance."""
     task = Countdown()
 

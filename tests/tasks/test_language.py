@@ -91,7 +91,7 @@ def subject(task: LanguageTask, key: str) -> str:
     return key if isinstance(task, Sorting) else key.split(" ", 1)[1]
 
 
-def test_no_option_moves_a_problem_to_another_split() -> None:
+def test_problems_keep_their_split_with_options() -> None:
     splits: dict[str, set[str]] = {}
     for task in [*DEFAULTS, *OTHERS]:
         for split in SPLITS:
@@ -211,7 +211,7 @@ def test_lists_solutions_are_those_of_the_enumeration() -> None:
         assert len(right) == task.solutions(problem)
 
 
-def test_each_problem_of_lists_can_be_solved() -> None:
+def test_lists_can_be_solved() -> None:
     for task in (Lists(), Lists(letters="both", least=1, most=6)):
         for split in SPLITS:
             assert min(task.solutions(problem) for problem in task.problems(split)) > 1
@@ -339,7 +339,7 @@ def test_sorting_verdicts(response: str, verdict: Verdict, text: str | None) -> 
 
 
 @pytest.mark.parametrize("task", [Sorting(), Sorting(count=4)], ids=str)
-def test_one_order_of_the_numbers_is_right(task: Sorting) -> None:
+def test_sorting_has_one_answer(task: Sorting) -> None:
     for problem in task.problems("test")[:40]:
         shown = re.findall(r"\d+", problem.prompt)
         right = [o for o in permutations(shown) if task.verdict(problem, ", ".join(o)) == RIGHT]

@@ -29,7 +29,7 @@ PROBLEMS = 12
 
 
 @pytest.mark.parametrize("env", REFUSED)
-def test_an_environment_is_refused_with_its_reason(env: str) -> None:
+def test_build_task_refuses_environments(env: str) -> None:
     with pytest.raises(UserError) as error:
         tasks.build_task(f"rg(env={env})")
     assert str(error.value) == f"rg.env={env} is refused: {REFUSED[env]}"
@@ -53,7 +53,7 @@ def test_without_the_package_a_sentence_says_what_to_install(monkeypatch: pytest
         (f"<answer>{'9' * (LONGEST + 1)}</answer>", None, ""),
     ],
 )
-def test_the_answer_is_between_the_last_tags(response: str, text: str | None, rest: str) -> None:
+def test_tagged_answer_of_the_last_tags(response: str, text: str | None, rest: str) -> None:
     answer = tagged_answer(response)
     assert answer is not None
     assert answer.text == text
@@ -61,7 +61,7 @@ def test_the_answer_is_between_the_last_tags(response: str, text: str | None, re
 
 
 @pytest.mark.parametrize("response", ["", "4", "<answer>4", "4</answer>", "</answer><answer>"])
-def test_a_response_without_both_tags_has_no_answer(response: str) -> None:
+def test_tagged_answer_without_both_tags(response: str) -> None:
     assert tagged_answer(response) is None
 
 
@@ -106,7 +106,7 @@ def test_many_right_answers_and_only_a_full_score_is_right() -> None:
 
 @needs_package
 @pytest.mark.processes
-def test_an_unknown_environment_is_a_sentence_with_the_nearest_name() -> None:
+def test_rg_refuses_an_unknown_environment() -> None:
     with pytest.raises(UserError, match=r"^rg.env=wordladder makes no problems: .* did you mean 'word_ladder'\?$"):
         Rg(env="wordladder").problems("test")
 
@@ -154,9 +154,7 @@ def full_scores(made: Any, entries: list[Any], answers: list[str | None]) -> int
 @pytest.mark.slow
 @pytest.mark.usefixtures("patience")
 @pytest.mark.parametrize("env", environments())
-def test_no_allowed_environment_accepts_a_trivial_answer_and_each_accepts_its_own(
-    env: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_scores_of_environments(env: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import reasoning_gym
 
     monkeypatch.chdir(tmp_path)

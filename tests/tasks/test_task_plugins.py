@@ -49,7 +49,7 @@ def installed(tmp_path: Path, example: str, monkeypatch: pytest.MonkeyPatch) -> 
 # Found
 
 
-def test_a_plugin_module_adds_to_the_table_and_changes_none(example: str) -> None:
+def test_task_table_with_a_plugin_module(example: str) -> None:
     table = tasks.task_table([example])
     assert set(table) - set(tasks.TASKS) == {"example_sums"}
     assert "example_sums" not in tasks.TASKS
@@ -62,7 +62,7 @@ def test_a_plugin_module_adds_to_the_table_and_changes_none(example: str) -> Non
         tasks.build_task("example_sums")
 
 
-def test_an_installed_package_needs_no_plugin(installed: Path) -> None:
+def test_task_table_with_an_installed_package(installed: Path) -> None:
     assert tasks.task_table()["example_sums"] is tasks.task_table(["sums_example"])["example_sums"]
     (info,) = installed.glob("*.dist-info/entry_points.txt")
     plugins.installed_entry_points.cache_clear()  # installed packages normally do not change within a process
@@ -71,7 +71,9 @@ def test_an_installed_package_needs_no_plugin(installed: Path) -> None:
         tasks.task_table()
 
 
-def test_one_module_may_offer_methods_and_tasks(example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cells_of_a_module_with_methods_and_tasks(
+    example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = "from sums_example import TASKS\nfrom harness.methods.verbs import Control\n"
     (tmp_path / "both_offers.py").write_text(f"{text}class Idle(Control): ...\nMETHODS = {{'idle': Idle}}\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -82,7 +84,7 @@ def test_one_module_may_offer_methods_and_tasks(example: str, tmp_path: Path, mo
     ]
 
 
-def test_a_plan_knows_the_problems_of_a_plugin(example: str) -> None:
+def test_response_count_of_a_plugin_task(example: str) -> None:
     settings = config.load_config(
         "smoke", [f"plugins=[{example}]", "tasks=['example_sums(largest=5)']", "train.filter={n: 8}"]
     )
@@ -155,7 +157,7 @@ YAML = (EXAMPLE / "sums_example" / "example_sums.yaml").read_text()
 
 
 @pytest.mark.parametrize("name", ["hellaswag", "arc_easy", "mmlu"])
-def test_a_name_that_lm_eval_uses_too_means_our_task(
+def test_assess_a_task_named_as_in_lm_eval(
     name: str, offer: Callable[[str, str, str | None], str], tmp_path: Path
 ) -> None:
     """This holds for names of tasks and groups, with any YAML file next to the plugin."""
@@ -238,7 +240,7 @@ MINE = YAML.replace("task: example_sums", "task: mine")
         ("include: ../math.yaml\ntask: mine", r"lacks the lm-eval file .*/math.yaml, which mine.yaml includes"),
     ],
 )
-def test_an_incomplete_file_is_reported_before_anything_runs(
+def test_cells_refuse_an_incomplete_task_file(
     yaml: str, words: str, offer: Callable[[str, str, str | None], str]
 ) -> None:
     plugin = offer(f"{IMPORTS}class Mine(Sums):\n  name = 'mine'\nTASKS = {{'mine': Mine}}", "mine", yaml)

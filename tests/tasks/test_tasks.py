@@ -58,7 +58,7 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def test_every_task_has_its_folder_and_its_repeats() -> None:
+def test_lm_eval_file_of_every_task() -> None:
     assert set(tasks.TASKS) == set(REPEATS)
     for name, cls in tasks.TASKS.items():
         task = tasks.build_task(name)
@@ -67,7 +67,7 @@ def test_every_task_has_its_folder_and_its_repeats() -> None:
 
 
 @pytest.mark.parametrize("name", REPEATS)
-def test_the_file_of_a_task_asks_for_what_is_scored(name: str, prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lm_eval_settings_of_every_task(name: str, prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from lm_eval.tasks import TaskManager
 
     everything = {"train": "9", "validation": "8", "test": "7"}
@@ -104,7 +104,7 @@ def test_the_file_of_a_task_asks_for_what_is_scored(name: str, prepared: Path, m
         ("aime24", "tset", "split is 'tset'; allowed: test, train, validation; did you mean 'test'?"),
     ],
 )
-def test_a_split_that_a_task_has_not_is_one_sentence(name: str, split: str, sentence: str) -> None:
+def test_problems_refuses_a_missing_split(name: str, split: str, sentence: str) -> None:
     with pytest.raises(UserError) as error:
         tasks.build_task(name).problems(split)
     assert str(error.value) == sentence
@@ -118,7 +118,7 @@ def test_a_split_that_a_task_has_not_is_one_sentence(name: str, split: str, sent
         (["eval.tasks=[aime24]", "eval.split=validation"], "eval.split is 'validation', but the task aime24"),
     ],
 )
-def test_a_matrix_that_lacks_a_split_is_refused_before_it_runs(overrides: list[str], words: str) -> None:
+def test_cells_refuse_a_missing_split(overrides: list[str], words: str) -> None:
     with pytest.raises(UserError, match=words):
         matrix.cells(config.load_config("demo", overrides))
     assert matrix.cells(config.load_config("demo", ["tasks=[dapo_math]", "eval.tasks=[aime24,dapo500]"]))
@@ -144,7 +144,7 @@ def test_validation_is_a_part_of_the_training_set_that_each_problem_decides_for_
 # Prompts
 
 
-def test_a_prompt_is_the_problem_with_an_instruction(prepared: Path) -> None:
+def test_prompt_with_an_instruction(prepared: Path) -> None:
     plain = tasks.build_task("aime24").problems("test")
     assert {p.prompt: p.answer for p in plain} == {f"{text}\n\n{INSTRUCTION}": a for text, a in invented.ROWS.items()}
     assert r"\boxed{}" in INSTRUCTION
@@ -155,7 +155,7 @@ def test_a_prompt_is_the_problem_with_an_instruction(prepared: Path) -> None:
     assert [p.id for p in other] == [p.id for p in plain]
 
 
-def test_the_instruction_of_a_model_replaces_that_of_a_task_which_gives_one() -> None:
+def test_with_instruction_of_a_model() -> None:
     short = Chat(instruction="Box it.")
     assert with_instruction(tasks.build_task("aime24"), short) == tasks.build_task("aime24(instruction='Box it.')")
     assert with_instruction(tasks.build_task("countdown(count=4)"), short) == tasks.build_task("countdown(count=4)")
@@ -181,7 +181,7 @@ TEMPLATE = "{% for m in messages %}({{ m['content'] }}){% endfor %}{{ end }}{% i
         (None, Chat(template=TEMPLATE, template_options={"end": "*"}), "(1+2)*="),
     ],
 )
-def test_a_model_may_be_spoken_to_in_its_own_way(own: str | None, chat: Chat, text: str) -> None:
+def test_render_prompt_with_a_chat_template(own: str | None, chat: Chat, text: str) -> None:
     encoder = base_model.tokenizer(CountdownRecipe())
     encoder.chat_template = own
     assert render_prompt(encoder, Problem("p", "1+2", "3"), chat) == encoder(text)["input_ids"]
@@ -232,7 +232,7 @@ def test_training_and_evaluation_show_a_model_the_same(trainer: Trainer, monkeyp
     assert [evaluator.rendered(problem) for problem in problems] == trained
 
 
-def test_a_task_says_what_a_reader_must_know(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_of_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "flags", lambda name: [f"{name} is known by heart"])
 
     class Own(Math):
@@ -279,11 +279,11 @@ OF_TEXT = sha256(b'"a/b"').hexdigest()[:12]
         ("aime24(instruction='a/b')", f"aime24(instruction={OF_TEXT})"),
     ],
 )
-def test_an_evaluation_is_named_by_the_options_that_differ(spec: str, name: str) -> None:
+def test_evaluation_name(spec: str, name: str) -> None:
     assert tasks.evaluation_name(tasks.build_task(spec)) == name
 
 
-def test_a_name_is_short_for_any_options() -> None:
+def test_evaluation_name_is_short() -> None:
     @dataclasses.dataclass(frozen=True)
     class Many:
         name: ClassVar[str] = "many"
@@ -300,15 +300,13 @@ def test_a_name_is_short_for_any_options() -> None:
     assert all(re.fullmatch(r"many\([0-9a-f]{12}\)", name) for name in names)
 
 
-def test_a_cell_evaluates_each_task_under_the_name_of_its_options(tmp_path: Path) -> None:
+def test_evaluate_tasks_with_options(tmp_path: Path) -> None:
     built = build(tmp_path, "grpo", "eval.tasks=[countdown, 'countdown(count=4)']").parts.evaluation_tasks
     assert built == {"countdown": Countdown(), "countdown(count=4)": Countdown(count=4)}
 
 
 @pytest.mark.processes  # renders the template of its model
-def test_a_task_with_options_has_files_metrics_and_scores_of_its_own(
-    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_evaluate_writes_files_per_option(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["countdown", "countdown(count=4)"]
     built = {name: tasks.build_task(name) for name in names}
     trainer.parts = dataclasses.replace(trainer.parts, evaluation_tasks=built)
@@ -335,7 +333,7 @@ def test_a_task_with_options_has_files_metrics_and_scores_of_its_own(
 
 
 @pytest.mark.processes
-def test_a_verifier_that_fails_too_often_stops_training(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_train_step_with_a_failing_verifier(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
     hard = asked(trainer, 7)[:3]
 
     def verdicts(task: Countdown, pairs: Sequence[tuple[Problem, str]], verifier: VerifierPool) -> list[Verdict]:
@@ -367,7 +365,7 @@ def test_verdicts_are_the_verifiers_in_the_order_of_the_pairs() -> None:
     assert verdicts == [Verdict.RIGHT, Verdict.WRONG, Verdict.RIGHT, Verdict.UNPARSED, Verdict.RIGHT]
 
 
-def test_the_majority_by_drawing_one_of_the_leaders() -> None:
+def test_majority() -> None:
     rng = random.Random(0)
     for _ in range(300):
         votes = [rng.choice(["a", "b", "c", None]) for _ in range(rng.randint(1, 7))]
@@ -395,13 +393,13 @@ def test_the_majority_by_drawing_one_of_the_leaders() -> None:
         (r"\boxed{}!", None, r"\boxed{}"),
     ],
 )
-def test_the_answer_in_a_box_has_one_way_of_writing_and_an_end(response: str, text: str | None, answered: str) -> None:
+def test_math_answers(response: str, text: str | None, answered: str) -> None:
     problem = Problem("p", "", "5")
     assert tasks.build_task("math500").answers([(problem, response)]) == [Answer(text, len(answered))]
     assert response.startswith(answered)
 
 
-def test_a_response_without_a_complete_box_has_no_answer() -> None:
+def test_math_answers_without_a_complete_box() -> None:
     pairs = [(Problem("p", "", "5"), response) for response in ("1025", r"\boxed{", "")]
     assert tasks.build_task("math500").answers(pairs) == [None, None, None]
 
@@ -432,7 +430,7 @@ def test_diversity_is_counted_in_answers() -> None:
     assert (repeated["right_distinct"], repeated["distinct_answers"], repeated["coverage"]) == (1, 0.5, 1 / 6)
 
 
-def test_a_task_that_cannot_count_its_right_answers_has_no_coverage() -> None:
+def test_scores_without_coverage() -> None:
     assert scoring.solutions(tasks.build_task("math500"), Problem("p", "", "5")) is None
     scores = scoring.scores(["a", "b"], [Verdict.RIGHT, Verdict.RIGHT], ["5", "5"], [False, True], None)
     assert "coverage" not in scores
@@ -549,7 +547,7 @@ def check_samples_of_sums(output: str, folder: Path) -> None:
 
 
 @pytest.mark.processes
-def test_the_example_of_the_documentation(tmp_path: Path) -> None:
+def test_example_of_the_documentation(tmp_path: Path) -> None:
     """One folder and one line, in a copy of the tasks."""
     files = re.findall(r"`(tasks/sums/[\w.]+)`:\n\n```\w+\n(.*?)```", ADD_A_TASK, re.DOTALL)
     assert [name for name, _ in files] == ["tasks/sums/__init__.py", "tasks/sums/sums.yaml"]
@@ -570,7 +568,7 @@ def test_the_example_of_the_documentation(tmp_path: Path) -> None:
     check_samples_of_sums(entrobench(*shlex.split(command), cwd=tmp_path), tmp_path)
 
 
-def test_the_example_of_a_problem_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_example_of_a_problem_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (example,) = re.findall(r"```python\n((?:(?!```).)*class Olympiad.*?)```", ADD_A_TASK, re.DOTALL)
     (tmp_path / "my_problems.py").write_text(example)
     (tmp_path / "olympiad.jsonl").write_text('{"id": "1", "problem": "1+1?", "answer": "2"}\n')
