@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -50,7 +49,6 @@ def settings(tmp_path_factory: pytest.TempPathFactory, migrated: Path) -> list[s
     matrix = cells(ours)
     (results / "mlflow.db").write_bytes(migrated.read_bytes())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda file: None)  # waiting for the disk would take minutes
         patch.setattr(invented, "STEPS", 500)
         invented.invent(ours, matrix, ours.tracking_uri, results / FOLDER)
         write_cells(matrix)
