@@ -61,7 +61,10 @@ class LanguageTask:
         check_split(self, split)
         shots = tuple((self.prompt(key), response) for key, response in self.examples()[: self.shots])
         in_order = sorted(self.keys(split), key=digest)
-        return [Problem(id=key, prompt=self.prompt(key), answer=key, shots=shots) for key in in_order]
+        return [self.problem(key, shots) for key in in_order]
+
+    def problem(self, key: str, shots: tuple[tuple[str, str], ...]) -> Problem:
+        return Problem(id=key, prompt=self.prompt(key), answer=key, shots=shots)
 
     def verdicts(self, pairs: Sequence[tuple[Problem, str]], verifier: Verifier) -> list[Verdict]:
         return [self.verdict(problem, response) for problem, response in pairs]

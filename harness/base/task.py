@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -105,6 +106,24 @@ class Countable(Protocol):
 
     def solutions(self, problem: Problem) -> int:
         """Return the number of right answers to a problem, in the normal form of `answers`."""
+        ...
+
+
+@runtime_checkable
+class Solving(Protocol):
+    """A task that can solve its problems."""
+
+    def solution(self, problem: Problem, rng: random.Random) -> str:
+        """Return a right response to a problem, drawn where there are several."""
+        ...
+
+
+@runtime_checkable
+class Relabeling(Protocol):
+    """A task in which a wrong response may be right for another problem."""
+
+    def hindsight(self, problem: Problem, response: str) -> Problem | None:
+        """Return the problem that a wrong response may solve, in any split; None if there is none."""
         ...
 
 

@@ -76,9 +76,7 @@ class Lists(LanguageTask):
                 continue
             count = counts_in_turn(self.least, self.most)[len(examples)]
             key = f"{count} {condition}"
-            letter_rule = parse_key(key)[1:]
-            usual = [name for name in allowed_members(*letter_rule) if allows(name, *letter_rule)][:USUAL]
-            examples[kind] = key, ", ".join(random.Random(digest(key)).sample(usual, count)) + "."
+            examples[kind] = key, usual_list(*parse_key(key), random.Random(digest(key)))
         return list(examples.values())
 
     def read(self, key: str, response: str) -> Answer | None:
@@ -97,6 +95,17 @@ class Lists(LanguageTask):
         names = split_names(response, kind) or ()
         members = {members_of(kind)[name] for name in names if name in members_of(kind) and allows(name, *condition)}
         return len(names) == len(members) == count
+
+    def solution(self, problem: Problem, rng: random.Random) -> str:
+        """Return members of the category that are usual, as far as the rule leaves enough of them."""
+        count, *condition = parse_key(problem.answer)
+        return usual_list(count, *condition, rng)
+
+    def hindsight(self, problem: Problem, response: str) -> Problem:
+        """Return the problem with the number of members that the response has."""
+        _, *condition = parse_key(problem.answer)
+        names = split_names(response, condition[-1]) or ()
+        return self.problem(" ".join([str(len(names)), *condition]), problem.shots)
 
     def solutions(self, problem: Problem) -> int:
         """Return the number of right answers: the ways to choose members without regard to their order."""
@@ -134,6 +143,12 @@ def allowed_members(rule: str, letter: str, kind: str) -> list[str]:
 def allows(name: str, rule: str, letter: str, kind: str) -> bool:
     """Return whether the rule allows a name of the category: its own first letter counts, not that of a synonym."""
     return (name[0] == letter) == (rule == WITH)
+
+
+def usual_list(count: int, rule: str, letter: str, kind: str, rng: random.Random) -> str:
+    """Return a right response with usual members."""
+    allowed = [name for name in allowed_members(rule, letter, kind) if allows(name, rule, letter, kind)]
+    return ", ".join(rng.sample(allowed[:USUAL], count)) + "."
 
 
 # Names

@@ -116,7 +116,7 @@ montreal, vancouver, ottawa, calgary, edmonton, quebec city=quebec, winnipeg, ha
 panama city, bogota, lima, quito, caracas, santiago, buenos aires, montevideo, rio de janeiro=rio, sao paulo,
 brasilia, la paz, guadalajara, monterrey, cancun, oslo, stockholm, copenhagen, helsinki, reykjavik, edinburgh,
 glasgow, manchester, liverpool, birmingham, leeds, bristol, oxford, cambridge, cardiff, belfast, brussels, antwerp,
-bruges, rotterdam, the hague=hague, luxembourg, cologne, hamburg, munich, frankfurt, stuttgart, dresden, leipzig,
+bruges, rotterdam, hague, luxembourg, cologne, hamburg, munich, frankfurt, stuttgart, dresden, leipzig,
 zurich, geneva, bern, basel, salzburg, prague, budapest, warsaw, krakow, bratislava, bucharest, sofia, belgrade,
 zagreb, sarajevo, dubrovnik, kiev=kyiv, minsk, riga, vilnius, tallinn, st petersburg=saint petersburg, istanbul,
 ankara, milan, venice, florence, naples, turin, bologna, verona, pisa, palermo, genoa, seville, valencia, granada,

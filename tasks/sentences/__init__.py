@@ -31,7 +31,7 @@ from itertools import pairwise
 from typing import ClassVar
 
 from harness.base.schema import number
-from harness.base.task import Answer
+from harness.base.task import Answer, Problem
 from tasks.language import LanguageTask, check_order, counts_in_turn, split_of
 from tasks.sentences.words import FUNCTION_WORDS, NUMBER_WORDS, SENTENCES, WORDS
 
@@ -97,6 +97,11 @@ class Sentences(LanguageTask):
         words = split_words(response) or ()
         few_commas = len(COMMA.findall(response)) * QUARTER <= len(words)
         return len(words) == int(count) and given in words and few_commas and is_language(words)
+
+    def hindsight(self, problem: Problem, response: str) -> Problem:
+        """Return the problem with the number of words that the response has."""
+        _, given = problem.answer.split()
+        return self.problem(f"{len(split_words(response) or ())} {given}", problem.shots)
 
 
 @cache

@@ -71,6 +71,9 @@ class Sorting(LanguageTask):
         answer = self.read(key, response)
         return answer is not None and answer.text == key
 
+    def solution(self, problem: Problem, rng: random.Random) -> str:
+        return problem.answer
+
     def solutions(self, problem: Problem) -> int:
         return 1
 

@@ -19,7 +19,7 @@ from trainers import SHORT, asked, sampled
 import tasks
 from harness import config
 from harness.base.errors import UserError
-from harness.base.task import SPLITS, Answer, Countable, Problem, Verdict
+from harness.base.task import SPLITS, Answer, Countable, Problem, Relabeling, Solving, Verdict
 from harness.matrix import Cell
 from harness.rollout.rendering import Chat, render_prompt
 from harness.train import parts
@@ -75,6 +75,41 @@ def test_examples_are_eight_right_answers(task: LanguageTask) -> None:
     assert len(dict(examples)) == 8
     for key, response in examples:
         assert verdict_and_text(task, key, response)[0] == RIGHT
+
+
+@pytest.mark.parametrize("task", [task for task in (*DEFAULTS, *OTHERS) if isinstance(task, Solving)], ids=str)
+def test_solutions_are_right(task: LanguageTask) -> None:
+    assert isinstance(task, Solving)
+    for split in SPLITS:
+        for problem in task.problems(split):
+            assert task.verdict(problem, task.solution(problem, random.Random(problem.id))) == RIGHT
+
+
+@pytest.mark.parametrize(
+    ("task", "key", "response", "solved"),
+    [
+        (Lists(), "2 without b fruits", "apple, pear, fig.", "3 without b fruits"),
+        (Lists(letters="both"), "2 with p fruits", "pear", "1 with p fruits"),
+        (Sentences(), "4 river", "The river is very deep.", "5 river"),
+        (Sentences(), "4 river", "The River, it is very deep!", "6 river"),
+    ],
+)
+def test_a_response_of_another_length_is_right_in_hindsight(
+    task: Relabeling, key: str, response: str, solved: str
+) -> None:
+    assert isinstance(task, LanguageTask)
+    problem = task.problem(key, (("1+1", "2"),))
+    assert task.verdict(problem, response) == WRONG
+    other = task.hindsight(problem, response)
+    assert other == Problem(solved, task.prompt(solved), solved, problem.shots)
+    assert task.verdict(other, response) == RIGHT
+
+
+@pytest.mark.parametrize("task", [Lists(), Sentences()], ids=str)
+def test_a_response_that_cannot_be_read_is_wrong_in_hindsight_too(task: LanguageTask) -> None:
+    assert isinstance(task, Relabeling)
+    for problem in task.problems("train")[:50]:
+        assert task.verdict(task.hindsight(problem, "1. no 2. answer"), "1. no 2. answer") != RIGHT
 
 
 @pytest.mark.parametrize("task", DEFAULTS, ids=str)
