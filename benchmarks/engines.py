@@ -124,7 +124,7 @@ def evaluation(name: str, model: PreTrainedModel, problems: int, length: int, re
             max_failures=1.0,
             folder=Path(tempfile.mkdtemp(dir=folder)),
             together=BATCH["vllm"],
-            heard=lambda done, of: None,
+            on_batch=lambda done, of: None,
         )
         evaluator.evaluate(
             Countdown(), 0, split="test", problems=problems, samples=32, temperature=1.0, max_new_tokens=length

@@ -68,11 +68,13 @@ def all_evaluations(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
 
 def check_scores(path: Path, record: Mapping[str, Any], logged: Mapping[str, float]) -> None:
     """Refuse an evaluation whose answers give other scores than metrics.jsonl has for its step."""
-    for difference in other_scores(record, scores_of_counts(record), logged):
+    for difference in score_differences(record, scores_of_counts(record), logged):
         raise Damaged(path, difference)
 
 
-def other_scores(record: Mapping[str, Any], scores: Mapping[str, float], logged: Mapping[str, float]) -> Iterator[str]:
+def score_differences(
+    record: Mapping[str, Any], scores: Mapping[str, float], logged: Mapping[str, float]
+) -> Iterator[str]:
     """Yield how scores of an evaluation differ from those that are logged, as sentences."""
     for key, score in scores.items():
         name = f"eval/{record['task']}/{key}"

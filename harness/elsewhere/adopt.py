@@ -30,7 +30,7 @@ from harness.rollout.ends import end_tokens
 from harness.rollout.models import Model
 from harness.rollout.proof import check_engine_weights
 from harness.train.evaluate import Evaluator, evaluate_cell
-from harness.train.parts import begin_attempt, evaluation_tasks_of, training_device
+from harness.train.parts import begin_cell, evaluation_tasks_of, training_device
 from harness.train.policy import check_vocabulary
 from harness.train.weights import load_model, opened
 from harness.verify.pool import VerifierPool
@@ -233,7 +233,7 @@ def begin_evaluation(cell: AdoptedCell) -> bool:
         return False
     why = "a record has changed since it was done" if damaged else None
     cell.spec.write(cell.folder)
-    begin_attempt(cell.folder, cell.config, cell.spec.identity["source"], base_model, why)
+    begin_cell(cell.folder, cell.config, cell.spec.identity["source"], base_model, why)
     return True
 
 

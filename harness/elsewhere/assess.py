@@ -39,7 +39,7 @@ from harness.rollout.protocol import Sampling
 from harness.rollout.rendering import count_unread, with_instruction
 from harness.table.columns import format_estimate
 from harness.table.statistics import Estimate, Floats, mean_interval, near_bound
-from harness.train.evaluate import Evaluator, Record, as_asked, record_of_judging
+from harness.train.evaluate import Evaluator, Record, record_of_judging
 from harness.train.parts import record_attempt, training_device
 from harness.train.policy import context_of
 from harness.train.weights import load_model, opened
@@ -118,7 +118,7 @@ class KeepingEvaluator(Evaluator):
 
     folder: Path
     together: int  # responses of a batch
-    heard: Callable[[int, int], None]  # is told how many problems are done, and of how many
+    on_batch: Callable[[int, int], None]  # is called with the number of finished problems and that of all
 
     def sample(self, task: Task, problems: Sequence[Problem], *, n: int, **settings: Any) -> list[Record]:
         records: list[Record] = []
@@ -127,8 +127,7 @@ class KeepingEvaluator(Evaluator):
             path, batch = self.folder / f"{start // together:04d}.jsonl", problems[start : start + together]
             kept = kept_records(path)
             of_batch = [kept.get(problem.id, {}) for problem in batch]
-            asked = [{key: record[key] for key in ("prompt", "shots") if key in record} for record in of_batch]
-            if asked == [as_asked(problem) for problem in batch]:
+            if all(map(was_asked, of_batch, batch)):
                 for problem, record in zip(batch, of_batch, strict=True):  # the rules of judging may have changed
                     record |= record_of_judging(judged(task, self.verifier, problem, record["responses"]))
                 files.write_lines(path, kept.values())  # of more problems than this evaluation may have
@@ -136,8 +135,13 @@ class KeepingEvaluator(Evaluator):
                 of_batch = super().sample(task, batch, n=n, **settings)
                 files.write_lines(path, of_batch)
             records += of_batch
-            self.heard(len(records), len(problems))
+            self.on_batch(len(records), len(problems))
         return records
+
+
+def was_asked(record: Record, problem: Problem) -> bool:
+    """Return whether a kept record, which may be empty, has the responses to a problem as it is now."""
+    return record.get("prompt") == problem.prompt and record.get("shots", []) == list(map(list, problem.shots))
 
 
 def kept_records(path: Path) -> dict[str, Record]:
@@ -209,7 +213,7 @@ def assess(
         # Before anything is sampled, so that a folder of samples is never without its settings.
         files.write_json(task_folder / "settings.json", identity)
 
-        def heard(done: int, of: int, name: str = name) -> None:
+        def on_batch(done: int, of: int, name: str = name) -> None:
             say(f"{name}: {done} of {of} problems sampled")
 
         evaluator = KeepingEvaluator(
@@ -220,7 +224,7 @@ def assess(
             context,
             folder=task_folder / "samples",
             together=BATCH[engine.name],
-            heard=heard,
+            on_batch=on_batch,
         )
         evaluation = evaluator.evaluate(task, wanted.seed, problems=wanted.problems, **settings)
         assert evaluation is not None  # there is one rank

@@ -37,7 +37,7 @@ from harness.methods.composition import method_classes
 from harness.rollout import digests, models
 from harness.train import loading  # noqa: F401  before anything else of transformers
 from harness.train.checkpoint import Checkpoints, NoneWhole
-from harness.train.parts import Parts, begin_attempt, build_parts, source_classes, training_device, unread
+from harness.train.parts import Parts, begin_cell, build_parts, source_classes, training_device, unread
 from harness.train.trainer import Trainer
 from harness.verify.pool import VerifierPool
 
@@ -203,7 +203,7 @@ def begin(folder: Path, spec: CellSpec, status: StatusWriter, *, lost: bool = Fa
     base_model = base_model_of(spec, status)
     why = "no checkpoint is whole" if lost else None
     more = {"harness": HARNESS, "rounding": rounding(spec.config.hardware)}
-    begin_attempt(folder, spec.config, sources, base_model, why, **more)
+    begin_cell(folder, spec.config, sources, base_model, why, **more)
     return True
 
 

@@ -326,7 +326,7 @@ def other_scores(
     """Yield how the scores of an evaluation contradict those that the cell logged with it, as sentences."""
     if missing := [key for key in present if f"eval/{record['task']}/{key}" not in logged]:
         yield f"{path.name} has no {missing[0]} among the metrics of its step"
-    yield from evaluations.other_scores(record, present, logged)
+    yield from evaluations.score_differences(record, present, logged)
 
 
 # Cells among each other

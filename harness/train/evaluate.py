@@ -106,7 +106,7 @@ class Evaluator:
         """
         with BackgroundJudge(partial(judge_rollouts, task, self.verifier, self.tokenizer, problems)) as judging:
             groups = self.engine.generate(
-                [self.rendered(problem) for problem in problems],
+                list(map(self.rendered, problems)),
                 n,
                 seeds=[seeds.derive(*seed, problem.id) for problem in problems],
                 temperature=temperature,
@@ -221,21 +221,17 @@ def evaluate_cell(
 
 def record_of_problem(problem: Problem, group: Sequence[Rollout], results: Sequence[JudgedRollout]) -> Record:
     """Return the record of the responses to a problem."""
+    shots = {"shots": list(map(list, problem.shots))} if problem.shots else {}
     return {
         "problem": problem.id,
-        **as_asked(problem),
+        "prompt": problem.prompt,
+        **shots,
         "responses": [result.text for result in results],
         "lengths": [len(rollout.response) for rollout in group],
         "finished": [rollout.finished for rollout in group],
         "distinct": len({result.copy_of for result in results}),
         **record_of_judging([result.judged for result in results]),
     }
-
-
-def as_asked(problem: Problem) -> Record:
-    """Return the part of a record that says what the model was asked."""
-    shots = {"shots": [list(shot) for shot in problem.shots]} if problem.shots else {}
-    return {"prompt": problem.prompt, **shots}
 
 
 def record_of_judging(responses: Sequence[Judged]) -> Record:

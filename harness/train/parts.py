@@ -77,7 +77,7 @@ def training_device(config: Config) -> tuple[str, torch.dtype]:
     return device, getattr(torch, dtype)
 
 
-def begin_attempt(
+def begin_cell(
     folder: Path, config: Config, sources: dict[str, str], base_model: str, why: str | None, **more: Any
 ) -> None:
     """Record that a cell runs, and what makes its numbers, unless its attempt has begun before.
