@@ -102,7 +102,7 @@ def change_weights(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_model_of_our_own_has_the_same_numbers(place: Place, tmp_path: Path) -> None:
+def test_adopt_a_model_of_our_own(place: Place, tmp_path: Path) -> None:
     claim(place.config)
     ours = cells(place.config)[0]
     ours.spec.write(ours.folder)
@@ -183,7 +183,7 @@ def trained_by_trl(folder: Path, method: str | None) -> Path:
 
 
 @pytest.mark.slow
-def test_a_model_of_trl_is_a_row_of_its_own(place: Place, trl_folder: Path, tmp_path: Path) -> None:
+def test_adopt_a_model_of_trl(place: Place, trl_folder: Path, tmp_path: Path) -> None:
     printed = place.adopt(trl_folder)
     assert "grpo (trained elsewhere: trl)" in printed
     [folder] = place.folders
@@ -219,7 +219,7 @@ def test_a_model_of_trl_is_a_row_of_its_own(place: Place, trl_folder: Path, tmp_
 
 
 @pytest.mark.slow
-def test_the_door_of_trl_gives_its_method_and_its_entropy(place: Place, door_folder: Path) -> None:
+def test_adopt_with_the_records_of_our_trl_trainer(place: Place, door_folder: Path) -> None:
     refused = place.adopt(door_folder, "--method", "clip_b", code=2)
     assert "--method is 'clip_b', but" in refused
     assert "was trained by 'clip_b(share=0.1)'; give that" in refused
@@ -234,7 +234,7 @@ def test_the_door_of_trl_gives_its_method_and_its_entropy(place: Place, door_fol
 # Other folders
 
 
-def test_the_shapes_of_folders(tmp_path: Path, checkpoint: Path) -> None:
+def test_find_checkpoints_in_every_folder(tmp_path: Path, checkpoint: Path) -> None:
     [only] = checkpoints.find_checkpoints(checkpoint)
     assert (only.step, checkpoints.trainer_of_folder([only])) == (5, "trl")
     for step in (0, 20, 100):
@@ -316,7 +316,7 @@ def other_shape(folder: Path) -> None:
         (other_shape, "differs in shape from the model countdown-tiny"),
     ],
 )
-def test_a_folder_that_does_not_fit_gets_one_sentence(
+def test_adopt_refuses_other_folders(
     spoil: Callable[[Path], None], sentence: str, place: Place, checkpoint: Path
 ) -> None:
     spoil(checkpoint)
@@ -340,7 +340,7 @@ ODD_MARKS: list[Any] = [[], {}, "x", {"method": 5}]
         *(("entrobench.json", content) for content in ODD_MARKS),
     ],
 )
-def test_a_record_of_another_form_gets_one_sentence(file: str, content: Any, place: Place, checkpoint: Path) -> None:
+def test_adopt_refuses_other_records(file: str, content: Any, place: Place, checkpoint: Path) -> None:
     (checkpoint / file).write_text(json.dumps(content))
     message = place.adopt(checkpoint, code=2)
     assert message.startswith(f"entrobench: {checkpoint / file} ")
@@ -367,12 +367,12 @@ def test_adopt_command_mistakes(words: list[str], sentence: str, place: Place, c
     assert not place.folders
 
 
-def test_a_folder_that_is_missing_gets_one_sentence(place: Place, tmp_path: Path) -> None:
+def test_adopt_refuses_a_missing_folder(place: Place, tmp_path: Path) -> None:
     assert "nowhere is not a folder" in place.adopt(tmp_path / "nowhere", code=2)
 
 
 @pytest.mark.slow
-def test_a_seed_has_one_model(place: Place, checkpoint: Path) -> None:
+def test_adopt_refuses_a_second_model(place: Place, checkpoint: Path) -> None:
     place.adopt(checkpoint, "--method", "my_idea", "--unregistered", "--trainer", "my_loop")
     assert "my_idea (trained elsewhere: my_loop)" in place.rows()
     change_weights(checkpoint)
@@ -384,7 +384,7 @@ def test_a_seed_has_one_model(place: Place, checkpoint: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_interrupted_evaluation_continues(place: Place, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adopt_continues_an_evaluation(place: Place, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from harness.elsewhere import adopt
 
     evaluate = adopt.evaluate_cell
@@ -407,7 +407,7 @@ def test_an_interrupted_evaluation_continues(place: Place, checkpoint: Path, mon
 
 
 @pytest.mark.slow
-def test_a_damaged_record_is_made_again(place: Place, checkpoint: Path) -> None:
+def test_adopt_repairs_a_damaged_record(place: Place, checkpoint: Path) -> None:
     place.adopt(checkpoint)
     [folder] = place.folders
     before = right(folder, 5)
@@ -422,7 +422,7 @@ def test_a_damaged_record_is_made_again(place: Place, checkpoint: Path) -> None:
 
 
 @pytest.mark.slow
-def test_other_settings_of_the_evaluation_are_another_cell(place: Place, checkpoint: Path) -> None:
+def test_adopt_with_another_evaluation(place: Place, checkpoint: Path) -> None:
     place.adopt(checkpoint)
     place.overrides.append("eval.samples=8")
     place.adopt(checkpoint)

@@ -71,7 +71,7 @@ def records(out: Path, task: str = "countdown") -> list[dict[str, Any]]:
     return [json.loads(line) for file in files for line in file.read_text().split("\n")[:-1]]
 
 
-def test_every_response_is_kept_with_its_verdict(tmp_path: Path, calls: list[int]) -> None:
+def test_assess_keeps_responses_with_verdicts(tmp_path: Path, calls: list[int]) -> None:
     (result,) = run(tmp_path)
     assert calls == [4, 4, 2]
     problems = tasks.build_task("countdown").problems("test")[:10]
@@ -138,7 +138,7 @@ def test_assess_samples_nothing_twice(tmp_path: Path, calls: list[int]) -> None:
     assert calls == [4] * 5, "other settings are another evaluation"
 
 
-def test_a_response_that_was_changed_is_not_judged(tmp_path: Path) -> None:
+def test_assess_samples_changed_responses_again(tmp_path: Path) -> None:
     run(tmp_path)
     first, *_ = sorted(tmp_path.glob("countdown*/samples/*.jsonl"))
     first.write_text(first.read_text().replace('"responses": ["', '"responses": ["8', 1))
@@ -217,7 +217,7 @@ def test_eval_killed_and_repeated_gives_the_same(
     assert [path.read_text() for path in parts(tmp_path / "a")] == [path.read_text() for path in parts(tmp_path / "b")]
 
 
-def test_the_files_of_the_tasks_have_the_defaults(tmp_path: Path) -> None:
+def test_wanted_defaults(tmp_path: Path) -> None:
     assert Wanted().of(tasks.build_task("aime24")) == {
         "split": "test",
         "samples": 32,
@@ -258,7 +258,7 @@ def test_memory_is_shared_out_by_what_a_sequence_needs(monkeypatch: pytest.Monke
     assert assess.side_by_side(SimpleNamespace(**{**shape, "num_hidden_layers": 1}), "cpu", torch.bfloat16, 1) == 512
 
 
-def test_a_verifier_that_fails_too_often_ends_it_with_a_reason(
+def test_eval_with_a_failing_verifier(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     invented.prepare_in(tmp_path / "cache", monkeypatch, "aime24")
@@ -326,7 +326,7 @@ def test_eval_command_mistakes(
     assert message.count("\n") == 1
 
 
-def test_the_real_contests_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_assess_the_real_contests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tiny model knows nothing of mathematics: scores near 0 are right, and every part has done its work."""
     if not (REAL / "aime24.jsonl").is_file():
         pytest.skip("needs the real problem sets, whose folder ENTROBENCH_DATA names")

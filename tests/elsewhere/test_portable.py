@@ -231,7 +231,7 @@ def test_needs_of_portable_methods() -> None:
             assert ": " in meaning
 
 
-def test_the_memory_of_a_control_travels() -> None:
+def test_portable_method_state() -> None:
     c, method = a_case(), PortableMethod("clip_servo(target=0.1)")
     before = method.state()
     signal = signal_of(method, c, torch.arange(48), None)
@@ -297,7 +297,7 @@ GOOD: dict[str, Any] = {"rewards": [1.0, 0, 0, 1], "groups": [0, 0, 1, 1], "mask
         ("grpo", {"minibatches": [[0, 1], [2]]}, "row 3 is in 0 of the minibatches; each must be in one"),
     ],
 )
-def test_a_batch_that_does_not_fit_gets_one_sentence(spec: str, changes: dict[str, Any], sentence: str) -> None:
+def test_portable_method_refuses_other_batches(spec: str, changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(entrobench.UserError) as error:
         entrobench.Method(spec).signal(LOGP, **{**GOOD, **changes})
     assert str(error.value) == sentence
@@ -323,7 +323,7 @@ def test_portable_method_mistakes() -> None:
         plain.value_loss(signal, LOGP)
 
 
-def test_no_rank_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_portable_method_waits_for_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     assert ranks.several()

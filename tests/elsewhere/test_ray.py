@@ -95,9 +95,7 @@ class Losing(Watcher):
 @pytest.mark.parametrize(
     ("machines", "steps"), [pytest.param(2, 10, id="two"), pytest.param(1, 24, id="one", marks=pytest.mark.long)]
 )
-def test_a_cell_that_loses_one_of_its_machines_resumes_elsewhere(
-    machines: int, steps: int, cluster: Any, address: str, tmp_path: Path
-) -> None:
+def test_run_cells_with_a_lost_machine(machines: int, steps: int, cluster: Any, address: str, tmp_path: Path) -> None:
     there = planned(tmp_path / "there", f"train.steps={steps}", f"hardware.nodes={machines}")
     there.folder.mkdir(parents=True)
     ray = Ray(there.config, "cpu")
@@ -116,7 +114,7 @@ def test_a_cell_that_loses_one_of_its_machines_resumes_elsewhere(
         assert lines(there.folder) == lines(here.folder)
 
 
-def test_a_cell_that_takes_too_long_is_not_started_again(cluster: Any, address: str, tmp_path: Path) -> None:
+def test_run_cells_with_a_cell_that_takes_too_long(cluster: Any, address: str, tmp_path: Path) -> None:
     slow = planned(tmp_path, "hardware.timeout_minutes=0.005")
     slow.folder.mkdir(parents=True)
     ray = Ray(slow.config, "cpu")
@@ -134,13 +132,13 @@ def refusal(settings: Config) -> str:
     return str(error.value)
 
 
-def test_cells_too_large_for_the_cluster_are_refused(address: str, tmp_path: Path) -> None:
+def test_ray_refuses_cells_too_large_for_the_cluster(address: str, tmp_path: Path) -> None:
     message = refusal(planned(tmp_path, "hardware.threads=3").config)
     assert "a cell needs 1 machine of the cluster with 3 CPUs each" in message
     assert "but only 0 of its 3 machines have that" in message
 
 
-def test_a_machine_that_does_not_see_the_results_folder_is_refused(
+def test_ray_refuses_results_that_a_machine_does_not_see(
     address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clusters, "sees", os.path.islink)  # which the probe file is not
@@ -152,7 +150,7 @@ def test_a_machine_that_does_not_see_the_results_folder_is_refused(
 @pytest.mark.parametrize(
     "listens", [pytest.param(False, id="no server"), pytest.param(True, id="not Ray", marks=pytest.mark.long)]
 )
-def test_an_address_without_a_cluster_is_refused(listens: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connect_refuses_an_address_without_a_cluster(listens: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a process of its own, because Ray goes on trying to connect."""
     pytest.importorskip("ray", reason="the extra ray is not installed")
     command = python_command("from harness.elsewhere import ray", "ray.ANSWER = 1.0; ray.connect({'CPU': 1.0})")
@@ -166,7 +164,7 @@ def test_an_address_without_a_cluster_is_refused(listens: bool, monkeypatch: pyt
     assert "RAY_ADDRESS must be HOST:PORT of a running cluster" in ran.stderr
 
 
-def test_a_cluster_of_our_own_listens_on_loopback_alone_and_asks_for_a_secret() -> None:
+def test_connect_starts_a_private_cluster() -> None:
     pytest.importorskip("ray", reason="the extra ray is not installed")
     code = "ray.connect({'CPU': 1.0}); print(os.environ['RAY_AUTH_TOKEN']); input()"
     names = [name for name in os.environ if name.startswith("RAY_")]

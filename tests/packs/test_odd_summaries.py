@@ -79,7 +79,7 @@ def test_odd_values_give_a_table_or_one_sentence(small: Path) -> None:
 
 
 @pytest.mark.parametrize("command", [["verify"], ["leaderboard", "--pack"], ["report", "--pack"], ["unpack"]])
-def test_every_command_refuses_an_odd_summary(command: list[str], small: Path, tmp_path: Path) -> None:
+def test_commands_refuse_an_odd_summary(command: list[str], small: Path, tmp_path: Path) -> None:
     odd = tmp_path / "odd.zip"
     with unpacked(small) as pack:
         summary = json.dumps(with_value(json.loads(pack.summary), ("expected", 0, "eval_tasks"), 1))

@@ -345,7 +345,7 @@ def test_unpacked_refuses_other_columns(pack: Path, tmp_path: Path, name: str, c
 
 
 @pytest.mark.parametrize(("samples", "right"), [(10**12, [1]), (4, [10**12]), (4, [-(10**12)]), (-4, [1])])
-def test_a_number_of_answers_in_a_slim_pack_takes_no_memory(
+def test_unpacked_refuses_many_answers_in_a_slim_pack(
     pack: Path, tmp_path: Path, samples: int, right: list[int]
 ) -> None:
     parts = {"task": "countdown", "step": 0, "problems": ["a"], "samples": samples, "right": right}

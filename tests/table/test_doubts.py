@@ -142,7 +142,7 @@ def test_latex_estimate() -> None:
     assert formats.latex_estimate(Estimate(0.5)) == "0.500"
 
 
-def test_two_seeds_names_a_few_rows() -> None:
+def test_two_seeds() -> None:
     needed = {f"method {number}": {"Avg@K": number} for number in range(9)}
     note = render.two_seeds(needed)
     assert "method 3: 3 by Avg@K; of 5 more, `seeds_needed` in --format csv." in note

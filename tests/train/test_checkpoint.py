@@ -79,7 +79,7 @@ def flip(path: Path) -> None:
 
 @pytest.mark.parametrize("harm", [flip, lambda path: os.truncate(path, 9), Path.unlink])
 @pytest.mark.parametrize("name", ["shard-*", "rest.json", "rest.safetensors", "sums.json"])
-def test_the_one_before_a_damaged_one_is_used(
+def test_latest_passes_over_a_damaged_checkpoint(
     name: str, harm: Callable[[Path], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     saved(tmp_path, 2, 4)
@@ -114,22 +114,20 @@ def unsealed_file(path: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", [empty, null, of_another_cell, unsealed_file])
-def test_a_checkpoint_that_says_no_owner_is_passed_over(harm: Callable[[Path], None], tmp_path: Path) -> None:
+def test_latest_passes_over_a_checkpoint_without_an_owner(harm: Callable[[Path], None], tmp_path: Path) -> None:
     saved(tmp_path, 2, 4)
     harm(tmp_path / "step-000004")
     check(tmp_path, 2)
 
 
-def test_a_checkpoint_of_another_name_is_passed_over(tmp_path: Path) -> None:
+def test_latest_passes_over_another_name(tmp_path: Path) -> None:
     saved(tmp_path, 2, 4)
     (tmp_path / "step-000004").rename(tmp_path / "step-000009")
     check(tmp_path, 2)
     assert [path.name for path in tmp_path.iterdir()] == ["step-000002"]
 
 
-def test_a_checkpoint_counts_when_it_is_on_disk_and_holds_what_was_when_it_began(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_save_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     go, complete, x = threading.Event(), checkpoint.Checkpoints.publish, torch.ones(3)
 
     def slow(self: Checkpoints, *given: Any) -> None:
@@ -150,7 +148,7 @@ def test_a_checkpoint_counts_when_it_is_on_disk_and_holds_what_was_when_it_began
     assert torch.equal(x, torch.ones(3))
 
 
-def test_a_failure_in_the_background_fails_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_save_failing_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     checkpoints = Checkpoints(tmp_path / "file", CELL)
     save(checkpoints, 2)
@@ -166,7 +164,7 @@ def test_large_tensors_go_to_files_of_their_own(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.slow
-def test_a_cell_whose_newest_checkpoint_is_damaged_ends_as_if_it_was_not(tmp_path: Path) -> None:
+def test_run_resumed_with_a_damaged_checkpoint(tmp_path: Path) -> None:
     settings = ("rollout.lag=1", "train.resample.multiplier=1.5", "checkpoint.every=1")
     whole = build(tmp_path / "whole", "ppo", *settings)
     whole.run(lambda step: None)
@@ -258,7 +256,7 @@ def test_three_ranks_and_one_read_each_other_bit_for_bit(tmp_path: Path) -> None
     assert len(files) == 3
 
 
-def test_a_disk_that_is_full_is_named_and_keeps_nothing_of_the_checkpoint(tmp_path: Path) -> None:
+def test_save_on_a_full_disk(tmp_path: Path) -> None:
     checkpoints = saved(tmp_path, 2)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
@@ -271,7 +269,7 @@ def test_a_disk_that_is_full_is_named_and_keeps_nothing_of_the_checkpoint(tmp_pa
     assert [path.name for path in tmp_path.iterdir()] == ["step-000002"]
 
 
-def test_the_order_is_that_of_steps_and_not_of_names(tmp_path: Path) -> None:
+def test_latest_by_step(tmp_path: Path) -> None:
     checkpoints = saved(tmp_path, 999_999, 1_000_000)
     check(tmp_path, 1_000_000)
     checkpoints.keep(1)

@@ -107,7 +107,7 @@ def of(collected: Collected) -> dict[str, Any]:
     }
 
 
-def test_a_step_trains_on_what_a_loop_over_all_candidates_keeps(tmp_path: Path) -> None:
+def test_collect_by_a_loop_over_candidates(tmp_path: Path) -> None:
     trainer = build(tmp_path, "grpo", "train.group=2", *RESAMPLE)
     ends = set()
     for step in range(1, 9):
@@ -132,7 +132,7 @@ def test_without_resampling_a_step_trains_on_its_own_part_of_the_row(tmp_path: P
         assert collected.record == {}
 
 
-def test_the_supersets_of_the_steps_are_the_row_without_a_gap(tmp_path: Path) -> None:
+def test_collect_takes_prompts_in_a_row(tmp_path: Path) -> None:
     collector = build(tmp_path, "grpo", "train.prompts=64", "train.resample.max_batches=4").collector
     size = len(collector.parts.pool.problems)
     seen = [p.id for step in range(1, 2 * size // 256 + 2) for p in collector.problems(step, range(256))]
@@ -143,7 +143,7 @@ def test_the_supersets_of_the_steps_are_the_row_without_a_gap(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("prompts", [1, 2, 3, 4])
-def test_the_groups_that_are_kept(prompts: int) -> None:
+def test_kept_places(prompts: int) -> None:
     """For all ways in which 6 candidates may have a signal."""
     for signals in itertools.product((False, True), repeat=6):
         given = dict(reversed(list(enumerate(signals))))
@@ -157,7 +157,7 @@ def test_the_groups_that_are_kept(prompts: int) -> None:
         assert idle == [place for place in range(6) if not signals[place]][:filled]
 
 
-def test_one_batch_of_just_enough_candidates_is_no_resampling(tmp_path: Path) -> None:
+def test_collect_of_just_enough_candidates(tmp_path: Path) -> None:
     plain = build(tmp_path / "plain", "grpo+clip_b(share=0.1)")
     once = build(tmp_path / "once", "grpo+clip_b(share=0.1)", "train.resample.max_batches=1")
     for step in (1, 2):
@@ -184,7 +184,7 @@ def test_tokens_are_counted_whether_or_not_they_are_trained_on(tmp_path: Path) -
 # Which policy sampled
 
 
-def test_a_step_trains_on_what_the_policy_of_some_steps_before_samples(tmp_path: Path) -> None:
+def test_collect_with_a_lag(tmp_path: Path) -> None:
     trainer = build(tmp_path, "grpo", "rollout.lag=2", "train.lr=3e-2", "train.steps=5", "checkpoint.every=9")
     policies, trained = [], {}
     train_step, collect = trainer.train_step, trainer.collector.collect
@@ -223,7 +223,7 @@ def test_methods_share_all_that_the_untrained_policy_samples(tmp_path: Path) -> 
     assert one.collector.in_flight == other.collector.in_flight
 
 
-def test_what_is_in_flight_survives_a_checkpoint_bit_for_bit(tmp_path: Path) -> None:
+def test_collect_resumed_in_flight(tmp_path: Path) -> None:
     settings = ["rollout.lag=3", "train.group=2", *RESAMPLE]
     trainer = build(tmp_path / "one", "grpo", *settings)
     trainer.collector.collect(1, Stopwatch())

@@ -146,7 +146,7 @@ def test_values_and_their_gradient_are_those_of_each_copy_alone(micro: int, fold
     close([values_T], [expected_T.detach()])
 
 
-def test_a_batch_without_copies_has_the_bits_that_it_always_had(folder: Path) -> None:
+def test_policy_without_copies(folder: Path) -> None:
     """Compare with the statistics of a part as it is, without a search for copies."""
     batch = batch_without_copies()
     policy = Policy(folder, Train(), TEMPERATURE, "cpu", torch.float32, Hardware(micro_tokens=60))
@@ -177,7 +177,7 @@ def test_a_batch_without_copies_has_the_bits_that_it_always_had(folder: Path) ->
             assert torch.equal(one, other)
 
 
-def test_each_distinct_response_is_computed_once(folder: Path, way: str) -> None:
+def test_policy_computes_copies_once(folder: Path, way: str) -> None:
     batch, policy = batch_with_copies(), policy_of(folder, 10**6)
     seen: list[Tensor] = []
     policy.module.base_model.register_forward_pre_hook(
@@ -195,7 +195,7 @@ def test_each_distinct_response_is_computed_once(folder: Path, way: str) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["ppo+clip_v(share=0.1)", "grpo(kl_coef=0.1)+entropy_bonus"])
-def test_a_step_is_the_one_in_which_each_copy_is_computed(method: str, tmp_path: Path, way: str) -> None:
+def test_train_step_with_copies(method: str, tmp_path: Path, way: str) -> None:
     """Up to rounding in float32; the labels of copies are taken away from the other trainer's batch."""
     records, after = [], []
     for once in (True, False):

@@ -102,7 +102,7 @@ def canned() -> Canned:
     return Canned(TASK, "test", 8)
 
 
-def test_every_verdict_is_kept_and_every_metric_is_right(canned: Canned) -> None:
+def test_evaluate_metrics(canned: Canned) -> None:
     result = evaluated(canned)
     asked = TASK.problems("test")[:7]
     assert result.problems == [problem.id for problem in asked]
@@ -243,7 +243,7 @@ def test_evaluate_prints_nothing_and_leaves_random_numbers_alone(
     assert caplog.messages == ["something that matters"]
 
 
-def test_the_task_file_says_the_same_to_lm_eval_itself() -> None:
+def test_evaluate_equals_lm_eval() -> None:
     """lm-eval's own command has no overrides, so the file alone must give the results of an evaluation."""
     folder = Path(tasks.__file__).parent
     with quiet():
@@ -261,7 +261,7 @@ def test_the_task_file_says_the_same_to_lm_eval_itself() -> None:
 
 
 @pytest.mark.slow
-def test_the_base_model_knows_how_to_answer_and_has_much_to_learn() -> None:
+def test_evaluate_the_base_model() -> None:
     """Few answers are right, but most problems are solved once in 16: there is diversity to lose."""
     torch.set_num_threads(1)
     folder = models.resolve("countdown-tiny").folder()

@@ -120,7 +120,7 @@ def ids(pool: TrainingPool) -> list[str]:
 # The bounds
 
 
-def test_the_papers_bounds_are_strict(tmp_path: Path) -> None:
+def test_training_pool_strict_bounds(tmp_path: Path) -> None:
     """0 and 1 of 16 are too hard, 15 and 16 too easy, 2 to 14 stay."""
     pool = ask(asker(), tmp_path)
     assert ids(pool) == [f"p{i}" for i in range(2, 15)]
@@ -129,7 +129,7 @@ def test_the_papers_bounds_are_strict(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 10, 16, 30, 100])
 @pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (0.1, 0.9), (0.3, 0.7), (0.0625, 0.9375), (0.29, 0.57)])
-def test_bounds_are_those_of_the_decimals(n: int, low: float, high: float) -> None:
+def test_training_pool_bounds_in_decimals(n: int, low: float, high: float) -> None:
     exactly = [Fraction(str(low)), Fraction(str(high))]
     fewest, most = Filter(n, low, high).bounds()
     for right in range(n + 1):
@@ -145,13 +145,13 @@ def test_bounds_are_those_of_the_decimals(n: int, low: float, high: float) -> No
         ("train.filter={n: 16, low: 0.07, high: 0.1}", "no share of 16 lies strictly between"),
     ],
 )
-def test_a_filter_that_makes_no_sense_is_one_sentence(override: str, words: str) -> None:
+def test_load_config_refuses_filters(override: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
         config.load_config("demo", [override])
 
 
 @pytest.mark.slow
-def test_the_filter_defines_the_cell() -> None:
+def test_cell_id_with_a_filter() -> None:
     def key(*overrides: str) -> str:
         return matrix.cells(config.load_config("demo", overrides))[0].id
 
@@ -164,7 +164,7 @@ def test_the_filter_defines_the_cell() -> None:
 # What is asked, and when
 
 
-def test_without_a_filter_nothing_is_asked_and_nothing_written(tmp_path: Path) -> None:
+def test_training_pool_without_a_filter(tmp_path: Path) -> None:
     who = asker()
     pool = ask(who, tmp_path, None)
     assert len(pool.problems) == 17
@@ -173,7 +173,7 @@ def test_without_a_filter_nothing_is_asked_and_nothing_written(tmp_path: Path) -
     assert not list(tmp_path.iterdir())
 
 
-def test_long_prompts_are_left_out_and_not_asked(tmp_path: Path) -> None:
+def test_training_pool_leaves_long_prompts_out(tmp_path: Path) -> None:
     who = asker(rollout=RolloutConfig(max_new_tokens=8, max_prompt_tokens=9))
     pool = ask(who, tmp_path)
     assert ids(pool) == [f"p{i}" for i in range(2, 9)]
@@ -182,7 +182,7 @@ def test_long_prompts_are_left_out_and_not_asked(tmp_path: Path) -> None:
     assert ids(ask(who, tmp_path / "none", None)) == [f"p{i}" for i in range(9)]
 
 
-def test_each_problem_is_asked_as_in_training(tmp_path: Path) -> None:
+def test_training_pool_asks_as_in_training(tmp_path: Path) -> None:
     chat = Chat(system="S")
     who = asker(chat=chat, rollout=RolloutConfig(temperature=0.5, max_new_tokens=3))
     ask(who, tmp_path, Filter(n=4, low=0, high=1))
@@ -194,7 +194,7 @@ def test_each_problem_is_asked_as_in_training(tmp_path: Path) -> None:
     assert len({seed for call in calls for seed in call["seeds"]}) == 17
 
 
-def test_other_bounds_sample_nothing_again(tmp_path: Path) -> None:
+def test_training_pool_with_other_bounds(tmp_path: Path) -> None:
     who = asker()
     ask(who, tmp_path)
     before = len(who.evaluator.engine.calls)  # type: ignore[attr-defined]
@@ -214,9 +214,7 @@ def test_other_bounds_sample_nothing_again(tmp_path: Path) -> None:
         ({}, Filter(n=15)),
     ],
 )
-def test_settings_that_affect_a_pass_rate_cause_a_new_measurement(
-    changes: dict[str, Any], given: Filter, tmp_path: Path
-) -> None:
+def test_training_pool_with_other_settings(changes: dict[str, Any], given: Filter, tmp_path: Path) -> None:
     ask(asker(), tmp_path)
     other = asker(**changes)
     ask(other, tmp_path, given)
@@ -224,7 +222,7 @@ def test_settings_that_affect_a_pass_rate_cause_a_new_measurement(
     assert len(list(tmp_path.glob("filters/*.json"))) == 2
 
 
-def test_a_filter_that_keeps_nothing_is_one_sentence(tmp_path: Path) -> None:
+def test_training_pool_refuses_to_keep_nothing(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no problem of counting is left .*17 too hard, 0 too easy, 0 kept"):
         ask(asker(task=Impossible()), tmp_path)
 
@@ -239,13 +237,13 @@ class Unverifiable(Counting):
         return [Verdict.TIMEOUT for _ in pairs]
 
 
-def test_a_verifier_that_fails_makes_no_problem_hard(tmp_path: Path) -> None:
+def test_training_pool_with_a_failing_verifier(tmp_path: Path) -> None:
     with pytest.raises(TooManyFailures, match="80 of 80 answers"):
         ask(asker(task=Unverifiable()), tmp_path)
     assert not list(tmp_path.glob("filters/*.json"))
 
 
-def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_training_pool_in_a_read_only_cache(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"the cache .* cannot be written \(Not a directory\); set ENTROBENCH_CACHE"):
         ask(asker(), tmp_path / "file")
@@ -265,7 +263,7 @@ class Mortal(Numbered):
         return super().generate(*given, **named)
 
 
-def test_killed_and_run_again_it_goes_on_and_ends_the_same(tmp_path: Path) -> None:
+def test_training_pool_after_a_kill(tmp_path: Path) -> None:
     whole = asker()
     ask(whole, tmp_path / "whole")
     messages: list[str] = []
@@ -308,7 +306,7 @@ def cell_process(cache: Path, out: Path) -> None:
 
 
 @pytest.mark.processes
-def test_several_cells_measure_once_and_the_others_wait(tmp_path: Path) -> None:
+def test_training_pool_of_several_cells(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     context = multiprocessing.get_context("fork")
@@ -368,9 +366,7 @@ def counted(cache: Path) -> dict[str, int]:
 
 
 @pytest.mark.usefixtures("few")
-def test_a_cell_trains_on_what_its_base_model_solves_sometimes(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trainer_with_a_filter(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(1)
     messages: list[str] = []
     trainer = Trainer(parts.build_parts(spec(), UNASKED, messages.append), tmp_path / "cell")

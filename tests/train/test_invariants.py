@@ -37,7 +37,7 @@ def test_statistics_that_no_distribution_has_are_named(logp: float, entropy: flo
         invariants.check_statistics(stats(logp, entropy), 10)
 
 
-def test_a_rare_token_may_be_off_in_bfloat16_alone() -> None:
+def test_check_first_ratio_in_bfloat16() -> None:
     off = [torch.zeros(199), torch.tensor([0.7])]
     invariants.check_first_ratio(off, torch.bfloat16)
     with pytest.raises(CellFailure, match=r"ratio of the first update is 1; \|log ratio\| reaches 0.7"):
@@ -51,7 +51,7 @@ def test_check_first_ratio_one_number_that_is_not_finite(value: float, dtype: to
         invariants.check_first_ratio([torch.zeros(999), torch.tensor([value])], dtype)
 
 
-def test_an_update_that_changes_nothing_is_named_unless_there_was_no_gradient() -> None:
+def test_check_changed() -> None:
     weights = {"a": torch.zeros(20, 20), "bias": torch.zeros(3)}
     before = invariants.sampled_numbers(weights)
     invariants.check_changed(before, weights, norm=1e-7, lr=1e-3)
@@ -62,7 +62,7 @@ def test_an_update_that_changes_nothing_is_named_unless_there_was_no_gradient() 
     invariants.check_changed(before, weights, norm=1.0, lr=1e-3)
 
 
-def test_a_trainer_keeps_watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_train_step_checks_invariants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An optimiser that does nothing is noticed in the step itself."""
     trainer = build(tmp_path)
     monkeypatch.setattr(trainer.policy.optimizer, "step", lambda: None)

@@ -113,9 +113,7 @@ def varlen_attn(
 
 @pytest.mark.parametrize("grouped", [True, False])  # whether the kernel takes fewer heads of keys than of queries
 @pytest.mark.parametrize("architecture", ["mistral", "qwen3"])
-def test_one_kernel_for_all_lengths_is_asked_for_the_same(
-    architecture: str, grouped: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packed_forward_with_one_kernel(architecture: str, grouped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "TAKES_GROUPED_HEADS", grouped)
     network = model(architecture)
     packing.prepare_for_packing(network)
@@ -126,7 +124,7 @@ def test_one_kernel_for_all_lengths_is_asked_for_the_same(
     torch.testing.assert_close(computed(network, [row])[0], states, rtol=1e-10, atol=1e-12)
 
 
-def test_each_token_is_run_once_and_each_prompt_once_for_its_group() -> None:
+def test_packed_row_runs_prompts_once() -> None:
     row = packing.PackedRow.of(UNEQUAL, "cpu")
     first, other, last = ([s.tolist() for s in UNEQUAL.sequences[i : i + 3]] for i in (0, 3, 6))
     expected = [first[0][:-1] + first[1][1:-1] + first[2][1:-1], other[0][:-1], last[0][:-1] + last[1][5:-1]]
@@ -135,7 +133,7 @@ def test_each_token_is_run_once_and_each_prompt_once_for_its_group() -> None:
     assert torch.equal(row.whole_A[row.back_R], torch.arange(len(row.tokens_R)))
 
 
-def test_other_architectures_keep_their_padding() -> None:
+def test_prepare_for_packing_of_other_architectures() -> None:
     network = AutoModelForCausalLM.from_config(AutoConfig.for_model("gpt2", n_embd=8, n_layer=1, n_head=2))
     assert not packing.prepare_for_packing(network)
     assert network.config._attn_implementation == "sdpa"

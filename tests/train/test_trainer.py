@@ -100,7 +100,7 @@ METHODS = {"logging": Logging}
 """
 
 
-def test_a_method_logs_numbers_of_each_update_and_hears_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_train_step_update_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compare with the trainer's own mean ratio, and with a mean over tokens of the numbers that a method returned."""
     (tmp_path / "logging_plugin.py").write_text(LOGGING)
     monkeypatch.syspath_prepend(tmp_path)
@@ -127,7 +127,7 @@ def test_a_method_logs_numbers_of_each_update_and_hears_them(tmp_path: Path, mon
     assert same(weights(plain), weights(trainer)), "logging changes no gradient"
 
 
-def test_the_batch_of_a_step_says_which_answers_are_equal(tmp_path: Path) -> None:
+def test_train_step_batch_answers(tmp_path: Path) -> None:
     trainer = build(tmp_path, "outcome_exploration")
     collected = trainer.collector.collect(1, Stopwatch())
     numbers = trainer.batch_of(collected, 1).answers_B.tolist()
@@ -142,7 +142,7 @@ def test_the_batch_of_a_step_says_which_answers_are_equal(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_policy_that_moved_since_the_statistics_is_noticed(dtype: str, tmp_path: Path) -> None:
+def test_train_step_refuses_a_moved_policy(dtype: str, tmp_path: Path) -> None:
     trainer = build(tmp_path, "grpo", f"train.dtype={dtype}")
     before = trainer.stats_before
 
@@ -157,7 +157,7 @@ def test_a_policy_that_moved_since_the_statistics_is_noticed(dtype: str, tmp_pat
         trainer.train_step(1, Stopwatch())
 
 
-def test_a_tokenizer_of_another_model_is_named(tmp_path: Path) -> None:
+def test_check_vocabulary(tmp_path: Path) -> None:
     trainer = build(tmp_path)
     model, largest = trainer.policy.module, len(trainer.parts.tokenizer)
     check_vocabulary(trainer.parts.tokenizer, model, tmp_path)
@@ -199,7 +199,7 @@ def assert_ended_early(lines: list[dict[str, float]], end: int, expected: list[d
 
 
 @pytest.mark.slow
-def test_a_cell_whose_entropy_collapses_ends_after_that_step(tmp_path: Path) -> None:
+def test_run_ends_at_a_collapse(tmp_path: Path) -> None:
     whole = build(tmp_path / "whole", "grpo")
     whole.run(lambda step: None)
     expected = records(tmp_path / "whole")
@@ -232,7 +232,7 @@ def test_a_cell_whose_entropy_collapses_ends_after_that_step(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_a_cell_ends_with_the_step_that_spends_its_tokens(tmp_path: Path) -> None:
+def test_run_ends_at_a_number_of_tokens(tmp_path: Path) -> None:
     whole = build(tmp_path / "whole", "grpo")
     whole.run(lambda step: None)
     expected = records(tmp_path / "whole")
@@ -245,7 +245,7 @@ def test_a_cell_ends_with_the_step_that_spends_its_tokens(tmp_path: Path) -> Non
         cell.check_complete(stopped)
 
 
-def test_a_step_counts_answers_and_ends_their_entropy_with_them(tmp_path: Path) -> None:
+def test_train_step_answer_metrics(tmp_path: Path) -> None:
     """Compare with a loop over the texts: the first box of each, and the tokens that spell the text up to its end."""
     trainer = build(tmp_path, "grpo", "rollout.temperature=1.5")
     collect, stats_before = trainer.collector.collect, trainer.stats_before

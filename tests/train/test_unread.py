@@ -67,7 +67,7 @@ def run(folder: Path, capfd: pytest.CaptureFixture[str], code: int | None = None
     return capfd.readouterr().out
 
 
-def test_a_warning_stays_with_the_cell(tmp_path: Path, written: Any, capfd: pytest.CaptureFixture[str]) -> None:
+def test_work_keeps_its_warning(tmp_path: Path, written: Any, capfd: pytest.CaptureFixture[str]) -> None:
     written(lambda i, prompt: f"Solve {prompt}" if i % 7 else prompt)
     output = run(tmp_path, capfd)
     looked_at = len(Countdown().problems("train")[:: -(-len(Countdown().problems("train")) // parts.LOOKED_AT)])
@@ -81,7 +81,7 @@ def test_a_warning_stays_with_the_cell(tmp_path: Path, written: Any, capfd: pyte
     assert state.reason.endswith(f" of {looked_at} training prompts")
 
 
-def test_no_warning_if_no_letter_is_dropped(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_work_without_a_warning(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert "warning" not in run(tmp_path, capfd)
     assert State.read(tmp_path).reason is None
 

@@ -81,7 +81,7 @@ def load_on_rank(rank: int, folder: Path) -> dict[str, tuple[Any, ...]]:
 
 
 @pytest.mark.processes
-def test_two_ranks_hold_the_rows_of_the_whole_model(tmp_path: Path) -> None:
+def test_load_model_on_two_ranks(tmp_path: Path) -> None:
     paths = models(tmp_path)
     by_rank = on_ranks(load_on_rank, tmp_path)
     for path in paths:
@@ -181,9 +181,7 @@ def cut(folder: Path) -> None:
         (AutoTokenizer, lambda folder: change(folder, "tokenizer.json", model={"type": "None"}), "tokenizer.json: "),
     ],
 )
-def test_what_a_library_cannot_read_is_named_with_model_and_file(
-    kind: Any, harm: Any, sentence: str, tmp_path: Path
-) -> None:
+def test_opened_names_model_and_file(kind: Any, harm: Any, sentence: str, tmp_path: Path) -> None:
     folder = folder_of_a_model(tmp_path / "m")
     assert weights.opened(kind, folder) is not None
     harm(folder)
@@ -193,7 +191,7 @@ def test_what_a_library_cannot_read_is_named_with_model_and_file(
 
 
 @pytest.mark.parametrize("harm", [cut, lambda folder: (folder / "model.safetensors").write_bytes(b"no weights at all")])
-def test_a_rank_names_the_file_of_tensors_that_it_cannot_read(harm: Any, tmp_path: Path) -> None:
+def test_load_model_names_an_unreadable_file(harm: Any, tmp_path: Path) -> None:
     folder = folder_of_a_model(tmp_path / "m")
     model = weights.load_model(folder)
     harm(folder)
@@ -202,7 +200,7 @@ def test_a_rank_names_the_file_of_tensors_that_it_cannot_read(harm: Any, tmp_pat
     assert "\n" not in str(error.value)
 
 
-def test_a_rank_names_the_tensor_of_another_shape(tmp_path: Path) -> None:
+def test_fill_names_a_tensor_of_another_shape(tmp_path: Path) -> None:
     folder = folder_of_a_model(tmp_path / "m")
     change(folder, "config.json", intermediate_size=25)
     sentence = r"^the tensors in .*/m cannot be read: model\.safetensors has model\.layers\..* by config\.json .*25"
@@ -220,7 +218,7 @@ def outline_on_rank(rank: int, folder: Path) -> str:
 
 
 @pytest.mark.processes
-def test_two_ranks_say_once_that_each_reads_all_of_a_model(tmp_path: Path) -> None:
+def test_load_model_warns_once(tmp_path: Path) -> None:
     folder = folder_of_a_model(tmp_path / "m")
     lacking(folder, "model.norm.weight")
     first, second = on_ranks(outline_on_rank, tmp_path)

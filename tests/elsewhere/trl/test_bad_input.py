@@ -53,7 +53,7 @@ def test_trainer_with_a_missing_plugin(tmp_path: Path) -> None:
         trainer_of("clip_b", tmp_path, plugins=["no_such_plugin"])
 
 
-def test_a_group_of_one_is_refused_by_trl(tmp_path: Path) -> None:
+def test_trainer_refuses_a_group_of_one(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="at least 2 generations per prompt"):
         trainer_of("clip_b", tmp_path, num_generations=1)
 
@@ -62,9 +62,7 @@ def test_a_group_of_one_is_refused_by_trl(tmp_path: Path) -> None:
     ("spec", "least", "options"),
     [("passk", 5, {}), ("clip_b", 2, {"num_generations_eval": 1, "per_device_eval_batch_size": 8})],
 )
-def test_a_group_that_is_too_small_for_the_method_is_refused(
-    spec: str, least: int, options: dict[str, Any], tmp_path: Path
-) -> None:
+def test_trainer_refuses_a_small_group(spec: str, least: int, options: dict[str, Any], tmp_path: Path) -> None:
     rows = Dataset.from_list([{"prompt": str(row)} for row in range(8)])
     name, size = ("num_generations_eval", 1) if options else ("num_generations", 4)
     sentence = f"{name} is {size}; method {spec} learns from groups of {least} and more"
@@ -72,24 +70,24 @@ def test_a_group_that_is_too_small_for_the_method_is_refused(
         trainer_of(spec, tmp_path, eval_dataset=rows, eval_strategy="no", **options)
 
 
-def test_a_reward_that_all_functions_leave_open_is_refused(tmp_path: Path) -> None:
+def test_trainer_refuses_a_missing_reward(tmp_path: Path) -> None:
     rewards = [of_values(1.0, None), of_values(0.0, None, 2.0, None)]
     with pytest.raises(entrobench.UserError, match="the reward of response 1 of the rollout batch is NaN"):
         trainer_of("clip_b", tmp_path, reward=rewards).train()
 
 
-def test_a_reward_of_one_function_is_enough(tmp_path: Path) -> None:
+def test_trainer_with_one_reward(tmp_path: Path) -> None:
     trainer = trainer_of("clip_b", tmp_path, reward=[of_values(1.0, None), of_values(None, 2.0, None, 3.0)])
     trainer.train()
     assert trainer.state.global_step == 1
 
 
-def test_an_infinite_reward_is_refused(tmp_path: Path) -> None:
+def test_trainer_refuses_an_infinite_reward(tmp_path: Path) -> None:
     with pytest.raises(entrobench.UserError, match="the reward of response 2 is inf; allowed: finite numbers"):
         trainer_of("clip_b", tmp_path, reward=of_values(0.0, 1.0, float("inf"))).train()
 
 
-def test_a_trainer_compares_the_version_of_trl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trainer_refuses_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(door, "version", lambda package: "1.17.0")
     with pytest.warns(UserWarning, match=r"trl 1\.17\.0 is installed; .* tested with trl 1\.16\.0"):
         trainer_of("clip_b", tmp_path)

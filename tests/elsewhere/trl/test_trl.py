@@ -98,7 +98,7 @@ def on_case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 @pytest.mark.parametrize(
     ("spec", "on_case"), in_turn([*RUNNING, *COMPOSED], [1, 2], each=COMPOSED), indirect=["on_case"]
 )
-def test_the_gradient_is_that_of_our_trainer(spec: str, on_case: tuple[Any, Case]) -> None:
+def test_compute_loss_gradient(spec: str, on_case: tuple[Any, Case]) -> None:
     trainer, c = on_case
     method, trainer.method = Method.of(spec, baselines.table()), PortableMethod(spec)
     prompts = [{"prompt": str(i)} for i, group in enumerate(c.groups) for _ in group]
@@ -153,7 +153,7 @@ OF_EPSILON = 5e-4
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("spec", "options"), SAME, ids=[spec for spec, _ in SAME])
-def test_a_run_is_that_of_trls_loss(spec: str, options: dict[str, Any], tmp_path: Path) -> None:
+def test_train_as_with_trls_loss(spec: str, options: dict[str, Any], tmp_path: Path) -> None:
     # One mini-batch for a rollout batch, twice: with more, TRL's token losses divide by the mean tokens of all of them.
     common: dict[str, Any] = {
         "max_steps": 4,
@@ -176,7 +176,7 @@ def test_a_run_is_that_of_trls_loss(spec: str, options: dict[str, Any], tmp_path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", ["clip_b(share=0.1)+top_entropy+siren", "bapo+entropy_bonus+clip_v"])
-def test_micro_batches_change_nothing(spec: str, tmp_path: Path) -> None:
+def test_train_in_other_micro_batches(spec: str, tmp_path: Path) -> None:
     """One update in one part, or in four of another padding each."""
     by_parts = []
     for parts in (1, 4):
@@ -209,7 +209,7 @@ def passes_of(trainer: Any) -> list[int]:
 
 
 @pytest.mark.slow
-def test_one_pass_gives_old_and_present_policy(tmp_path: Path) -> None:
+def test_train_with_one_pass(tmp_path: Path) -> None:
     """One micro-batch of one update is scored once, and has the losses of two micro-batches, which are scored twice."""
     by_parts = []
     for parts in (1, 2):
@@ -233,7 +233,7 @@ def test_one_pass_gives_old_and_present_policy(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", ["clip_b(share=0.1)+clip_servo(target=1)", "grpo(kl_coef=0.1)+siren"])
-def test_ten_steps_are_those_of_our_trainer(spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_train_ten_steps(spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     size = miniature.Size(lr=3e-3)
     folder = tmp_path / "model"
     miniature.write_model(folder, size)
@@ -464,7 +464,7 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> OnRanks:
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("spec", ON_RECORDED)
-def test_ten_steps_on_the_embedded_model_are_those_of_our_trainer(spec: str, two_ranks: OnRanks) -> None:
+def test_train_ten_steps_on_the_embedded_model(spec: str, two_ranks: OnRanks) -> None:
     expected = two_ranks.ours[spec]
     assert len(expected) == STEPS * UPDATES
     assert max(abs(loss) for loss, _ in expected) > 1e-3
@@ -478,7 +478,7 @@ def test_ten_steps_on_the_embedded_model_are_those_of_our_trainer(spec: str, two
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("spec", ON_SCRIPTED)
-def test_two_processes_log_what_one_does(spec: str, two_ranks: OnRanks, tmp_path: Path) -> None:
+def test_train_on_two_ranks(spec: str, two_ranks: OnRanks, tmp_path: Path) -> None:
     """Groups of 4 lie across micro-batches of 4 and 8 responses."""
     one, two = logged_on_scripted(spec, tmp_path, responses=8), two_ranks.on_scripted[spec]
     assert len(one) == len(two) == 5
@@ -491,7 +491,7 @@ def test_two_processes_log_what_one_does(spec: str, two_ranks: OnRanks, tmp_path
 
 @pytest.mark.parametrize("vocabulary", [11, 4099], ids=["dense", "streamed"])
 @pytest.mark.parametrize(("scale", "softcap"), [(1.0, None), (0.5, 3.0)])
-def test_the_head_has_scale_bias_softcap_and_temperature(vocabulary: int, scale: float, softcap: float | None) -> None:
+def test_statistics_head(vocabulary: int, scale: float, softcap: float | None) -> None:
     generator = torch.Generator().manual_seed(0)
 
     def normal(*shape: int) -> Tensor:
@@ -518,7 +518,7 @@ def test_the_head_has_scale_bias_softcap_and_temperature(vocabulary: int, scale:
             torch.testing.assert_close(own, other, rtol=1e-8, atol=1e-10)
 
 
-def test_a_part_without_tokens_has_a_loss_with_a_graph() -> None:
+def test_statistics_head_without_tokens() -> None:
     hidden_TD, weight_VD = torch.zeros(0, 8, requires_grad=True), torch.zeros(4099, 8)
     head = door.StatisticsHead(entropy_grad=False, sum_p2=True, min_p=False)
     logp_T, *_ = head.apply(hidden_TD, weight_VD, None, torch.zeros(0, dtype=torch.long), 1.0, 0, None, 1.0, ())
@@ -550,7 +550,7 @@ def test_train_masked_truncated_completions(spec: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_resumed_run_goes_on_with_the_memory_of_its_controls(tmp_path: Path) -> None:
+def test_train_resumed(tmp_path: Path) -> None:
     spec = "clip_servo(target=0.1)"
     options: dict[str, Any] = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "learning_rate": 1e-2}
     whole = trainer_of(spec, tmp_path / "whole", **options)
@@ -571,7 +571,7 @@ def test_a_resumed_run_goes_on_with_the_memory_of_its_controls(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("spec", ["clip_servo(target=0.1)", "siren"])
-def test_an_evaluation_has_a_loss_and_changes_no_memory(spec: str, tmp_path: Path) -> None:
+def test_evaluate_changes_no_memory(spec: str, tmp_path: Path) -> None:
     rows = Dataset.from_list([{"prompt": str(i)} for i in range(2, 6)])
     trainer = trainer_of(spec, tmp_path, eval_dataset=rows, per_device_eval_batch_size=8)
     before = trainer.method.state()
@@ -582,7 +582,7 @@ def test_an_evaluation_has_a_loss_and_changes_no_memory(spec: str, tmp_path: Pat
     assert trainer.method.state() == before
 
 
-def test_what_is_logged(tmp_path: Path) -> None:
+def test_log_of_a_run(tmp_path: Path) -> None:
     trainer = trainer_of("grpo(kl_coef=0.1)+clip_servo(target=0.1)+erc", tmp_path, model=saved(tmp_path))
     trainer.train()
     line = trainer.state.log_history[0]
@@ -619,7 +619,7 @@ def test_adapters_are_trained_and_their_base_is_the_reference(tmp_path: Path) ->
             assert x.abs().max() > 0
 
 
-def test_the_correction_for_the_engine_multiplies_the_weights(tmp_path: Path) -> None:
+def test_compute_loss_with_a_correction(tmp_path: Path) -> None:
     """TRL computes the ratio only with vLLM; here it is given what it would have written."""
     trainer = trainer_of("clip_b(share=0.1)", tmp_path, num_iterations=2)
     trainer.model.train()
@@ -638,7 +638,7 @@ def test_the_correction_for_the_engine_multiplies_the_weights(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_the_benchmark_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+def test_benchmark_of_methods(capsys: pytest.CaptureFixture[str]) -> None:
     benchmark = importlib.import_module("benchmarks.door")  # after trl, which the top of this file imports with care
     small = ["--vocabulary=64", "--hidden=8", "--layers=1", "--prompt=2", "--length=4", "--responses=4"]
     benchmark.main([*small, "--updates", "2", "--steps=2", "--rounds=1", "--threads=1"])
@@ -670,12 +670,12 @@ def test_the_benchmark_prints_a_table(capsys: pytest.CaptureFixture[str]) -> Non
         ),
     ],
 )
-def test_a_contradiction_gets_one_sentence(spec: str, options: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+def test_trainer_refuses_contradictions(spec: str, options: dict[str, Any], sentence: str, tmp_path: Path) -> None:
     with pytest.raises(entrobench.UserError, match=sentence):
         trainer_of(spec, tmp_path, **options)
 
 
-def test_the_reference_is_taken_over_and_that_is_said(tmp_path: Path) -> None:
+def test_portable_method_warns_of_the_reference(tmp_path: Path) -> None:
     method = PortableMethod("grpo(kl_coef=0.2)")
     given = arguments(tmp_path)
     with pytest.warns(UserWarning, match=r"beta is set to 0.2 for method grpo\(kl_coef=0.2\)"):

@@ -50,7 +50,7 @@ def planned(name: str, *overrides: str) -> list[Cell]:
 
 
 @pytest.mark.parametrize("name", ["smoke", "paper"])
-def test_our_own_trainer_is_no_part_of_what_cells_and_protocols_were_before(name: str) -> None:
+def test_cell_id_of_our_own_trainer(name: str) -> None:
     cells, named = planned(name), planned(name, "train.backend=own")
     assert [cell.id for cell in cells] == [cell.id for cell in named]
     for cell in cells[:2]:
@@ -61,7 +61,7 @@ def test_our_own_trainer_is_no_part_of_what_cells_and_protocols_were_before(name
     assert "backend" not in protocol.definition["train"]
 
 
-def test_cells_by_trl_are_other_cells_of_another_protocol() -> None:
+def test_cell_id_of_trl() -> None:
     ours, theirs = planned("smoke"), planned("smoke", "train.backend=trl")
     assert not {cell.id for cell in ours} & {cell.id for cell in theirs}
     assert theirs[0].identity["train"]["backend"] == "trl"
@@ -72,7 +72,7 @@ def test_cells_by_trl_are_other_cells_of_another_protocol() -> None:
     assert of_ours.differences(of_theirs) == ["train.backend ('trl', not null)"]
 
 
-def test_the_trainer_may_be_an_axis() -> None:
+def test_cells_with_the_trainer_as_an_axis() -> None:
     cells = planned("smoke", "methods=[grpo]", "axes={train.backend: [own, trl]}")
     assert [cell.key.setting for cell in cells] == [(("train.backend", "own"),), (("train.backend", "trl"),)]
     assert cells[0].id == planned("smoke")[0].id
@@ -80,14 +80,14 @@ def test_the_trainer_may_be_an_axis() -> None:
     assert [params_of(cell.spec)["train.backend"] for cell in cells] == ["own", "trl"]
 
 
-def test_tables_name_the_trainer_unless_it_is_our_own() -> None:
+def test_key_columns_trainer() -> None:
     for overrides, trainer, name in (([], "", "grpo"), (["train.backend=trl"], "trl", "grpo (trained by trl)")):
         columns = key_columns(expected_cell(planned("smoke", *overrides)[0]))
         assert columns["trainer"] == trainer
         assert method_text(columns["method"], [], columns["trainer"]) == name
 
 
-def test_the_engine_is_the_one_that_evaluates() -> None:
+def test_cells_settle_the_engine() -> None:
     [first, *_] = planned("smoke", "train.backend=trl", "rollout.engine=auto")
     assert first.settled.rollout.engine == "embedded"
 
@@ -109,9 +109,7 @@ CANNOT = {
 
 
 @pytest.mark.parametrize("override", CANNOT)
-def test_settings_that_trl_cannot_honor_are_refused_before_a_run(
-    override: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plan_and_run_refuse_settings(override: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for command in ("plan", "run"):
         with pytest.raises(SystemExit) as end:
             cli.main([command, "smoke", "train.backend=trl", override, f"results={tmp_path}/results"])
@@ -122,13 +120,13 @@ def test_settings_that_trl_cannot_honor_are_refused_before_a_run(
     assert not (tmp_path / "results").exists()
 
 
-def test_one_setting_of_an_axis_is_enough() -> None:
+def test_cells_refuse_one_setting_of_an_axis() -> None:
     with pytest.raises(UserError, match=r"rollout.lag is 1, which train.backend=trl cannot do"):
         planned("smoke", "rollout.lag=1", "axes={train.backend: [own, trl]}")
     planned("smoke", "rollout.lag=1")
 
 
-def test_a_missing_trl_is_named(
+def test_plan_and_run_without_trl(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     version = metadata.version
@@ -153,7 +151,7 @@ def test_a_missing_trl_is_named(
     )
 
 
-def test_a_plan_names_the_ranks_and_estimates_no_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_of_trl_cells(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         cli.main(["plan", "smoke", "train.backend=trl", "hardware.ranks=2", *HERE, f"results={tmp_path}/results"])
     output = " ".join(capsys.readouterr().out.split())
@@ -165,7 +163,7 @@ def test_a_plan_names_the_ranks_and_estimates_no_memory(tmp_path: Path, capsys: 
 
 
 @pytest.mark.parametrize(("micro_tokens", "size"), [(10**6, 24), (300, 12), (99, 3), (10, 1)])
-def test_the_settings_of_trl_are_those_of_the_cell(micro_tokens: int, size: int) -> None:
+def test_grpo_arguments(micro_tokens: int, size: int) -> None:
     overrides = ["train.prompts=6", "train.group=8", "train.updates=2", "train.epochs=3", "train.steps=5"]
     overrides += [f"hardware.micro_tokens={micro_tokens}", "rollout.max_new_tokens=20", "rollout.temperature=0.9"]
     settled = planned("demo", "methods=[grpo]", "train.backend=trl", *overrides)[0].settled
@@ -183,9 +181,7 @@ def test_the_settings_of_trl_are_those_of_the_cell(micro_tokens: int, size: int)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", [METHOD, "gspo+clip_v(share=0.05)+entropy_bonus", "grpo(kl_coef=0.1)+erc"])
-def test_the_records_on_the_same_responses_are_those_of_our_trainer(
-    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_as_by_our_trainer(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With one update in a pass: TRL draws the responses of several mini-batches in an order of its own."""
     settings = ["train.updates=1", "train.epochs=2", "train.warmup_steps=3", "dynamics.every=2"]
     settings += ["hardware.micro_tokens=600"]  # so that an update has four micro-batches
@@ -221,7 +217,7 @@ def test_the_records_on_the_same_responses_are_those_of_our_trainer(
 
 
 @pytest.mark.slow
-def test_a_resumed_training_ends_with_the_same_numbers(tmp_path: Path) -> None:
+def test_run_resumed(tmp_path: Path) -> None:
     settings = ["train.steps=5", "train.epochs=2", "eval.every=3", "dynamics.every=2"]
     whole = built(tmp_path / "whole", *settings)
     whole.run(lambda step: None)
@@ -245,7 +241,7 @@ def test_a_resumed_training_ends_with_the_same_numbers(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_collapse_ends_the_training(tmp_path: Path) -> None:
+def test_run_ends_at_a_collapse(tmp_path: Path) -> None:
     training = built(tmp_path / "cell", "stop.entropy_below=9", "dynamics.every=0")
     training.run(lambda step: None)
     assert (training.early_end, training.done_steps, training.last_step) == (1, 1, 1)
@@ -256,7 +252,7 @@ def test_a_collapse_ends_the_training(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_a_matrix_on_two_ranks(
+def test_run_a_matrix_on_two_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("trl", reason="trl is not installed; the extra trl has it")
@@ -285,7 +281,7 @@ def test_a_matrix_on_two_ranks(
 
 @pytest.mark.long
 @pytest.mark.processes
-def test_killed_ranks_are_resumed(tmp_path: Path) -> None:
+def test_run_resumed_after_killed_ranks(tmp_path: Path) -> None:
     pytest.importorskip("trl", reason="trl is not installed; the extra trl has it")
     overrides = [*SMALL, "train.steps=6", "checkpoint.every=2", "train.backend=trl", "methods=[grpo]"]
     overrides.append("hardware.ranks=2")

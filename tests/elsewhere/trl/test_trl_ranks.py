@@ -89,7 +89,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_two_ranks_do_what_one_does_on_the_same_responses(folder: Path) -> None:
+def test_run_on_two_ranks(folder: Path) -> None:
     one, two = without_clock(folder / "one"), without_clock(folder / "two")
     assert one[0] == two[0]  # the evaluation before training
     assert [record["step"] for record in two] == [record["step"] for record in one] == [0, 1, 2, 3]
@@ -105,14 +105,14 @@ def assert_same_numbers(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> N
             assert theirs[key] == pytest.approx(value, rel=1e-4, abs=1e-6, nan_ok=True), (ours["step"], key)
 
 
-def test_samples_and_evaluations_are_of_all_ranks(folder: Path) -> None:
+def test_run_records_the_samples_of_all_ranks(folder: Path) -> None:
     for name in ("samples/train-000001.jsonl", "samples/evaluate-countdown-000000.jsonl"):
         assert (folder / "two" / name).read_text() == (folder / "one" / name).read_text()
     [*evaluations] = sorted(path.name for path in (folder / "one" / "evals").iterdir())
     assert sorted(path.name for path in (folder / "two" / "evals").iterdir()) == evaluations
 
 
-def test_a_resumed_training_on_two_ranks_ends_with_the_same_numbers(folder: Path) -> None:
+def test_run_resumed_on_two_ranks(folder: Path) -> None:
     whole = without_clock(folder / "whole")
     assert [record["step"] for record in whole] == [0, 1, 2, 3]
     assert without_clock(folder / "cut") == whole
@@ -137,7 +137,7 @@ def use_folder_longer_than_the_first(rank: int, folder: Path) -> None:
         assert not place.exists()
 
 
-def test_the_folder_of_all_ranks_is_there_until_the_last_has_left_it(tmp_path: Path) -> None:
+def test_temporary_folder_of_two_ranks(tmp_path: Path) -> None:
     on_ranks(use_folder_longer_than_the_first, tmp_path)
     assert (tmp_path / "found").read_text() == "True"
     assert [path.name for path in tmp_path.glob("*trl*")] == []
