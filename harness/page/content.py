@@ -35,7 +35,7 @@ from harness.matrix import Cell
 from harness.packs.reader import opened_packs
 from harness.table.board import Board, Expected, Experiment, opened_experiment, runs_left_out
 from harness.table.compare import Comparison, comparisons
-from harness.table.frames import BASE_MODEL, read_frames
+from harness.table.frames import BASE_MODEL, done_cells, read_frames
 from harness.table.leaderboard import LeaderboardRow, leaderboard_rows, mean_over_problems, place_text
 from harness.table.statistics import Estimate, share_interval
 from harness.tokens.logged import DRAWN
@@ -142,7 +142,7 @@ class PageContent:
 
     def trainings(self) -> Iterator[tuple[str, DataFrame, DataFrame]]:
         """Yield each training with its cells that are done and their curves."""
-        done = done_records(self.cells)
+        done = done_cells(self.cells)
         curves = done[OF_CELL].merge(self.curves, on="cell")
         for training, cells in done.groupby("training", sort=False):
             yield str(training), cells, curves[curves["training"] == training]
@@ -159,11 +159,6 @@ def page_cells(records: Iterable[Mapping[str, Any]]) -> DataFrame:
     return DataFrame(lines, dtype="object").astype({"seed": "int64"})
 
 
-def done_records(cells: DataFrame) -> DataFrame:
-    """Return the cells that are done."""
-    return cells[cells["state"] == "done"]
-
-
 def assemble_content(
     cells: DataFrame,
     curves: DataFrame,
@@ -175,8 +170,9 @@ def assemble_content(
 ) -> PageContent:
     if (cells["state"] == "planned").all():
         raise UserError(f"no cell of {fields['name']!r} has begun yet; `entrobench run` runs them")
-    cells = with_steps(cells, curves)
-    answers = done_records(cells)[OF_CELL].merge(evaluations, on="cell")
+    last_steps = curves.groupby("cell")["step"].max()
+    cells = cells.assign(step=cells["cell"].map(last_steps).fillna(0).astype("int64"))
+    answers = done_cells(cells)[OF_CELL].merge(evaluations, on="cell")
     rows_by_table: dict[tuple[str, str], list[LeaderboardRow]] = {}
     for row in rows:
         rows_by_table.setdefault((row.task, row.where), []).append(row)
@@ -190,12 +186,6 @@ def assemble_content(
                 compared.append(comparison)
         tables.append(ScoreTable(f"{label}, {where}", rows_of_table, behind, questions, compared))
     return PageContent(rows=rows, cells=cells, curves=curves, tables=tables, **fields)
-
-
-def with_steps(cells: DataFrame, curves: DataFrame) -> DataFrame:
-    """Add the last step of each cell."""
-    steps = curves.groupby("cell")["step"].max()
-    return cells.assign(step=cells["cell"].map(steps).fillna(0).astype("int64"))
 
 
 def answers_behind(label: str, where: str, answers: DataFrame) -> DataFrame:
@@ -296,11 +286,6 @@ def shortened(text: str) -> tuple[str, int, str]:
 def distinct_answers(record: Record) -> int:
     """Return the number of distinct answers to a problem; a response without one counts for none."""
     return len(set(record["answers"]) - {None})
-
-
-def joined_frames(frames: Sequence[DataFrame], columns: Sequence[str]) -> DataFrame:
-    """Return the rows of all frames; an empty frame with these columns if there are none."""
-    return pandas.concat(frames, ignore_index=True) if frames else DataFrame(columns=list(columns))
 
 
 # From MLflow
@@ -486,7 +471,7 @@ def evaluations_of_runs(experiment: Experiment, runs: Mapping[str, Run]) -> Data
         for cell, text in zip(cells, texts, strict=True):
             if text is not None:
                 evaluations.append(evaluation_frame(cell, json.loads(text)))
-    return joined_frames(evaluations, EVALUATIONS)
+    return pandas.concat(evaluations, ignore_index=True) if evaluations else DataFrame(columns=EVALUATIONS)
 
 
 def evaluation_frame(cell: str, record: Record) -> DataFrame:

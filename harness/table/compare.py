@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from harness.config import setting_label
-from harness.table.columns import MIXED, NEAR_BOUND, format_estimate, method_text
+from harness.table.columns import NEAR_BOUND, format_estimate, method_text
 from harness.table.frames import (
     BASE_MODEL,
     Axes,
@@ -23,6 +23,7 @@ from harness.table.leaderboard import place_text
 from harness.table.origins import mixed_rows
 from harness.table.render import (
     doubt_near_bound,
+    mixed_notes,
     render_document,
     ruleset_notes,
     trainer_notes,
@@ -311,35 +312,24 @@ def comparison_notes(results: Sequence[Comparison]) -> list[str]:
         "rank: the ranks that the paired intervals of all pairs allow; methods that do not differ significantly share "
         "ranks.",
     ]
-    has_base_model = one_seed = near_bound = not_done = all_tasks = False
-    mixed: dict[str, None] = {}  # sentences in their order, each once
+    if any(result.method == BASE_MODEL for result in results):
+        notes.append(f"{BASE_MODEL}: the model before training; it has no rank and no part in Holm's adjustment.")
+    notes += [*ruleset_notes(results), *trainer_notes(results), *mixed_notes(results)]
+    if any(result.seeds == 1 for result in results):
+        notes.append("One seed cannot tell how much seeds differ: it gives no interval, no p-value, and any rank.")
     needed: dict[str, dict[str, int | None]] = {}
     for result in results:
-        has_base_model |= result.method == BASE_MODEL
-        one_seed |= result.seeds == 1
-        near_bound |= result.near_bound
-        not_done |= result.mean is None
-        all_tasks |= result.task.startswith(ALL_TASKS)
-        for why in result.mixed:
-            mixed[f"{MIXED} {result.task}, {result.where}: {why}."] = None
         if result.seeds == 2 and result.p is not None:
             where = place_text(result.method, result.task, result.where)
             needed.setdefault(where, {})[result.score] = result.seeds_needed
-    if has_base_model:
-        notes.append(f"{BASE_MODEL}: the model before training; it has no rank and no part in Holm's adjustment.")
-    notes += ruleset_notes((result.method, result.ruleset, result.checked) for result in results)
-    notes += trainer_notes(result.trainer for result in results)
-    notes += mixed
-    if one_seed:
-        notes.append("One seed cannot tell how much seeds differ: it gives no interval, no p-value, and any rank.")
     if needed:
         notes.append(two_seeds(needed))
-    if near_bound:
+    if any(result.near_bound for result in results):
         notes.append(doubt_near_bound(baseline))
     if len({result.method for result in results} - {BASE_MODEL}) < results[0].ranked:
         notes.append("Methods that are not selected count in Holm's adjustment and in the ranks, too.")
-    if not_done:
+    if any(result.mean is None for result in results):
         notes.append("Methods without a rank have no seed that is done.")
-    if all_tasks:
+    if any(result.task.startswith(ALL_TASKS) for result in results):
         notes.append(f"{ALL_TASKS}: each task counts the same, for any number of problems.")
     return notes

@@ -171,46 +171,27 @@ def row_notes(rows: Sequence[LeaderboardRow]) -> list[str]:
         verdict_note(rows[0].baseline),
         "Distinct right: how many distinct right answers to a problem its samples hold, mean over problems.",
     ]
-    near_bound = has_base_model = one_seed = incomplete = nan_entropy = False
-    compositions: dict[str, None] = {}  # sentences in their order, each once, as in `mixed`
-    mixed: dict[str, None] = {}
-    needed, base_models, collapses, flags = {}, [], [], set()
+    texts += [*ruleset_notes(rows), *trainer_notes(rows)]
+    if any(row.near_bound for row in rows):
+        texts.append(doubt_near_bound(rows[0].baseline))
+    if any(row.method == BASE_MODEL for row in rows):
+        texts.append(f"{BASE_MODEL}: the model before training, by its evaluation at step 0.")
+    texts += dict.fromkeys(f"{row.method} = {row.made_of}" for row in rows if row.made_of)
+    texts += [*mixed_notes(rows), *reference_notes((row.model, row.base_model) for row in rows)]
+    if any(row.seeds_done == 1 for row in rows):
+        texts.append("One seed cannot tell how much seeds differ: rows with one seed have no interval and no mark.")
+    if needed := {row_place(row): row.seeds_needed for row in rows if row.seeds_needed}:
+        texts.append(two_seeds(needed))
+    if any(row.seeds_done < row.seeds_expected for row in rows):
+        texts.append("Not every expected cell is done; differences use the seeds that both have.")
+    if any(map(has_nan_entropy, rows)):
+        texts.append("nan: at a seed of the row the entropy was no number, or was not recorded; `report` shows where.")
     for row in rows:
-        base_models.append((row.model, row.base_model))
-        near_bound |= bool(row.near_bound)
-        has_base_model |= row.method == BASE_MODEL
-        one_seed |= row.seeds_done == 1
-        incomplete |= row.seeds_done < row.seeds_expected
-        nan_entropy |= has_nan_entropy(row)
-        if row.made_of:
-            compositions[f"{row.method} = {row.made_of}"] = None
-        for why in row.mixed:
-            mixed[f"{MIXED} {row.task}, {row.where}: {why}."] = None
-        for flag in row.flags:
-            flags.add(f"{FLAG.strip()} {row.task}: {flag}")
-        if row.seeds_needed:
-            needed[row_place(row)] = row.seeds_needed
         if row.collapsed:
-            collapses.append(
+            texts.append(
                 f"{row_place(row)}: the entropy of {collapse_text(row)} fell so low that training ended there."
             )
-    texts += ruleset_notes((row.method, row.ruleset, row.checked) for row in rows)
-    texts += trainer_notes(row.trainer for row in rows)
-    if near_bound:
-        texts.append(doubt_near_bound(rows[0].baseline))
-    if has_base_model:
-        texts.append(f"{BASE_MODEL}: the model before training, by its evaluation at step 0.")
-    texts += [*compositions, *mixed]
-    texts += reference_notes(base_models)
-    if one_seed:
-        texts.append("One seed cannot tell how much seeds differ: rows with one seed have no interval and no mark.")
-    if needed:
-        texts.append(two_seeds(needed))
-    if incomplete:
-        texts.append("Not every expected cell is done; differences use the seeds that both have.")
-    if nan_entropy:
-        texts.append("nan: at a seed of the row the entropy was no number, or was not recorded; `report` shows where.")
-    return [*texts, *collapses, *sorted(flags)]
+    return [*texts, *sorted({f"{FLAG.strip()} {row.task}: {flag}" for row in rows for flag in row.flags})]
 
 
 def verdict_note(baseline: str) -> str:
@@ -227,24 +208,29 @@ RULESETS = {
 }
 
 
-def trainer_notes(trainers: Iterable[str | None]) -> list[str]:
-    """Return a sentence on each trainer of rows; None is our own, which needs none."""
-    named = dict.fromkeys(filter(None, trainers))
+# Below tables of rows and of comparisons
+
+
+def mixed_notes(rows: Sequence[Any]) -> list[str]:
+    """Return a sentence on each way in which cells are not of one experiment."""
+    return list(dict.fromkeys(f"{MIXED} {row.task}, {row.where}: {why}." for row in rows for why in row.mixed))
+
+
+def trainer_notes(rows: Sequence[Any]) -> list[str]:
+    """Return a sentence on each trainer of rows; our own needs none."""
+    named = dict.fromkeys(row.trainer for row in rows if row.trainer)
     return [f"Trained by {name}: with train.backend={name}, not by entrobench's own trainer." for name in named]
 
 
-def ruleset_notes(rows: Iterable[tuple[str, str | None, str | None]]) -> list[str]:
-    """Return sentences on how options were chosen, and on how far the rows of packs were verified.
-
-    `rows`: the method of each, its ruleset, and the mark of its verification.
-    """
+def ruleset_notes(rows: Sequence[Any]) -> list[str]:
+    """Return sentences on how options were chosen, and on how far the rows of packs were verified."""
     sentences: dict[str, None] = {}  # in their order, each once
     methods_by_mark: dict[str, dict[str, None]] = {}
-    for method, ruleset, checked in rows:
-        if ruleset:
-            sentences[f"Ruleset {ruleset}: {RULESETS[ruleset]}."] = None
-        if checked:
-            methods_by_mark.setdefault(checked, {})[method] = None
+    for row in rows:
+        if row.ruleset:
+            sentences[f"Ruleset {row.ruleset}: {RULESETS[row.ruleset]}."] = None
+        if row.checked:
+            methods_by_mark.setdefault(row.checked, {})[row.method] = None
     if not methods_by_mark:
         return list(sentences)
     parts = [f"{mark}: {', '.join(methods)}" for mark, methods in methods_by_mark.items()]
