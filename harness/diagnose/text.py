@@ -76,9 +76,7 @@ def cause_lines(mark: str, cause: FoundCause) -> Iterator[str]:
 
 def curve_line(curve: MetricCurve, changed: int | None, *, smoothed: bool = True) -> str:
     """Return a curve as its key, its values at the start, the change and the end, and a sparkline."""
-    parts = []
-    for step, value in curve_ends(curve, changed, smoothed=smoothed):
-        parts.append(f"{value:.3g} (step {step})")
+    parts = [f"{value:.3g} (step {step})" for step, value in curve_ends(curve, changed, smoothed=smoothed)]
     return f"  | {curve.key}  {' -> '.join(parts)}  {curve.bars()}"
 
 

@@ -217,9 +217,10 @@ def chosen_questions(answers: DataFrame, samples: Samples) -> list[Record]:
     seed = answers.drop_duplicates("cell")["seed"].mode().iloc[0]
     group = answers[answers["seed"] == seed]
     task, first_cell = group["evaluated"].iloc[0], group["cell"].iloc[0]
-    records: dict[str | None, dict[str, Record]] = {}
-    for (cell, method), step in group.groupby(["cell", "method"], sort=False)["step"].max().items():
-        records[method] = by_problem(samples(cell, task, step))
+    records = {
+        method: by_problem(samples(cell, task, step))
+        for (cell, method), step in group.groupby(["cell", "method"], sort=False)["step"].max().items()
+    }
     first_records = next(iter(records.values()))
     spreads = {}  # of the problems that every method has
     for problem in last_answers(group[group["cell"] == first_cell])["problem"]:
@@ -259,10 +260,7 @@ def method_answers(method: str | None, record: Record) -> Record:
         start, left_out, end = shortened(text)
         longest = max(longest, len(start))
         shown.append({"start": start, "left_out": left_out, "end": end, "verdict": verdict_of[text], "times": number})
-    right_answers = set()
-    for answer, verdict in zip(record["answers"], verdicts, strict=True):
-        if verdict == "right":
-            right_answers.add(answer)
+    right_answers = {answer for answer, verdict in zip(record["answers"], verdicts, strict=True) if verdict == "right"}
     return {
         "method": method,
         "shown": shown,
@@ -338,10 +336,7 @@ def content_of_board(
     rows = leaderboard_rows(frames, board.baseline, board.ks)
     compared = comparisons(frames, board.baseline, board.ks)
     expected = {cell.cell for cell in board.expected}
-    runs = {}
-    for key, run in experiment.newest.items():
-        if key in expected:
-            runs[key] = run
+    runs = {key: run for key, run in experiment.newest.items() if key in expected}
     specs = dict(zip(runs, experiment.specs(list(runs.values())), strict=True))
     curves = dict(zip(runs, experiment.source.curves(list(runs.values()), DRAWN.fullmatch), strict=True))
     records = []
@@ -428,10 +423,7 @@ def run_address(uri: str, experiment: str, run: str) -> str | None:
 def origin_of_run(run: Run) -> dict[str, Any]:
     """Return the recorded code and machine of a run."""
     prefix = "version."
-    versions = {}
-    for key, value in run.tags.items():
-        if key.startswith(prefix):
-            versions[key.removeprefix(prefix)] = value
+    versions = {key.removeprefix(prefix): value for key, value in run.tags.items() if key.startswith(prefix)}
     return {
         "version": run.tags.get("code.version"),
         "commit": run.tags.get("code.commit"),

@@ -87,9 +87,10 @@ def over_steps(
 
     `curves`: a row for each method, seed and step.
     """
-    estimates = {}
-    for method, of_method in by_method(curves[np.isfinite(curves["value"])], methods):
-        estimates[method] = estimates_by_step(of_method, interval)
+    estimates = {
+        method: estimates_by_step(of_method, interval)
+        for method, of_method in by_method(curves[np.isfinite(curves["value"])], methods)
+    }
     return estimates_over_steps(title, note, y, estimates, small=small, **options)
 
 
@@ -157,10 +158,7 @@ def short_number(value: float) -> str:
 
 def payload(figure: Figure) -> dict[str, Any]:
     """Return the parts of a figure that the page's script draws, with control characters written out."""
-    parts = {}
-    for key in ("kind", "x", "y", "series", "small", "options"):
-        parts[key] = drawable(getattr(figure, key))
-    return parts
+    return {key: drawable(getattr(figure, key)) for key in ("kind", "x", "y", "series", "small", "options")}
 
 
 def drawable(value: Any) -> Any:

@@ -231,9 +231,10 @@ def forest_plot(table: ScoreTable) -> dict[str, Any] | None:
             cells.setdefault(comparison.method, []).append(forest_cell(comparison, axis))
             names[comparison.method] = method_text(comparison.method, mixed=(), trainer=comparison.trainer)
             verdicts[comparison.method] = comparison.verdict
-    lines = []
-    for method, of_method in cells.items():
-        lines.append({"method": method, "name": names[method], "verdict": verdicts[method], "cells": of_method})
+    lines = [
+        {"method": method, "name": names[method], "verdict": verdicts[method], "cells": of_method}
+        for method, of_method in cells.items()
+    ]
     return {"baseline": table.comparisons[0].baseline, "scores": scores, "lines": lines}
 
 

@@ -256,18 +256,14 @@ def minute_text(time: float) -> str:
 def sections_of(content: PageContent) -> list[Section]:
     """Return the sections that consist of figures, without empty ones; the first has those of the finding."""
     methods = content.drawn_methods
-    trainings = {}
-    for title, _, of_training in content.trainings():
-        trainings[title] = figures.training_figures(of_training, methods)
+    trainings = {title: figures.training_figures(of_training, methods) for title, _, of_training in content.trainings()}
     ids: set[str] = set()
 
     def section(id: str, title: str, text: str, groups: Sequence[tuple[str, list[Figure]]]) -> Section:
         numbered = []
         for name, of_group in groups:
             group_title = name if len(groups) > 1 else ""
-            with_ids = []
-            for figure in of_group:
-                with_ids.append((unique_id(f"{id} {group_title} {figure.title}", ids), figure))
+            with_ids = [(unique_id(f"{id} {group_title} {figure.title}", ids), figure) for figure in of_group]
             if with_ids:
                 numbered.append((group_title, with_ids))
         return {"id": id, "title": title, "text": text, "groups": numbered}

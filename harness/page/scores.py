@@ -242,10 +242,7 @@ def progress_figures(table: ScoreTable, methods: Sequence[str]) -> list[Figure]:
             for name, estimate in table.estimates(evaluations).items():
                 by_score[name].setdefault(method, {})[int(step)] = estimate
     note = "Of the evaluation problems, with the intervals of the table: over seeds and problems."
-    figures = []
-    for name, estimates in by_score.items():
-        figures.append(estimates_over_steps(f"{name} over steps", note, name, estimates))
-    return figures
+    return [estimates_over_steps(f"{name} over steps", note, name, estimates) for name, estimates in by_score.items()]
 
 
 def seed_figures(table: ScoreTable, methods: Sequence[str]) -> list[Figure]:

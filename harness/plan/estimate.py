@@ -139,10 +139,7 @@ def footprint_of(
 
 def needs_of(matrix: Sequence[Cell]) -> dict[str, Needs]:
     """Return the needs of each method that take memory of their own."""
-    needs = {}
-    for cell in matrix:
-        needs[cell.method] = frozenset(cell.shared.method(cell.method).needs & {"values", "ref_logp"})
-    return needs
+    return {cell.method: frozenset(cell.shared.method(cell.method).needs & {"values", "ref_logp"}) for cell in matrix}
 
 
 # The time, by finished cells

@@ -97,10 +97,9 @@ def stop_cells(config: Config, method: str, seed: int | None, *, undo: bool) -> 
     one_of("METHOD", method, config.methods)
     if seed is not None and seed not in config.seeds:
         raise UserError(f"--seed is {seed}; allowed: {', '.join(map(str, config.seeds))}")
-    marked = []
-    for cell in cells(config):
-        if cell.method == method and seed in (None, cell.seed) and not is_done(cell):
-            marked.append(cell)
+    marked = [
+        cell for cell in cells(config) if cell.method == method and seed in (None, cell.seed) and not is_done(cell)
+    ]
     claim(config)
     for cell in marked:
         if undo:

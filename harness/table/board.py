@@ -342,11 +342,7 @@ class Experiment:
         """Return the runs with the settings of a matrix that belong to none of its cells."""
         cells = {cell.cell for cell in of.expected}
         settings = settings_of(of.expected[0].params)
-        others = []
-        for run in self.runs:
-            if run.tags["cell"] not in cells and settings_of(run.params) == settings:
-                others.append(run)
-        return others
+        return [run for run in self.runs if run.tags["cell"] not in cells and settings_of(run.params) == settings]
 
     def outcomes_of(self, cells: Collection[str]) -> dict[str, Outcome]:
         """Return the outcomes of those among these cells that are done.

@@ -165,6 +165,8 @@ def row_of(
             near_bound.append(name)
         if len(pair.difference) == 2:  # two seeds say little: docs/statistics.md
             needed[name] = seeds_needed(pair.difference)
+    passes = {each: mean for each, mean in means.items() if each is not None}
+    pass_deltas = {each: delta for each, delta in deltas.items() if each is not None}
     collapsed = done.dropna(subset="collapsed").astype({"collapsed": int})
     collapsed_share = exploded_share = None
     if not is_base_model:  # which has no end
@@ -176,11 +178,11 @@ def row_of(
         k=k,
         baseline=baseline,
         avg_at_k=means.get(None),
-        pass_at_k={each: mean for each, mean in means.items() if each is not None},
+        pass_at_k=passes,
         entropy_initial=entropy_initial,
         entropy_final=entropy_final,
         delta_to_baseline=deltas.get(None),
-        delta_pass_at_k={each: delta for each, delta in deltas.items() if each is not None},
+        delta_pass_at_k=pass_deltas,
         seeds_done=len(done),
         seeds_expected=len(cells),
         flags=sorted(set(itertools.chain(*cells["flags"]))),
@@ -201,9 +203,7 @@ def row_of(
 
 def measures(frames: Frames, done: DataFrame) -> dict[str, Any]:
     """Return the fields of a row that are not scores."""
-    fields: dict[str, Any] = {}
-    for name in MEASURES:
-        fields[name] = measured_mean(done[name], is_share=name in SHARES)
+    fields: dict[str, Any] = {name: measured_mean(done[name], is_share=name in SHARES) for name in MEASURES}
     distinct_SJ = frames.counts(done, "right_distinct")
     fields["right_distinct"] = mean_over_problems(distinct_SJ, most=math.inf)
     fields["coverage"] = mean_over_problems(distinct_SJ / frames.counts(done, "solutions"), most=1)

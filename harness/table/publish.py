@@ -149,10 +149,7 @@ def changed_finals(experiment: Experiment, finals: Mapping[str, Mapping[str, flo
     """
     changed = {}
     for cell, run in experiment.done.items():
-        of_run = {}
-        for name, value in finals.get(cell, {}).items():
-            if run.finals.get(name) != value:
-                of_run[name] = value
+        of_run = {name: value for name, value in finals.get(cell, {}).items() if run.finals.get(name) != value}
         if of_run:
             changed[run.id] = of_run
     return changed
@@ -267,9 +264,6 @@ def write_scores(client: MlflowClient, run: str, rows: Sequence[LeaderboardRow],
     from mlflow.entities import Metric
 
     present = client.get_run(run).data.metrics
-    changed = []
-    for name, value in score_metrics(rows).items():
-        if present.get(name) != value:
-            changed.append(Metric(name, value, now, 0))
+    changed = [Metric(name, value, now, 0) for name, value in score_metrics(rows).items() if present.get(name) != value]
     for start in range(0, len(changed), METRICS_PER_CALL):
         client.log_batch(run, changed[start : start + METRICS_PER_CALL])
