@@ -41,8 +41,8 @@ from harness.page.content import (
 from harness.page.figures import Figure
 from harness.page.finding import colored_methods, findings_of, summary
 from harness.table import columns, render
-from harness.table.board import Experiment
-from harness.tracking.reader import reader
+from harness.table.board import opened_experiment
+from harness.table.frames import DONE
 
 TEMPLATES = Path(__file__).parent / "templates"
 PAGE, STYLE, SCRIPTS = "page.html.j2", "page.css", ("draw.js", "page.js")
@@ -81,13 +81,13 @@ def watch_report(
     path = out or page_path(config)
     shown: dict[str, dict[str, str]] = {}  # tags by run
     while True:
-        with reader(config.tracking_uri) as source:
-            experiment = Experiment(source, config.name, config.tracking_uri)
-        ended = {cell for cell, run in experiment.newest.items() if run.tags["status"] in ("done", "failed", STOPPED)}
+        with opened_experiment(config.name, config.tracking_uri) as experiment:
+            newest, runs = experiment.newest, experiment.runs
+        ended = {cell for cell, run in newest.items() if run.tags["status"] in ("done", "failed", STOPPED)}
         if expected <= ended:
             say(write_report(config, matrix, run_command, out))
             return
-        tags = {run.id: run.tags for run in experiment.runs}
+        tags = {run.id: run.tags for run in runs}
         if tags != shown:
             content = content_of_config(config, matrix, run_command)
             say(write_page(content, path, reload=WATCH))
@@ -155,8 +155,7 @@ def render_page(content: PageContent, folder: Path | None = None, reload: int | 
         tables=page_tables(content, folder),
         sections=others,
         drawn=drawn,
-        unfinished=content.cells[content.cells["state"] != "done"],
-        unfinished_files=files_of_unfinished(content.cells, folder),
+        unfinished=unfinished_cells(content.cells, folder),
         components=components,
         settings=without_secrets(yaml.safe_dump(content.settings, sort_keys=False, allow_unicode=True)),
         origin=origin_lines(content.cells),
@@ -183,7 +182,7 @@ def page_tables(content: PageContent, folder: Path | None) -> list[dict[str, Any
         header, *lines = columns.table_lines(table.rows)
         rows = []
         for row, line in zip(table.rows, lines, strict=True):
-            files_of_row = [] if folder is None else files_of_method(content.cells, table, row.method, folder)
+            files_of_row = files_of_method(content.cells, table, row.method, folder)
             rows.append({"method": row.method, "cells": list(map(table_cell, line)), "files": files_of_row})
         tables.append({"title": table.title, "header": header, "rows": rows})
     return tables
@@ -332,7 +331,9 @@ def unique_id(text: str, ids: set[str]) -> str:
 # Links to the files of cells: configuration, metrics, log and answers
 
 
-def files_of_method(cells: DataFrame, table: ScoreTable, method: str, folder: Path) -> list[tuple[str, list[Link]]]:
+def files_of_method(
+    cells: DataFrame, table: ScoreTable, method: str, folder: Path | None
+) -> list[tuple[str, list[Link]]]:
     """Return the links of each seed behind a row of a table; seeds without any have no entry."""
     behind = table.answers[table.answers["method"] == method].drop_duplicates("cell")
     places = cells[["cell", "folder", "address"]]
@@ -344,17 +345,19 @@ def files_of_method(cells: DataFrame, table: ScoreTable, method: str, folder: Pa
     return by_seed
 
 
-def files_of_unfinished(cells: DataFrame, folder: Path | None) -> list[list[Link]]:
-    """Return the links of each cell that is not done."""
-    links: list[list[Link]] = []
-    for cell in cells[cells["state"] != "done"].itertuples():
-        links.append([] if folder is None else cell_links(cell.folder, cell.address, None, folder))
-    return links
+def unfinished_cells(cells: DataFrame, folder: Path | None) -> list[tuple[Any, list[Link]]]:
+    """Return the cells that are not done, each with its links."""
+    unfinished = []
+    for cell in cells[cells["state"] != DONE].itertuples():
+        unfinished.append((cell, cell_links(cell.folder, cell.address, None, folder)))
+    return unfinished
 
 
-def cell_links(of_cell: Path | None, address: str | None, evaluated: str | None, folder: Path) -> list[Link]:
+def cell_links(of_cell: Path | None, address: str | None, evaluated: str | None, folder: Path | None) -> list[Link]:
     """Return the links to the files of a cell that exist here, relative to the page's folder, and to its run."""
-    links = []
+    links: list[Link] = []
+    if folder is None:
+        return links
     for text, path in cell_files(of_cell, evaluated).items():
         if path.is_file():
             relative = Path(os.path.relpath(path, folder))

@@ -16,7 +16,6 @@ from statistics import fmean
 from typing import Any
 
 from harness.base.errors import Damaged
-from harness.base.shape import Shape
 from harness.cells.spec import FILE as SPEC
 from harness.cells.spec import CellSpec, is_adopted
 from harness.cells.state import FILE as STATE
@@ -25,7 +24,7 @@ from harness.config import Config
 from harness.launch.machine import Machine
 from harness.matrix import Cell
 from harness.plan import cost
-from harness.plan.cost import EngineLimits, Footprint, Needs
+from harness.plan.cost import Footprint, Needs
 from harness.plan.lacks import Obstacles
 
 STATES = ("done", "running", "stale", "failed", "stopped", "planned")
@@ -86,55 +85,37 @@ def plan_for(config: Config, matrix: Sequence[Cell], machine: Machine, at_once: 
         chosen_engines[cell.model] = cell.settled.rollout.engine
         models[cell.model] = cell.shared.model(cell.model)
     gpu = machine.gpu(config.hardware) or USUAL
-    footprints: list[Footprint] = []
+    methods_by_needs: dict[Needs, list[str]] = {}
+    for method in config.methods:
+        methods_by_needs.setdefault(needs[method], []).append(method)
+    footprints = []
     for name, model in models.items():
         shape = model.shape()
         if shape is None:
             continue
         with_vllm = chosen_engines[name] == "vllm"
         engine = cost.vllm_limits(shape, config, size, kind, gpu) if with_vllm else cost.EMBEDDED
-        for which in dict.fromkeys(needs.values()):
-            footprints.append(footprint_of(name, shape, config, needs, which, size, engine))
-    progress, missing = [], []
-    counts = dict.fromkeys(STATES, 0)
-    for cell in matrix:
-        now = cell.progress()
-        progress.append((cell, now))
-        counts[now.state] += 1
-        if now.missing:
-            missing.append(cell)
+        together = cost.sequences_at_once(shape, config, size, engine)
+        for which, methods in methods_by_needs.items():
+            memory = cost.memory_estimate(shape, config, which, size, engine)
+            footprints.append(Footprint(name, shape, tuple(methods), which, memory, engine, together))
+    progress = [(cell, cell.progress()) for cell in matrix]
+    counts = Counter(now.state for _, now in progress)
     lacks = []
-    if missing:
+    if missing := [cell for cell, now in progress if now.missing]:
         obstacles = Obstacles(settled, machine, missing, models, chosen_engines, needs, footprints, size)
         lacks = list(obstacles.sentences())
-    present_states = {state: number for state, number in counts.items() if number}
     return Plan(
         config,
         kind,
         gpu,
-        present_states,
+        {state: counts[state] for state in STATES if counts[state]},
         footprints,
         measured_time(config, progress),
         lacks,
         at_once or machine.at_once(settled),
         progress,
     )
-
-
-def footprint_of(
-    model: str,
-    shape: Shape,
-    config: Config,
-    needs: Mapping[str, Needs],
-    which: Needs,
-    size: int,
-    engine: EngineLimits,
-) -> Footprint:
-    """Return the footprint of a model with the methods that have these needs."""
-    methods = tuple(method for method in config.methods if needs[method] == which)
-    memory = cost.memory_estimate(shape, config, which, size, engine)
-    together = cost.sequences_at_once(shape, config, size, engine)
-    return Footprint(model, shape, methods, which, memory, engine, together)
 
 
 def needs_of(matrix: Sequence[Cell]) -> dict[str, Needs]:
