@@ -172,7 +172,7 @@ def test_field_has_every_method() -> None:
         ("name=!!binary aGk=", ["line 1 has a YAML tag (tag:yaml.org,2002:binary)"]),
         ("name=${oc.env:HOME}", ["'${oc.env:HOME}'; ${...} is not replaced; write the value itself"]),
         ("methods=grpo,clip_b(share=0.1)", ["write several in brackets: 'methods=[grpo,clip_b(share=0.1)]'"]),
-        ("models=./nosuch", ["model './nosuch' does not exist; it must be a YAML file or a Hugging Face folder"]),
+        ("models=./nosuch", ["model './nosuch' does not exist; it must be a YAML file, a Hugging Face folder"]),
         ("hardware.device=mps", ["hardware.device is 'mps', but Apple's GPUs are not supported; use cpu"]),
         ("results=pyproject.toml/x", ["results is 'pyproject.toml/x', but pyproject.toml is a file; name a folder"]),
         (r'name="\0"', [r"has '\x00', with a character that is not valid"]),

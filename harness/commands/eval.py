@@ -24,7 +24,9 @@ EXAMPLES = (
 def add(commands: Commands) -> None:
     parser = command(commands, "eval", TEXT, EXAMPLES)
     parser.add_argument(
-        "--model", required=True, help="a name of `entrobench list models`, a folder, or a name on the Hugging Face Hub"
+        "--model",
+        required=True,
+        help="a name of `entrobench list models`, a folder, a .gguf file, package:NAME, or a name on the Hub",
     )
     parser.add_argument("--tasks", required=True, metavar="TASK,...", help="names of `entrobench list tasks`")
     parser.add_argument("--samples", type=int, help="responses to each problem (default: the task's)")

@@ -80,6 +80,7 @@ __all__ = [  # with the sections, so that other modules need only this one
     "Tune",
     "Verify",
     "choice_path",
+    "config_of_overrides",
     "find",
     "load_config",
     "round_names",
@@ -213,6 +214,16 @@ def load_config(name: str, overrides: Iterable[str] = (), *, with_choice: bool =
     for key, values_of_axis in typed_values.items():
         config.axes[key] = list(values_of_axis)
     validate(config)
+    return config
+
+
+def config_of_overrides(overrides: Iterable[str]) -> Config:
+    """Return the defaults with `key=value` overrides, for what needs settings but no matrix."""
+    values: dict[str, Any] = {}
+    for text in overrides:
+        values = merged(values, override(text))
+    check_misplaced_keys(values, Config)
+    config: Config = typed(Config(), values, "")
     return config
 
 

@@ -38,7 +38,7 @@ from harness.rollout.proof import check_engine_weights
 from harness.rollout.protocol import Sampling
 from harness.rollout.rendering import count_unread, with_instruction
 from harness.table.columns import format_estimate
-from harness.table.statistics import Estimate, Floats, mean_interval, near_bound
+from harness.table.statistics import over_problems
 from harness.train.evaluate import Evaluator, Record, record_of_judging
 from harness.train.parts import record_attempt, training_device
 from harness.train.policy import context_of
@@ -291,9 +291,3 @@ def cells_of(result: Record, ks: Sequence[int]) -> list[str]:
         f"{metrics['truncated']:.1%}",
         f"{metrics['length']:.0f}",
     ]
-
-
-def over_problems(x_J: Floats) -> Estimate:
-    """Return the mean share of one model, with Student's interval over problems."""
-    interval = mean_interval(x_J)
-    return interval if len(x_J) == 1 else near_bound(interval, len(x_J))

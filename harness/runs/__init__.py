@@ -74,6 +74,8 @@ def run_matrix(
     counts = f"{done} done before, {f'{stopped} stopped by hand, ' if stopped else ''}{len(todo)} to run"
     console.print(f"matrix {config.name}: {number}, {counts}")
     if todo:
+        if where == "local":
+            look_at_models(todo)
         with LiveView(console, chosen, todo, config.tracking_uri) as view:
             # Any cell's: of the settled values only the engine depends on the model, and launchers do not read it.
             launcher.run_cells(todo, launcher_of(where, todo[0].settled, jobs), view)
@@ -90,6 +92,23 @@ def run_matrix(
             style="red",
         )
     return int(bool(failed or untrained))
+
+
+def look_at_models(todo: Sequence[Cell]) -> None:
+    """Look at each model on its task before the first cell; refuse what cannot learn for certain."""
+    from harness.runs.look import look_first
+
+    first = {(cell.model, cell.task): cell for cell in reversed(todo)}
+    for (model, spec), cell in first.items():
+        if cell.settled.hardware.ranks > 1:
+            continue  # the model may be too large for one device
+        seen = look_first(cell.settled, model, tasks.build_task(spec, cell.config.plugins), console.print)
+        if seen is None:
+            continue
+        line = f"{model} on {seen.task}: {seen.sentence}"
+        if seen.hopeless:
+            raise UserError(line)
+        console.print(line, style="" if seen.can_learn else "yellow")
 
 
 def stop_cells(config: Config, method: str, seed: int | None, *, undo: bool) -> list[Cell]:

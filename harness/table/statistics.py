@@ -204,6 +204,12 @@ def share_interval(x_SJ: Floats, confidence: float = 0.95) -> Estimate:
     return near_bound(crossed_interval(x_SJ, confidence), x_SJ.shape[1], confidence)
 
 
+def over_problems(x_J: Floats) -> Estimate:
+    """Return the mean share of one model, with Student's interval over problems."""
+    interval = mean_interval(x_J)
+    return interval if len(x_J) == 1 else near_bound(interval, len(x_J))
+
+
 def near_bound(estimate: Estimate, problems: int, confidence: float = 0.95) -> Estimate:
     """Return the interval of a share; near 0 or 1 it is extended to Wilson's for as many yes-or-no problems.
 

