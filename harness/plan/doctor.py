@@ -147,13 +147,19 @@ def find_sets(prepared: Mapping[str, bool]) -> MachineFinding:
     return MachineFinding("data sets", MISSING, text, "entrobench data prepare; countdown needs none")
 
 
-def find_trl() -> MachineFinding:
+PACKAGES = {  # by finding: the package, the state without it, and the remedy
+    "engine embedded": ("transformers", BROKEN, "reinstall entrobench in a new environment"),
+    "trainer trl": ("trl", MISSING, "pip install -e '.[trl]'; only train.backend=trl needs it"),
+}
+
+
+def find_package(what: str) -> MachineFinding:
+    package, state, remedy = PACKAGES[what]
     try:
-        version = metadata.version("trl")
+        version = metadata.version(package)
     except metadata.PackageNotFoundError:
-        remedy = "pip install -e '.[trl]'; only train.backend=trl needs it"
-        return MachineFinding("trainer trl", MISSING, "trl is not installed", remedy)
-    return MachineFinding("trainer trl", OK, f"trl {version} is installed")
+        return MachineFinding(what, state, f"{package} is not installed", remedy)
+    return MachineFinding(what, OK, f"{package} {version} is installed")
 
 
 def find_vllm(device: str) -> MachineFinding:
@@ -162,15 +168,6 @@ def find_vllm(device: str) -> MachineFinding:
     except UserError as error:
         return obstacle_finding("engine vllm", str(error))
     return MachineFinding("engine vllm", OK, f"{' '.join(choice.installed_vllm() or ())} is installed")
-
-
-def find_embedded() -> MachineFinding:
-    try:
-        version = metadata.version("transformers")
-    except metadata.PackageNotFoundError:
-        remedy = "reinstall entrobench in a new environment"
-        return MachineFinding("engine embedded", BROKEN, "transformers is not installed", remedy)
-    return MachineFinding("engine embedded", OK, f"transformers {version} is installed")
 
 
 def find_folder(what: str, folder: Path, remedy: str) -> MachineFinding:
@@ -192,9 +189,9 @@ def findings(config: Config) -> Iterator[MachineFinding]:
         trials = threads.map(lambda what: find_by_trial(what, device, config.tracking_uri), TRIALS)
         yield find_python(platform.python_version())
         yield from find_hardware(machine)
-        yield find_embedded()
+        yield find_package("engine embedded")
         yield find_vllm(device)
-        yield find_trl()
+        yield find_package("trainer trl")
         yield find_sets({name: cache.find_card(name) is not None for name in sets.SETS})
         yield find_folder("cache", files.default_cache(), "set ENTROBENCH_CACHE to a folder that can")
         yield find_folder("results", Path(config.results), "choose another results=")

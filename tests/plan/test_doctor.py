@@ -18,9 +18,9 @@ from harness.plan.doctor import (
     MISSING,
     OK,
     find_by_trial,
-    find_embedded,
     find_folder,
     find_hardware,
+    find_package,
     find_python,
     find_sets,
     find_vllm,
@@ -150,9 +150,9 @@ def test_doctor_on_this_machine(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert not (tmp_path / "new").exists()
 
 
-def test_find_embedded_and_find_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_find_package_and_find_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor.metadata, "version", lambda name: "5.17")
-    assert find_embedded() == Finding("engine embedded", OK, "transformers 5.17 is installed")
+    assert find_package("engine embedded") == Finding("engine embedded", OK, "transformers 5.17 is installed")
     monkeypatch.setattr(choice, "vllm_obstacle", lambda device, shape: None)
     monkeypatch.setattr(choice, "installed_vllm", lambda: ("vllm", "0.32.0"))
     assert find_vllm("cuda") == Finding("engine vllm", OK, "vllm 0.32.0 is installed")
@@ -163,7 +163,7 @@ def test_find_embedded_and_find_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
         raise doctor.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(doctor.metadata, "version", absent)
-    finding = find_embedded()
+    finding = find_package("engine embedded")
     assert (finding.state, finding.found) == (BROKEN, "transformers is not installed")
 
 

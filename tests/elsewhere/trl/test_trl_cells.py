@@ -144,7 +144,7 @@ def test_plan_and_run_without_trl(
         output = capsys.readouterr()
         assert end.value.code == code
         assert sentence in " ".join((output.out + output.err).split())
-    finding = doctor.find_trl()
+    finding = doctor.find_package("trainer trl")
     assert (finding.state, finding.remedy) == (
         doctor.MISSING,
         "pip install -e '.[trl]'; only train.backend=trl needs it",
