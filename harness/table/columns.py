@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from harness.base.errors import UserError, nearest
 from harness.table.leaderboard import BASE_MODEL, LeaderboardRow
@@ -66,45 +67,27 @@ def sign_mark(estimate: Estimate) -> str:
     return BETTER if estimate.low > 0 else WORSE
 
 
-def estimates(name: str, header: str) -> TableColumn:
-    """Return the column of a field of rows that is shown with its interval."""
-
-    def text(row: LeaderboardRow) -> str:
-        return format_estimate(getattr(row, name))
-
-    return TableColumn(header, text, lambda row: getattr(row, name))
+def of_field(name: str, header: str, text: Callable[[Any], str] = format_estimate) -> TableColumn:
+    """Return the column of a field of rows, by default an estimate that is shown with its interval."""
+    return TableColumn(header, lambda row: text(getattr(row, name)), lambda row: getattr(row, name))
 
 
-def means(name: str, header: str, form: str) -> TableColumn:
-    """Return the column of a field of rows that is shown without its interval."""
-
-    def text(row: LeaderboardRow) -> str:
-        estimate = getattr(row, name)
-        return "" if estimate is None else format(estimate.mean, form)
-
-    return TableColumn(header, text, lambda row: getattr(row, name))
+def mean_as(form: str) -> Callable[[Estimate | None], str]:
+    """Return the text of estimates without their intervals."""
+    return lambda estimate: "" if estimate is None else format(estimate.mean, form)
 
 
-def shares(name: str, header: str) -> TableColumn:
-    """Return the column of a field of rows that is a share of seeds."""
-
-    def text(row: LeaderboardRow) -> str:
-        value = getattr(row, name)
-        return "" if value is None else f"{value:.0%}"
-
-    return TableColumn(header, text, lambda row: getattr(row, name))
+def share_text(share: float | None) -> str:
+    return "" if share is None else f"{share:.0%}"
 
 
-def texts(name: str, header: str) -> TableColumn:
-    def text(row: LeaderboardRow) -> str:
-        return getattr(row, name) or ""
-
-    return TableColumn(header, text, lambda row: getattr(row, name))
+def text_or_empty(text: str | None) -> str:
+    return text or ""
 
 
 # By their names in csv, json and Python: fields of `leaderboard.LeaderboardRow`.
 COLUMNS: dict[str, TableColumn] = {
-    "avg_at_k": estimates("avg_at_k", "Avg@K"),
+    "avg_at_k": of_field("avg_at_k", "Avg@K"),
     "pass_at_k": TableColumn(
         "{headline}", lambda row: format_estimate(row.pass_at_k.get(row.k)), lambda row: row.pass_at_k.get(row.k)
     ),
@@ -120,31 +103,31 @@ COLUMNS: dict[str, TableColumn] = {
         lambda row: row.delta_pass_at_k.get(row.k),
         is_difference=True,
     ),
-    "verdict": texts("verdict", "verdict"),
-    "entropy_initial": estimates("entropy_initial", "entropy, start"),
-    "entropy_final": estimates("entropy_final", "entropy, end"),
-    "entropy_kept": means("entropy_kept", "entropy kept", ".1%"),
-    "right_distinct": estimates("right_distinct", "distinct right"),
-    "coverage": estimates("coverage", "solutions found"),
-    "distinct_answers": estimates("distinct_answers", "distinct answers"),
-    "after_answer": means("after_answer", "text after answer", ".1%"),
-    "distinct": estimates("distinct", "distinct responses"),
-    "dropped": estimates("dropped", "dropped"),
-    "length": means("length", "length", ".1f"),
-    "hours": means("hours", "{device}-hours a cell", ".3g"),
-    "tokens": means("tokens", "tokens a cell", ",.0f"),
+    "verdict": of_field("verdict", "verdict", text_or_empty),
+    "entropy_initial": of_field("entropy_initial", "entropy, start"),
+    "entropy_final": of_field("entropy_final", "entropy, end"),
+    "entropy_kept": of_field("entropy_kept", "entropy kept", mean_as(".1%")),
+    "right_distinct": of_field("right_distinct", "distinct right"),
+    "coverage": of_field("coverage", "solutions found"),
+    "distinct_answers": of_field("distinct_answers", "distinct answers"),
+    "after_answer": of_field("after_answer", "text after answer", mean_as(".1%")),
+    "distinct": of_field("distinct", "distinct responses"),
+    "dropped": of_field("dropped", "dropped"),
+    "length": of_field("length", "length", mean_as(".1f")),
+    "hours": of_field("hours", "{device}-hours a cell", mean_as(".3g")),
+    "tokens": of_field("tokens", "tokens a cell", mean_as(",.0f")),
     "seeds_done": TableColumn(
         "seeds", lambda row: f"{row.seeds_done} of {row.seeds_expected}", lambda row: row.seeds_done
     ),
     "collapsed": TableColumn("collapsed", lambda row: collapse_text(row), lambda row: len(row.collapsed)),
-    "collapsed_share": shares("collapsed_share", "seeds collapsed"),
-    "exploded_share": shares("exploded_share", "seeds exploded"),
-    "options": texts("options", "options"),
+    "collapsed_share": of_field("collapsed_share", "seeds collapsed", share_text),
+    "exploded_share": of_field("exploded_share", "seeds exploded", share_text),
+    "options": of_field("options", "options", text_or_empty),
     "flags": TableColumn("problems", lambda row: "; ".join(row.flags), lambda row: "; ".join(row.flags)),
-    "version": texts("version", "version"),
-    "base_model": texts("base_model", "base model"),
-    "ruleset": texts("ruleset", "ruleset"),
-    "checked": texts("checked", "checked"),
+    "version": of_field("version", "version", text_or_empty),
+    "base_model": of_field("base_model", "base model", text_or_empty),
+    "ruleset": of_field("ruleset", "ruleset", text_or_empty),
+    "checked": of_field("checked", "checked", text_or_empty),
 }
 DEFAULT = (
     "avg_at_k",
