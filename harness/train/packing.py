@@ -1,14 +1,16 @@
-"""Packed forward passes: sequences in one row without padding, and each prompt once for its group in the row.
+"""Packed forward passes: sequences in one row without padding, and what several have in common once.
 
-Only attention has to know where sequences begin and end. It assembles each one, prompt and response, computes them
-apart from each other, and returns a result for each place of the row. So attention costs as much as for single
-sequences, and everything else is computed once for each token of the row.
+Each prompt is in the row once for its group, and a beginning that all prompts share, such as worked examples, once for
+all. Only attention has to know where sequences begin and end. Where torch has a kernel for sequences of many lengths,
+it takes all of them, each with its prompt. Elsewhere attention takes blocks of the row, each with what it follows.
 """
 
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -28,49 +30,129 @@ ATTENTION = "sdpa_or_packed"  # the name under which it is registered with trans
 # Whether torch's kernel takes fewer heads of keys and values than of queries; before torch 2.12 it does not.
 TAKES_GROUPED_HEADS = "enable_gqa" in inspect.signature(varlen_attn).parameters
 
+LEAST_SHARED = 32  # tokens; a shorter beginning of all prompts stays with each of them
+
+
+@dataclass(frozen=True)
+class Part:
+    """The tokens from `first` to `end` of a sequence, and the place in a row where they begin."""
+
+    sequence: int
+    first: int
+    end: int
+    start: int
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.end - self.first
+
+    @property
+    def row_places(self) -> Tensor:
+        return torch.arange(self.start, self.stop)
+
+
+@dataclass(frozen=True)
+class Block:
+    """Neighboring places of a row that attention takes together, and the earlier parts of the row that they follow."""
+
+    own: slice
+    before: tuple[slice, ...]
+
+    def with_before(self, x: Tensor, dim: int) -> Tensor:
+        """Select along a dimension of size R."""
+        return torch.cat([x.narrow(dim, part.start, part.stop - part.start) for part in (*self.before, self.own)], dim)
+
 
 @dataclass(frozen=True)
 class PackedRow:
-    """The places of sequences in a row (_R), and in attention's input (_A), where each sequence has its prompt."""
+    """The places of sequences in a row (_R), and in the kernel's input (_A), where each sequence has its prompt."""
 
     tokens_R: Tensor
     places_R: Tensor  # of the tokens in their sequences, 0 ...
-    whole_A: Tensor  # the sequences of attention's input, as places of the row
-    back_R: Tensor  # the place in attention's input of each place of the row
+    response_R: Tensor  # the number of the token's response; -1 in prompts
+    whole_A: Tensor  # the sequences of the kernel's input, as places of the row
+    back_R: Tensor  # the place in the kernel's input of each place of the row
     predicting_T: Tensor  # the places of the row from which the response tokens are predicted
-    ends: Tensor  # 0, and the end of each sequence in attention's input
+    ends: Tensor  # 0, and the end of each sequence in the kernel's input
     lengths: list[int]  # of the sequences there, without the last token, from which nothing is predicted
+    blocks: list[Block]  # the row, in order
+    masks: dict[tuple[int, int | None], Tensor] = field(default_factory=dict)  # by block and window
 
     @classmethod
     def of(cls, batch: TokenBatch, device: str) -> PackedRow:
         """Return the row of a batch; a prompt is in it once for all neighboring responses of its group."""
-        prompts, groups = batch.prompt_lengths_B.tolist(), batch.groups_B.tolist()
+        prompt_lengths = batch.prompt_lengths_B.tolist()
         lengths = [len(sequence) - 1 for sequence in batch.sequences]
-        tokens, places, whole, back, predicting = [], [], [], [], []
-        row_end = attention_end = 0  # of the sequences so far: in the row, and in attention's input
-        prompt_start = 0  # of the present group's prompt, in the row
-        for number, (sequence, prompt, length) in enumerate(zip(batch.sequences, prompts, lengths, strict=True)):
-            new_group = number == 0 or groups[number] != groups[number - 1]
-            first = 0 if new_group else prompt  # the first token that the row does not have yet
-            own_places = torch.arange(row_end, row_end + length - first)
-            if new_group:
-                prompt_start = row_end
-                sequence_places = own_places
-            else:
-                sequence_places = torch.cat([torch.arange(prompt_start, prompt_start + prompt), own_places])
-            tokens.append(sequence[first:length])
-            places.append(torch.arange(first, length))
-            back.append(torch.arange(attention_end + first, attention_end + length))
-            whole.append(sequence_places)
-            predicting.append(sequence_places[prompt - 1 :])  # a token is predicted from the one before it
-            row_end += length - first
-            attention_end += length
+        groups = [list(rows) for _, rows in groupby(range(len(batch)), key=batch.groups_B.tolist().__getitem__)]
+        prompts = [batch.sequences[rows[0]][: prompt_lengths[rows[0]]] for rows in groups]
+        beginning = Part(0, 0, shared_beginning(prompts), 0)
+        parts, response_numbers, whole, blocks = [beginning], [-1], [], [Block(slice(0, beginning.stop), ())]
+        for rows in groups:
+            prompt_length = prompt_lengths[rows[0]]
+            # Of an idle batch the prompt is all there is, and nothing is predicted from its last token.
+            prompt = Part(rows[0], beginning.end, min(prompt_length, lengths[rows[0]]), parts[-1].stop)
+            responses: list[Part] = []
+            for number in rows:
+                start = responses[-1].stop if responses else prompt.stop
+                responses.append(Part(number, prompt_length, max(lengths[number], prompt_length), start))
+                whole.append(torch.cat([beginning.row_places, prompt.row_places, responses[-1].row_places]))
+            blocks += blocks_of_group(beginning, prompt, responses)
+            parts += [prompt, *responses]
+            response_numbers += [-1, *rows]
 
-        def flat(parts: list[Tensor]) -> Tensor:
-            return torch.cat(parts).to(device, non_blocking=True)
+        def flat(tensors: list[Tensor]) -> Tensor:
+            return torch.cat(tensors).to(device, non_blocking=True)
 
-        ends = torch.tensor([0, *lengths], device=device).cumsum(0, dtype=torch.int32)
-        return cls(flat(tokens), flat(places), flat(whole), flat(back), flat(predicting), ends, lengths)
+        sizes = torch.tensor([part.stop - part.start for part in parts])
+        whole_A = flat(whole)
+        places_A = torch.arange(len(whole_A), device=device)
+        unknown_R = torch.full((parts[-1].stop,), len(whole_A), device=device)
+        return cls(
+            tokens_R=flat([batch.sequences[part.sequence][part.first : part.end] for part in parts]),
+            places_R=flat([torch.arange(part.first, part.end) for part in parts]),
+            response_R=flat([torch.tensor(response_numbers).repeat_interleave(sizes)]),
+            whole_A=whole_A,
+            # What sequences have in common has several places there, with the same result: the first one.
+            back_R=unknown_R.scatter_reduce(0, whole_A, places_A, "amin"),
+            # A token is predicted from the one before it.
+            predicting_T=flat([places[n - 1 :] for places, n in zip(whole, prompt_lengths, strict=True)]),
+            ends=torch.tensor([0, *lengths], device=device).cumsum(0, dtype=torch.int32),
+            lengths=lengths,
+            blocks=blocks,
+        )
+
+    def mask(self, number: int, window: int | None) -> Tensor:
+        """Return which places a block's own ones see: earlier ones of their prompt and response, within the window."""
+        if (number, window) not in self.masks:
+            block = self.blocks[number]
+            place_Q, place_K = self.places_R[block.own], block.with_before(self.places_R, 0)
+            response_Q, response_K = self.response_R[block.own], block.with_before(self.response_R, 0)
+            back_QK = place_Q[:, None] - place_K
+            mask_QK = (response_K == -1) | (response_K == response_Q[:, None])
+            mask_QK &= back_QK >= 0
+            if window is not None:
+                mask_QK &= back_QK < window
+            self.masks[number, window] = mask_QK
+        return self.masks[number, window]
+
+
+def shared_beginning(prompts: Sequence[Tensor]) -> int:
+    """Return how many first tokens all prompts have in common, fewer than the shortest has; 0 if too few to matter."""
+    shortest = min(map(len, prompts))
+    columns = torch.stack([prompt[: shortest - 1] for prompt in prompts])
+    shared = int((columns == columns[0]).all(dim=0).cumprod(0).sum())
+    return shared if len(prompts) > 1 and shared >= LEAST_SHARED else 0
+
+
+def blocks_of_group(beginning: Part, prompt: Part, responses: Sequence[Part]) -> list[Block]:
+    """Return the group in one block where its responses are short: fewer calls, in which more pairs are masked."""
+    before, end = slice(0, beginning.stop), responses[-1].stop
+    if end - prompt.stop <= prompt.end:
+        return [Block(slice(prompt.start, end), (before,))]
+    blocks = [Block(slice(prompt.start, prompt.stop), (before,))]
+    for response in responses:
+        blocks.append(Block(slice(response.start, response.stop), (before, slice(prompt.start, prompt.stop))))
+    return blocks
 
 
 def packed_hidden_states(backbone: PreTrainedModel, batch: TokenBatch, device: str) -> Tensor:
@@ -110,49 +192,43 @@ def attention(
     """Return torch's own attention; of a packed row, that of each of its sequences apart."""
     if row is None:  # the mask has the window already
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **settings)
-    q = query.index_select(2, row.whole_A)
-    k = key.index_select(2, row.whole_A)
-    v = value.index_select(2, row.whole_A)
-    if fused(v):
-        # Under autocast, rotary embeddings leave queries and keys in float32, and the kernel takes one type.
-        q_AHD = q[0].transpose(0, 1).to(v.dtype)
-        k_AHD = k[0].transpose(0, 1).to(v.dtype)
-        v_AHD = v[0].transpose(0, 1)
-        settings_of_heads: dict[str, Any] = {}
-        if TAKES_GROUPED_HEADS:
-            settings_of_heads["enable_gqa"] = True
-        else:
-            queries_a_head = q_AHD.shape[1] // k_AHD.shape[1]
-            k_AHD, v_AHD = (x.repeat_interleave(queries_a_head, dim=1) for x in (k_AHD, v_AHD))
-        longest = max(row.lengths)
-        # Tokens back, and forward: -1 means unlimited, and a window of n tokens holds the token itself.
-        window = (-1 if sliding_window is None else sliding_window - 1, 0)
-        ends = (row.ends, row.ends, longest, longest)  # of queries and keys
-        result_AHD = varlen_attn(q_AHD, k_AHD, v_AHD, *ends, scale=scaling, window_size=window, **settings_of_heads)
-        assert isinstance(result_AHD, Tensor)
-        result_1AHD = result_AHD[None]
+    if fused(value):
+        return kernel(query, key, value, row, sliding_window, scaling), None
+    parts = []
+    for number, block in enumerate(row.blocks):
+        if block.own.start == block.own.stop:
+            continue
+        q, k, v = query[:, :, block.own], block.with_before(key, 2), block.with_before(value, 2)
+        mask = row.mask(number, sliding_window)
+        parts.append(sdpa_attention_forward(module, q, k, v, mask, scaling=scaling, **settings)[0])
+    return torch.cat(parts, dim=1), None
+
+
+def kernel(
+    query: Tensor, key: Tensor, value: Tensor, row: PackedRow, sliding_window: int | None, scaling: float | None
+) -> Tensor:
+    """Return torch's attention over sequences of many lengths."""
+    q_AHD, k_AHD, v_AHD = (x[0].index_select(1, row.whole_A).transpose(0, 1) for x in (query, key, value))
+    # Under autocast, rotary embeddings leave queries and keys in float32, and the kernel takes one type.
+    q_AHD, k_AHD = q_AHD.to(v_AHD.dtype), k_AHD.to(v_AHD.dtype)
+    settings_of_heads: dict[str, Any] = {}
+    if TAKES_GROUPED_HEADS:
+        settings_of_heads["enable_gqa"] = True
     else:
-        apart = zip(q.split(row.lengths, 2), k.split(row.lengths, 2), v.split(row.lengths, 2), strict=True)
-        parts = []
-        for (q_part, k_part, v_part), length in zip(apart, row.lengths, strict=True):
-            mask = band(length, sliding_window, query.device)
-            parts.append(sdpa_attention_forward(module, q_part, k_part, v_part, mask, scaling=scaling, **settings)[0])
-        result_1AHD = torch.cat(parts, dim=1)
-    return result_1AHD.index_select(1, row.back_R), None
+        queries_a_head = q_AHD.shape[1] // k_AHD.shape[1]
+        k_AHD, v_AHD = (x.repeat_interleave(queries_a_head, dim=1) for x in (k_AHD, v_AHD))
+    longest = max(row.lengths)
+    # Tokens back, and forward: -1 means unlimited, and a window of n tokens holds the token itself.
+    window = (-1 if sliding_window is None else sliding_window - 1, 0)
+    ends = (row.ends, row.ends, longest, longest)  # of queries and keys
+    result_AHD = varlen_attn(q_AHD, k_AHD, v_AHD, *ends, scale=scaling, window_size=window, **settings_of_heads)
+    assert isinstance(result_AHD, Tensor)
+    return result_AHD.index_select(0, row.back_R)[None]
 
 
 def fused(value: Tensor) -> bool:
     """Return whether torch has one kernel for sequences of many lengths here."""
     return value.is_cuda and value.dtype == torch.bfloat16 and torch.cuda.get_device_capability() >= (8, 0)
-
-
-def band(length: int, window: int | None, device: torch.device) -> Tensor | None:
-    """Return the mask of a sequence that is longer than the window; None means all earlier tokens."""
-    if window is None or length <= window:
-        return None
-    place = torch.arange(length, device=device)
-    back = place[:, None] - place
-    return (back >= 0) & (back < window)
 
 
 AttentionInterface.register(ATTENTION, attention)
