@@ -137,10 +137,11 @@ class Tokens:
         return {"input_ids": [int(number) for number in text.split()]}
 
     def decode(self, row: Sequence[int]) -> str:
-        return " ".join(map(str, row))
+        """Return a text of an end token that no response ends with: its last token counts like the others."""
+        return "<end>"
 
     def batch_decode(self, rows: Sequence[Sequence[int]], **_: Any) -> list[str]:
-        return [self.decode(row) for row in rows]
+        return [" ".join(map(str, row)) for row in rows]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Equal items of a list, found once, so that the work on an item is done once for all of its copies."""
+"""Equal items of a list, and equal beginnings, found once, so that the work on them is done once for all copies."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 T = TypeVar("T")
+LEAST_SHARED = 32  # tokens; a shorter beginning of all prompts costs less in each of them than a pass of its own
 
 
 @dataclass(frozen=True)
@@ -43,3 +44,13 @@ class Distinct:
     def spread(self, results: Sequence[T]) -> list[T]:
         """Return a result for each item, given one for each distinct item."""
         return [results[number] for number in self.copy_of]
+
+
+def shared_beginning(prompts: Sequence[Sequence[int]]) -> int:
+    """Return how many first tokens all prompts have in common, fewer than the shortest has; 0 if too few to matter."""
+    shared = 0
+    for tokens in zip(*(prompt[:-1] for prompt in prompts), strict=False):
+        if len(set(tokens)) > 1:
+            break
+        shared += 1
+    return shared if len(prompts) > 1 and shared >= LEAST_SHARED else 0

@@ -24,6 +24,7 @@ from harness import ranks
 from harness.base.errors import UserError, at_least, one_of
 from harness.base.shape import ARCHITECTURES
 from harness.methods.batch import Rollout
+from harness.methods.distinct import shared_beginning
 from harness.rollout.choice import EMBEDDED_SEQUENCES
 from harness.rollout.protocol import OnGroup, no_progress
 from harness.tokens.head import wide_product
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")  # their frequencies do not depend on the length
 ROTATED = re.compile(r"\.[qk]_(proj|norm)\.")  # weights whose outputs get the rotary embedding
+HEADS = ("lm_head.weight", "model.embed_tokens.weight")  # which may be tied
 BLOCK = 16  # slots; attention over fewer is slower on a CPU, and CUDA kernels need masks aligned to it
 
 # From a layer's number and its queries, keys and values, each [N, heads, head_dim], to outputs [N, heads * head_dim].
@@ -196,14 +198,18 @@ class EmbeddedEngine:
         Sharded weights are gathered for one call at a time, which bounds the memory. They are cast before they are
         gathered, which saves traffic.
         """
+        # A CPU multiplies with the head in float32: a shorter one would be widened again for each token.
+        dtype = (
+            torch.promote_types(self.dtype, torch.float32) if names[0] in HEADS and self.device == "cpu" else self.dtype
+        )
         parts = []
         for name in names:
-            part = ranks.whole_weight(weights[name].to(self.dtype))
+            part = ranks.whole_weight(weights[name].to(dtype))
             parts.append(pairs_together(part, self.head_dim) if ROTATED.search(name) else part)
         rows = [len(part) for part in parts]
         shape = (sum(rows), *parts[0].shape[1:])
         if names[0] not in self.buffers or self.buffers[names[0]].shape != shape:
-            self.buffers[names[0]] = torch.empty(shape, dtype=self.dtype, device=self.device)
+            self.buffers[names[0]] = torch.empty(shape, dtype=dtype, device=self.device)
         buffer = self.buffers[names[0]]
         for name, target, part in zip(names, buffer.split(rows), parts, strict=True):
             target.copy_(part)
@@ -312,20 +318,38 @@ class EmbeddedEngine:
         return [rollouts[start : start + n] for start in range(0, len(rollouts), n)]
 
     def _prefill(self, cache: Tensor, prompts: list[Sequence[int]], lengths_P: Tensor, rotations: Tensor) -> Tensor:
-        """Fill the first rows of the cache with the prompts; return the logits after each one."""
-        count, longest = len(prompts), max(len(prompt) for prompt in prompts)
-        ids_PL = pad_sequence([torch.tensor(prompt) for prompt in prompts], batch_first=True).to(self.device)
+        """Fill the first rows of the cache with the prompts; return the logits after each one.
+
+        A beginning that all prompts share is read once.
+        """
+        count = len(prompts)
+        shared = shared_beginning(prompts)
+        if shared:
+            self._read(cache, torch.tensor([prompts[0][:shared]]), 0, rotations)
+            cache[:, :, 1:count, :, :shared] = cache[:, :, :1, :, :shared]
+        ends_PL = pad_sequence([torch.tensor(prompt[shared:]) for prompt in prompts], batch_first=True)
+        hidden = self._read(cache, ends_PL, shared, rotations)
+        last = torch.arange(count, device=self.device) * ends_PL.shape[1] + lengths_P - shared - 1
+        return wide_product(hidden[last], self.head.T)
+
+    def _read(self, cache: Tensor, tokens_PL: Tensor, start: int, rotations: Tensor) -> Tensor:
+        """Read tokens of each row into the slots from `start` on; return their hidden states."""
+        count, length = tokens_PL.shape
+        end = start + length
+        # A token sees the slots before `start`, and the earlier ones of its own row.
+        mask = torch.ones(length, end, dtype=torch.bool, device=self.device).tril(start) if start else None
 
         def attend(layer: int, *qkv: Tensor) -> Tensor:
-            q, k, v = (x.unflatten(0, (count, longest)).transpose(1, 2) for x in qkv)
+            q, k, v = (x.unflatten(0, (count, length)).transpose(1, 2) for x in qkv)
             for ours, theirs in zip(cache[layer], (k, v), strict=True):
-                ours[:count, :, :longest] = theirs
-            read = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.heads != self.kv_heads)
-            return read.transpose(1, 2).reshape(count * longest, -1)
+                ours[:count, :, start:end] = theirs
+            if start:
+                k, v = cache[layer, :, :count, :, :end]
+            grouped = self.heads != self.kv_heads
+            read = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped)
+            return read.transpose(1, 2).reshape(count * length, -1)
 
-        hidden = self._hidden(ids_PL.flatten(), rotations[:longest].repeat(count, 1), attend)
-        last = torch.arange(count, device=self.device) * longest + lengths_P - 1
-        return wide_product(hidden[last], self.head.T)
+        return self._hidden(tokens_PL.flatten().to(self.device), rotations[start:end].repeat(count, 1), attend)
 
     def _step(self, cache: Tensor, tokens_S: Tensor, slot: int, rotation_S: Tensor, bias_SL: Tensor) -> Tensor:
         """Read one token of each state into a slot of the cache; return the logits of the next token."""
@@ -340,7 +364,7 @@ class EmbeddedEngine:
         return wide_product(self._hidden(tokens_S, rotation_S, attend), self.head.T)
 
     def _hidden(self, tokens_N: Tensor, rotation_N: Tensor, attend: Attend) -> Tensor:
-        x = F.embedding(tokens_N, self.embedding)
+        x = F.embedding(tokens_N, self.embedding).to(self.dtype)
         width, head_dim, turned = x.shape[-1:], self.head_dim, self.heads + self.kv_heads
         for i, layer in enumerate(self.layers):
             normed = F.rms_norm(x, width, layer.attention_norm, self.eps)

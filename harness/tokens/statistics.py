@@ -55,7 +55,9 @@ def token_stats(
     if torch.is_autocast_enabled(hidden_TD.device.type):
         # Cast once, for all blocks: inside, autocast is off and the backends compute in the types of their inputs.
         dtype = torch.get_autocast_dtype(hidden_TD.device.type)
-        hidden_TD, head = hidden_TD.to(dtype), Head(head.weight_VD.to(dtype), head.bias_V, head.softcap)
+        hidden_TD = hidden_TD.to(dtype)
+        if hidden_TD.is_cuda:  # a CPU multiplies in float32, for which a rounded weight would be widened again
+            head = Head(head.weight_VD.to(dtype), head.bias_V, head.softcap)
     with torch.autocast(hidden_TD.device.type, enabled=False):
         logp_T, entropy_T, sum_p2_T, sum_p2_logp_T, min_p_logp_T = BACKENDS[backend](
             hidden_TD,

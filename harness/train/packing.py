@@ -21,6 +21,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from harness.methods.batch import TokenBatch
+from harness.methods.distinct import shared_beginning
 
 # Model types whose attention is causal, perhaps within a window that it passes on, and uses the given positions.
 ARCHITECTURES = ("gemma3_text", "granite", "llama", "mistral", "phi3", "qwen2", "qwen3")
@@ -29,8 +30,6 @@ ATTENTION = "sdpa_or_packed"  # the name under which it is registered with trans
 
 # Whether torch's kernel takes fewer heads of keys and values than of queries; before torch 2.12 it does not.
 TAKES_GROUPED_HEADS = "enable_gqa" in inspect.signature(varlen_attn).parameters
-
-LEAST_SHARED = 32  # tokens; a shorter beginning of all prompts stays with each of them
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ class PackedRow:
         prompt_lengths = batch.prompt_lengths_B.tolist()
         lengths = [len(sequence) - 1 for sequence in batch.sequences]
         groups = [list(rows) for _, rows in groupby(range(len(batch)), key=batch.groups_B.tolist().__getitem__)]
-        prompts = [batch.sequences[rows[0]][: prompt_lengths[rows[0]]] for rows in groups]
+        prompts = [batch.sequences[rows[0]][: prompt_lengths[rows[0]]].tolist() for rows in groups]
         beginning = Part(0, 0, shared_beginning(prompts), 0)
         parts, response_numbers, whole, blocks = [beginning], [-1], [], [Block(slice(0, beginning.stop), ())]
         for rows in groups:
@@ -134,14 +133,6 @@ class PackedRow:
                 mask_QK &= back_QK < window
             self.masks[number, window] = mask_QK
         return self.masks[number, window]
-
-
-def shared_beginning(prompts: Sequence[Tensor]) -> int:
-    """Return how many first tokens all prompts have in common, fewer than the shortest has; 0 if too few to matter."""
-    shortest = min(map(len, prompts))
-    columns = torch.stack([prompt[: shortest - 1] for prompt in prompts])
-    shared = int((columns == columns[0]).all(dim=0).cumprod(0).sum())
-    return shared if len(prompts) > 1 and shared >= LEAST_SHARED else 0
 
 
 def blocks_of_group(beginning: Part, prompt: Part, responses: Sequence[Part]) -> list[Block]:

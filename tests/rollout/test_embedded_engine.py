@@ -227,6 +227,31 @@ def test_prompts_and_all_that_samples_have_in_common_are_read_once(monkeypatch: 
     assert max(read[1:]) < len(lengths)
 
 
+def test_generate_reads_a_beginning_that_all_prompts_share_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of(shared("qwen3-tied-wide-heads")[0])
+    beginning = [1 + number % 18 for number in range(40)]
+    prompts = [[*beginning, *prompt] for prompt in PROMPTS]
+
+    def sampled(some: slice) -> list[list[Rollout]]:
+        return engine.generate(prompts[some], 9, seeds=SEEDS[some], temperature=0.8, max_new_tokens=14)
+
+    alone = [group for number in range(len(prompts)) for group in sampled(slice(number, number + 1))]
+    read: list[int] = []
+    hidden = engine._hidden
+
+    def counted(tokens: torch.Tensor, *rest: Any) -> torch.Tensor:
+        read.append(len(tokens))
+        return hidden(tokens, *rest)
+
+    monkeypatch.setattr(engine, "_hidden", counted)
+    together = sampled(slice(None))
+    assert read[:2] == [40, len(PROMPTS) * max(map(len, PROMPTS))]
+    assert tokens_of(together) == tokens_of(alone)
+    for one, other in zip(together, alone, strict=True):
+        for rollout, expected in zip(one, other, strict=True):
+            assert rollout.logp == pytest.approx(expected.logp, abs=1e-5)
+
+
 def test_uninitialised_memory_is_never_read() -> None:
     engine = engine_of(shared("qwen2-tied")[0])
 

@@ -62,6 +62,16 @@ def batch(lengths: list[list[int]]) -> TokenBatch:
 UNEQUAL = batch([[1, 30, 5], [2, 1, 1], [12, 3, 25]])
 
 
+def after_examples(batch: TokenBatch) -> TokenBatch:
+    """Put the same 40 tokens before all prompts; then responses are shorter than their prompts."""
+    beginning = torch.arange(1, 41)
+    sequences = [torch.cat([beginning, sequence]) for sequence in batch.sequences]
+    return dataclasses.replace(batch, sequences=sequences, prompt_lengths_B=batch.prompt_lengths_B + 40)
+
+
+BATCHES = {"unequal": UNEQUAL, "after examples": after_examples(UNEQUAL), "one group": after_examples(batch([[4, 9]]))}
+
+
 def computed(network: PreTrainedModel, parts: list[TokenBatch]) -> tuple[Tensor, list[Tensor]]:
     """Return the hidden states of all parts and the gradient of a sum over them in which each number has a weight."""
     network.zero_grad()
@@ -70,12 +80,13 @@ def computed(network: PreTrainedModel, parts: list[TokenBatch]) -> tuple[Tensor,
     return result.detach(), [x.grad.clone() for x in network.base_model.parameters() if x.grad is not None]
 
 
+@pytest.mark.parametrize("name", BATCHES)
 @pytest.mark.parametrize("architecture", CASES)
-def test_states_and_gradients_are_those_of_one_by_one(architecture: str) -> None:
-    network = model(architecture)
-    alone = computed(network, [UNEQUAL.take([row]) for row in range(len(UNEQUAL))])
+def test_states_and_gradients_are_those_of_one_by_one(architecture: str, name: str) -> None:
+    network, batch = model(architecture), BATCHES[name]
+    alone = computed(network, [batch.take([row]) for row in range(len(batch))])
     assert packing.prepare_for_packing(network)
-    row = computed(network, [dataclasses.replace(UNEQUAL, packed=True)])
+    row = computed(network, [dataclasses.replace(batch, packed=True)])
     torch.testing.assert_close(row[0], alone[0], rtol=1e-10, atol=1e-12)
     for one, other in zip(row[1], alone[1], strict=True):  # added up in float32 by the models' norms
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6 * other.abs().max().item())
@@ -112,12 +123,15 @@ def varlen_attn(
 
 
 @pytest.mark.parametrize("grouped", [True, False])  # whether the kernel takes fewer heads of keys than of queries
+@pytest.mark.parametrize("name", BATCHES)
 @pytest.mark.parametrize("architecture", ["mistral", "qwen3"])
-def test_packed_forward_with_one_kernel(architecture: str, grouped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packed_forward_with_one_kernel(
+    architecture: str, name: str, grouped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(packing, "TAKES_GROUPED_HEADS", grouped)
     network = model(architecture)
     packing.prepare_for_packing(network)
-    row = dataclasses.replace(UNEQUAL, packed=True)
+    row = dataclasses.replace(BATCHES[name], packed=True)
     states = computed(network, [row])[0]
     monkeypatch.setattr(packing, "fused", lambda value: True)
     monkeypatch.setattr(packing, "varlen_attn", varlen_attn)
@@ -131,6 +145,14 @@ def test_packed_row_runs_prompts_once() -> None:
     assert row.tokens_R.tolist() == [token for part in [*expected, last[2][5:-1]] for token in part]
     assert row.lengths == [len(sequence) - 1 for sequence in UNEQUAL.sequences]
     assert torch.equal(row.whole_A[row.back_R], torch.arange(len(row.tokens_R)))
+
+
+def test_packed_row_runs_a_shared_beginning_once() -> None:
+    row, without = (packing.PackedRow.of(batch, "cpu") for batch in (BATCHES["after examples"], UNEQUAL))
+    assert row.tokens_R.tolist() == [*range(1, 41), *without.tokens_R.tolist()]
+    # In blocks: the beginning, and each group, whose responses are shorter than its prompt.
+    assert [block.own.start for block in row.blocks] == [0, 40, 40 + 34, 40 + 34 + 4]
+    assert all(block.before == (slice(0, 40),) for block in row.blocks[1:])
 
 
 def test_prepare_for_packing_of_other_architectures() -> None:
