@@ -13,7 +13,7 @@ from typing import Any
 
 import baselines
 import tasks
-from harness.base import devices, files, identities, registry
+from harness.base import devices, files, identities, matmul, registry
 from harness.base.addresses import visible_address
 from harness.base.errors import Damaged, UserError, nearest
 from harness.base.shape import Shape
@@ -36,6 +36,7 @@ BACKEND_AXIS = "train.backend"
 # Bytes of a cell's folder before its seed and key: options may hold whole sentences, and file names have at most
 # 255 bytes.
 LONGEST_NAME = 180
+NARROW = 512  # hidden size of the widest model that is made here
 
 
 class Shared:
@@ -94,7 +95,7 @@ def settle_auto(config: Config, shape: Shape | None) -> Config:
     device = devices.resolve_device(config.hardware.device)
     dtype = config.train.dtype
     if dtype == "auto":
-        dtype = "bfloat16" if device == "cuda" else "float32"
+        dtype = "bfloat16" if device == "cuda" or bfloat16_pays(shape) else "float32"
     # By the requested device: for `auto`, the installed vLLM decides by the device that it was built for.
     engine = choice.resolve_engine(config.rollout.engine, config.hardware.device, shape)
     if config.train.backend == TRL:
@@ -105,6 +106,14 @@ def settle_auto(config: Config, shape: Shape | None) -> Config:
         rollout=dataclasses.replace(config.rollout, engine=engine),
         hardware=dataclasses.replace(config.hardware, device=device),
     )
+
+
+def bfloat16_pays(shape: Shape | None) -> bool:
+    """Return whether a CPU gains by bfloat16 for a model.
+
+    Narrow ones are made here, and compared across machines: their numbers do not depend on what a processor can.
+    """
+    return shape is not None and shape.hidden > NARROW and matmul.bfloat16_speed() >= matmul.PAYS
 
 
 @dataclass(frozen=True)

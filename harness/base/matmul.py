@@ -63,7 +63,7 @@ def measure() -> float:
     for dtype in (torch.float32, torch.bfloat16):
         # As large as a layer of a small model, since emulation may take seconds.
         a, b = torch.ones(256, 576, dtype=dtype), torch.ones(576, 1536, dtype=dtype)
-        times = []
+        times: list[float] = []
         while sum(times) < SECONDS:
             start = perf_counter()
             torch.mm(a, b)

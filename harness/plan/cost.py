@@ -106,6 +106,7 @@ class EngineLimits:
     sleeps: bool  # whether it frees its weights and cache while the policy is updated
 
 
+COMPUTE_BYTES = {"float32": 4, "bfloat16": 2}
 EMBEDDED = EngineLimits(EMBEDDED_SEQUENCES, cache=None, sleeps=False)
 
 
@@ -151,11 +152,6 @@ class Memory:
     @property
     def peak(self) -> int:
         return max(sum(self.training.values()), sum(self.generation.values()))
-
-
-def compute_bytes(config: Config) -> int:
-    """Return the bytes of the compute type of a settled configuration."""
-    return {"float32": 4, "bfloat16": 2}[config.train.dtype]
 
 
 def activation_bytes(shape: Shape, size: int, recompute: bool) -> int:
@@ -251,8 +247,14 @@ class Footprint:
 
     model: str
     shape: Shape
+    dtype: str  # of the computation
     methods: tuple[str, ...]
     needs: Needs
     memory: Memory
     engine: EngineLimits
     together: int  # full-length sequences that the engine decodes at once
+
+    @property
+    def size(self) -> int:
+        """The bytes of a number in the compute type."""
+        return COMPUTE_BYTES[self.dtype]

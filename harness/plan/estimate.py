@@ -77,12 +77,12 @@ class Plan:
 
 def plan_for(config: Config, matrix: Sequence[Cell], machine: Machine, at_once: int | None = None) -> Plan:
     """Return the plan for a machine; `at_once`: cells side by side, if the machine does not decide it."""
-    settled = matrix[0].settled  # the engine in it depends on the model, the device and the compute type do not
+    settled = matrix[0].settled  # the device in it does not depend on the model
     kind = settled.hardware.device
-    size, needs = cost.compute_bytes(settled), needs_of(matrix)
-    chosen_engines, models = {}, {}
+    needs = needs_of(matrix)
+    chosen_engines, dtypes, models = {}, {}, {}
     for cell in matrix:
-        chosen_engines[cell.model] = cell.settled.rollout.engine
+        chosen_engines[cell.model], dtypes[cell.model] = cell.settled.rollout.engine, cell.settled.train.dtype
         models[cell.model] = cell.shared.model(cell.model)
     gpu = machine.gpu(config.hardware) or USUAL
     methods_by_needs: dict[Needs, list[str]] = {}
@@ -94,16 +94,17 @@ def plan_for(config: Config, matrix: Sequence[Cell], machine: Machine, at_once: 
         if shape is None:
             continue
         with_vllm = chosen_engines[name] == "vllm"
+        size = cost.COMPUTE_BYTES[dtypes[name]]
         engine = cost.vllm_limits(shape, config, size, kind, gpu) if with_vllm else cost.EMBEDDED
         together = cost.sequences_at_once(shape, config, size, engine)
         for which, methods in methods_by_needs.items():
             memory = cost.memory_estimate(shape, config, which, size, engine)
-            footprints.append(Footprint(name, shape, tuple(methods), which, memory, engine, together))
+            footprints.append(Footprint(name, shape, dtypes[name], tuple(methods), which, memory, engine, together))
     progress = [(cell, cell.progress()) for cell in matrix]
     counts = Counter(now.state for _, now in progress)
     lacks = []
     if missing := [cell for cell, now in progress if now.missing]:
-        obstacles = Obstacles(settled, machine, missing, models, chosen_engines, needs, footprints, size)
+        obstacles = Obstacles(settled, machine, missing, models, chosen_engines, needs, footprints)
         lacks = list(obstacles.sentences())
     return Plan(
         config,

@@ -36,7 +36,6 @@ class Obstacles:
     engines: Mapping[str, str]  # the chosen engine, by model
     needs: Mapping[str, Needs]  # by method
     footprints: Sequence[Footprint]
-    size: int  # bytes of the compute type
 
     def sentences(self) -> Iterator[str]:
         yield from self.no_device()
@@ -114,7 +113,7 @@ class Obstacles:
         remedies = []
         for name, changed in settings.items():
             smaller = dataclasses.replace(self.config, hardware=dataclasses.replace(hardware, **changed))
-            memory = cost.memory_estimate(footprint.shape, smaller, footprint.needs, self.size, footprint.engine)
+            memory = cost.memory_estimate(footprint.shape, smaller, footprint.needs, footprint.size, footprint.engine)
             is_new = bool(changed.items() - vars(hardware).items())
             if memory.peak <= room and is_new:
                 remedies.append(f"{name} ({gib(memory.peak)})")
@@ -128,7 +127,7 @@ class Obstacles:
         footprint_of = {footprint.model: footprint for footprint in self.footprints if footprint.together == 0}
         for name, footprint in footprint_of.items():
             assert footprint.engine.cache is not None
-            needed = tokens * cost.cache_bytes_per_token(footprint.shape, self.size)
+            needed = tokens * cost.cache_bytes_per_token(footprint.shape, footprint.size)
             yield (
                 f"vLLM's cache for {name} has {gib(footprint.engine.cache)}, but one sequence of {tokens:,} tokens "
                 f"needs {gib(needed)}; set hardware.cache_gib"

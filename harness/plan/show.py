@@ -125,7 +125,7 @@ def memory_lines(plan: Plan) -> Iterator[str]:
         return
     whose = "memory" if ranks == 1 else f"memory of each of {ranks} processes"
     for footprint in plan.footprints:
-        parameters = f"{footprint.shape.parameters:,} parameters"
+        parameters = f"{footprint.shape.parameters:,} parameters, computed in {footprint.dtype}"
         methods = ", ".join(footprint.methods)
         yield f"{whose}, {footprint.model} ({parameters}) with {methods}: {gib(footprint.memory.peak)}"
         if footprint.memory.peak > DETAILED:

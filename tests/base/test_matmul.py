@@ -18,9 +18,10 @@ SMALL = Shape(architecture="llama", vocabulary=49152, hidden=576, layers=30, hea
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("ENTROBENCH_CACHE", str(tmp_path))
-    matmul.bfloat16_speed.cache_clear()
+    forget = matmul.bfloat16_speed.cache_clear
+    forget()
     yield
-    matmul.bfloat16_speed.cache_clear()
+    forget()
 
 
 def test_bfloat16_speed_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,10 +44,12 @@ def test_bfloat16_speed_of_a_damaged_record_is_measured_again(tmp_path: Path, mo
     assert matmul.bfloat16_speed() == 2.0
 
 
+@pytest.mark.processes
 def test_measured_apart_is_the_ratio_of_two_products() -> None:
     assert 0.001 < matmul.measured_apart() < 50
 
 
+@pytest.mark.processes
 def test_measured_apart_of_a_processor_that_ends_the_process_is_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matmul, "python_command", lambda *_: ["sh", "-c", "kill -ILL $$"])
     assert matmul.measured_apart() == 0.0

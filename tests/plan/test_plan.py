@@ -424,7 +424,7 @@ def test_disk_by_hand() -> None:
 )
 def test_compute_bytes_of_auto(dtype: str, device: str, size: int) -> None:
     settled = matrix.settle_auto(small(train={"dtype": dtype}, hardware={"device": device}), TINY)
-    assert cost.compute_bytes(settled) == size
+    assert cost.COMPUTE_BYTES[settled.train.dtype] == size
 
 
 # Responses
@@ -759,7 +759,7 @@ def test_show_plan_of_the_demo() -> None:
     assert "60 steps x 48 prompts x 16 responses of at most 20 tokens, 921,600 tokens at most; 180 updates" in text
     assert "3 x (countdown 256 problems x 32), 491,520 tokens at most" in text
     assert "time: 35 cells to run, of a size of which none has finished in results/demo; --probe measures" in text
-    assert "countdown-tiny (206,976 parameters)" in text
+    assert "countdown-tiny (206,976 parameters, computed in float32)" in text
     assert len(text.splitlines()) <= 10
 
 
@@ -842,13 +842,13 @@ def test_cells_side_by_side_end_when_they_say() -> None:
 def test_fitting_settings() -> None:
     settings = config.load_config("paper", ["hardware.recompute=false", "methods=[grpo]"])
     plan = plan_for(settings, matrix.cells(settings), NODE)
-    [each], kind = plan.footprints, cost.compute_bytes(matrix.cells(settings)[0].settled)
+    [each] = plan.footprints
     smaller = dataclasses.replace(settings, hardware=dataclasses.replace(settings.hardware, recompute=True))
-    peak = cost.memory_estimate(each.shape, smaller, each.needs, kind, each.engine).peak
+    peak = cost.memory_estimate(each.shape, smaller, each.needs, each.size, each.engine).peak
     models_of = {name: models.resolve(name) for name in settings.models}
 
     def obstacles(config: Config) -> lacks.Obstacles:
-        return lacks.Obstacles(config, NODE, [], models_of, {}, {}, [each], kind)
+        return lacks.Obstacles(config, NODE, [], models_of, {}, {}, [each])
 
     remedies = obstacles(settings).fitting_settings(each, peak)
     assert f"hardware.recompute=true ({gib(peak)})" in remedies

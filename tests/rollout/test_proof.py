@@ -45,7 +45,7 @@ def test_check_engine_weights_after_an_update(name: str, dtype: str) -> None:
     parameters = dict(now.named_parameters(remove_duplicate=False))
     held = engine.weights(dict.fromkeys(parameters, slice(None)))
     for key, weight in parameters.items():
-        assert torch.equal(held[key], weight.detach().to(DTYPES[dtype])), key
+        assert torch.equal(held[key].to(DTYPES[dtype]), weight.detach().to(DTYPES[dtype])), key
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
