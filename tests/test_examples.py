@@ -14,8 +14,6 @@ from patience import HANG
 from places import REPOSITORY
 
 EXAMPLES = REPOSITORY / "examples"
-ACCELERATE = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--num_machines=1"]
-ACCELERATE += ["--mixed_precision=no", "--dynamo_backend=no", "--main_process_port=0"]
 
 
 @pytest.mark.parametrize("spec", ["grpo+clip_b(share=0.02)", "dapo+clip_servo(target=2)"])
@@ -31,22 +29,36 @@ def test_own_loop_is_short() -> None:
     assert len((EXAMPLES / "own_loop.py").read_text().splitlines()) == 37  # which the README says
 
 
+def check_output_of_trl(printed: str) -> None:
+    assert "'entrobench/weights/clip_b/dropped': '0.0" in printed
+    assert float(re.findall(r"'reward': '([\d.]+)'", printed)[0]) > 0.05  # the base model solves some puzzles
+
+
 @pytest.mark.slow
+def test_trl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    import trl_trainers  # noqa: F401  skips the test where trl is not installed
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["trl_clip_b.py", "2"])
+    runpy.run_path(str(EXAMPLES / "trl_clip_b.py"), run_name="__main__")
+    check_output_of_trl(capsys.readouterr().out)
+
+
+@pytest.mark.long
 @pytest.mark.processes
-@pytest.mark.parametrize(
-    "launcher", [pytest.param([], id="alone"), pytest.param(ACCELERATE, id="two ranks", marks=pytest.mark.long)]
-)
-def test_trl(launcher: list[str], tmp_path: Path) -> None:
+def test_trl_on_two_ranks(tmp_path: Path) -> None:
     pytest.importorskip("trl", reason="trl is not installed; the extra trl has it")
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2"]
+    command += ["--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no", "--main_process_port=0"]
+    environment = {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
     done = subprocess.run(
-        [sys.executable, *launcher, str(EXAMPLES / "trl_clip_b.py"), "2"],
+        [*command, str(EXAMPLES / "trl_clip_b.py"), "2"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"},
+        env={**os.environ, **environment},
         capture_output=True,
         text=True,
         timeout=HANG,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "'entrobench/weights/clip_b/dropped': '0.0" in done.stdout
-    assert float(re.findall(r"'reward': '([\d.]+)'", done.stdout)[0]) > 0.05  # the base model solves some puzzles
+    check_output_of_trl(done.stdout)
