@@ -11,7 +11,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from harness.base import identities
-from harness.base.errors import UserError
 from harness.config import Config
 from harness.matrix import Cell
 from harness.table import board
@@ -23,9 +22,9 @@ from harness.table.leaderboard import LeaderboardRow, leaderboard_rows, place_te
 from harness.table.render import as_markdown, render_rows
 from harness.table.statistics import Estimate
 from harness.tracking.artifacts import LocalFiles, files_of_run, folder_for_files
-from harness.tracking.reader import FINAL, Run, reader
+from harness.tracking.reader import FINAL, Run
 from harness.tracking.store import database, store
-from harness.tracking.sync import METRICS_PER_CALL, experiment_of, metric_name, origin
+from harness.tracking.sync import METRICS_PER_CALL, ensure_experiment, metric_name, origin
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -53,9 +52,7 @@ def publish(config: Config, matrix: Sequence[Cell]) -> list[LeaderboardRow]:
     the same one is only read: loading MLflow takes longer than all the rest.
     """
     uri = config.tracking_uri
-    if not has_experiment(uri, config.name):
-        with store(uri, write=True) as client:
-            experiment_of(client, config.name, uri)
+    ensure_experiment(config.name, uri)
     with opened_experiment(config.name, uri) as experiment:
         plan = experiment.board_of(config, matrix)
         frames = read_frames(experiment, plan.expected, plan.baseline)
@@ -69,17 +66,6 @@ def publish(config: Config, matrix: Sequence[Cell]) -> list[LeaderboardRow]:
                 write_finals(client, finals)
                 summary.write(client, experiment)
     return rows
-
-
-def has_experiment(uri: str, name: str) -> bool:
-    """Return whether an SQLite store has an active experiment; False for other stores, and for an unusable one."""
-    if database(uri) is None:
-        return False
-    try:
-        with reader(uri) as source:
-            return name in source.experiments()
-    except UserError:  # opening the store for writing creates or upgrades it, or reports the error
-        return False
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import getpass
 import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -40,7 +41,7 @@ from harness.tracking.artifacts import (
     folder_for_files,
     home_of_experiment,
 )
-from harness.tracking.reader import DatabaseReader
+from harness.tracking.reader import DatabaseReader, reader
 from harness.tracking.store import database, open_database, store
 
 RUN_STATUS = {"running": "RUNNING", "done": "FINISHED", "failed": "FAILED"}
@@ -330,6 +331,17 @@ def experiment_of(client: MlflowClient, matrix: str, uri: str) -> str:
             f"`mlflow experiments restore --experiment-id {experiment.experiment_id}`, or choose another name="
         )
     return experiment.experiment_id
+
+
+def ensure_experiment(matrix: str, uri: str) -> None:
+    """Create a matrix's experiment if there is none; an SQLite store that has it is only read."""
+    if database(uri) is not None:
+        # Opening the store for writing creates it, or reports the error.
+        with suppress(UserError), reader(uri) as source:
+            if matrix in source.experiments():
+                return
+    with store(uri, write=True) as client:
+        experiment_of(client, matrix, uri)
 
 
 def send_metrics(client: MlflowClient, run_id: str, lines: Lines) -> None:
