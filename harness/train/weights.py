@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +52,11 @@ def read_whole(kind: Any, folder: Path | str, dtype: torch.dtype) -> PreTrainedM
 
     A body leaves the weights of the head unread.
     """
-    model, report = opened(kind, folder, dtype=dtype, output_loading_info=True, **HOW)
+    with without_load_report():
+        model, report = opened(kind, folder, dtype=dtype, output_loading_info=True, **HOW)
     where = f"model {short(str(folder))}"
     if missing := sorted(report["missing_keys"]):
-        tied = "; if its head is the embedding, set tie_word_embeddings in its config.json"
+        tied = "; if its head is the embedding, set tie_word_embeddings to true in its config.json"
         reason = tied if missing == ["lm_head.weight"] else ""
         raise UserError(f"{where} lacks {listed(missing)}, without which it would be random{reason}")
     unread = sorted(report["unexpected_keys"])
@@ -62,6 +65,21 @@ def read_whole(kind: Any, folder: Path | str, dtype: torch.dtype) -> PreTrainedM
             f"{where} has {listed(unread)}, which {type(model).__name__} does not read; it would be another"
         )
     return model
+
+
+@contextlib.contextmanager
+def without_load_report() -> Iterator[None]:
+    """Silence the table of missing and unread weights that transformers logs, since they are refused or expected."""
+
+    def wanted(record: logging.LogRecord) -> bool:
+        return "LOAD REPORT" not in record.getMessage()
+
+    logger = logging.getLogger("transformers.modeling_utils")
+    logger.addFilter(wanted)
+    try:
+        yield
+    finally:
+        logger.removeFilter(wanted)
 
 
 def listed(names: Sequence[str]) -> str:
