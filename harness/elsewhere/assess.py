@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from rich.console import Console
 from transformers import AutoConfig, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
@@ -30,28 +28,25 @@ from harness.cells.source_digest import source_digest
 from harness.config import Config, Hardware, RolloutConfig
 from harness.matrix import settle_auto
 from harness.methods.batch import Rollout
-from harness.rollout import engines
-from harness.rollout.embedded import EmbeddedEngine
+from harness.rollout.choice import EMBEDDED_SEQUENCES
 from harness.rollout.ends import end_tokens
 from harness.rollout.models import Model
-from harness.rollout.proof import check_engine_weights
 from harness.rollout.protocol import Sampling
 from harness.rollout.rendering import count_unread, with_instruction
 from harness.table.columns import format_estimate
 from harness.table.statistics import over_problems
 from harness.train.evaluate import Evaluator, Record, record_of_judging
-from harness.train.parts import record_attempt, training_device
+from harness.train.parts import record_attempt
 from harness.train.policy import context_of
-from harness.train.weights import load_model, opened
+from harness.train.untrained import untrained_engine
+from harness.train.weights import opened
 from tasks import Problem, Task, Verifier
 from tasks.scoring import judged
 
-MOST_TOGETHER = 512  # sequences that are decoded side by side
 # Responses in a batch, which is kept when it is complete; a killed process loses its current batch. A batch waits for
 # its longest response. vLLM starts a new response as soon as one ends, so its batches are larger by far.
-BATCH = {"embedded": MOST_TOGETHER, "vllm": 16 * MOST_TOGETHER}
+BATCH = {"embedded": EMBEDDED_SEQUENCES, "vllm": 16 * EMBEDDED_SEQUENCES}
 DIVERSITY = ("distinct right", "solutions found", "text after answer")
-PROMPT = 2048  # tokens assumed for a prompt when memory is divided among sequences
 
 
 @dataclass(frozen=True)
@@ -85,8 +80,8 @@ class Wanted:
 class EngineOnDemand:
     """An engine that loads its weights at the first request, which never comes if all samples were kept."""
 
-    def __init__(self, folder: Path, ends: Sequence[int], budget: int, *, beyond_context: bool) -> None:
-        self.folder, self.ends, self.budget = folder, ends, budget
+    def __init__(self, folder: Path, tokenizer: Any, ends: Sequence[int], budget: int, *, beyond_context: bool) -> None:
+        self.folder, self.tokenizer, self.ends, self.budget = folder, tokenizer, ends, budget
         # vLLM refuses prompts and responses beyond a model's context.
         rollout = RolloutConfig(engine="embedded" if beyond_context else "auto")
         present = Hardware(device=resolve_device("auto"))
@@ -96,14 +91,7 @@ class EngineOnDemand:
     @cached_property
     def engine(self) -> Sampling:
         """The engine with its weights."""
-        device, dtype = training_device(self.config)
-        if self.name == "vllm":  # loads the model from the folder
-            return engines.build_engine(self.name, self.folder, self.ends, device, dtype, Hardware())
-        model = load_model(self.folder, dtype)
-        engine = EmbeddedEngine(self.ends, device, dtype, side_by_side(model.config, device, dtype, self.budget))
-        engine.load(model)
-        check_engine_weights(engine, model, dtype, seed=0)
-        return engine
+        return untrained_engine(self.folder, self.tokenizer, self.ends, self.config, self.budget)
 
     def generate(self, prompts: Sequence[Sequence[int]], n: int, **settings: Any) -> list[list[Rollout]]:
         return self.engine.generate(prompts, n, **settings)
@@ -154,22 +142,6 @@ def kept_records(path: Path) -> dict[str, Record]:
         raise UserError(f"{damage}; remove this file, and the same command asks for its responses again") from damage
 
 
-def side_by_side(config: Any, device: str, dtype: torch.dtype, budget: int) -> int:
-    """Return the number of sequences whose keys and values fill half of the memory.
-
-    Half of all memory, not of the free memory, which varies from run to run.
-    """
-    heads = config.num_key_value_heads
-    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    bytes_of_token = 2 * config.num_hidden_layers * heads * head_size * dtype.itemsize  # a key and a value
-    bytes_of_sequence = bytes_of_token * (PROMPT + budget)
-    if device == "cuda":
-        memory = torch.cuda.get_device_properties(0).total_memory
-    else:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return int(min(max(memory // 2 // bytes_of_sequence, 1), MOST_TOGETHER))
-
-
 def default_folder(model: Model, say: Callable[[str], None]) -> Path:
     """Return the folder for the results of a model, by its name, its chat settings and its digest.
 
@@ -195,9 +167,8 @@ def assess(
     context = None if wanted.beyond_context else context_of(opened(AutoConfig, folder))
     sampling = [wanted.of(task) for task in chosen_tasks]
     budget = max(settings["max_new_tokens"] for settings in sampling)
-    engine = EngineOnDemand(
-        folder, end_tokens(tokenizer, folder, model.chat), budget, beyond_context=wanted.beyond_context
-    )
+    ends = end_tokens(tokenizer, folder, model.chat)
+    engine = EngineOnDemand(folder, tokenizer, ends, budget, beyond_context=wanted.beyond_context)
     results = []
     for chosen, settings in zip(chosen_tasks, sampling, strict=True):
         name, task = tasks.evaluation_name(chosen), with_instruction(chosen, model.chat)

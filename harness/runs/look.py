@@ -105,17 +105,15 @@ def kept(name: str, task: Task, config: Config, problems: int, samples: int) -> 
 
 def sampled(name: str, task: Task, config: Config, problems: int, samples: int) -> Look:
     """Sample and judge responses to the first problems of the training split, and keep the result."""
-    import torch
-    from transformers import AutoTokenizer
+    from transformers import AutoConfig, AutoTokenizer
     from transformers.utils.logging import disable_progress_bar
 
-    from harness.rollout import engines
     from harness.rollout.ends import end_tokens
     from harness.rollout.rendering import chat_template, with_instruction
     from harness.train.evaluate import Evaluator
-    from harness.train.parts import training_device
-    from harness.train.policy import check_vocabulary
-    from harness.train.weights import load_model, opened
+    from harness.train.policy import context_of
+    from harness.train.untrained import untrained_engine
+    from harness.train.weights import opened
     from harness.verify.pool import VerifierPool
 
     disable_progress_bar()
@@ -123,29 +121,28 @@ def sampled(name: str, task: Task, config: Config, problems: int, samples: int) 
     folder = model.folder()
     tokenizer = opened(AutoTokenizer, folder)
     ends = end_tokens(tokenizer, folder, model.chat)
-    device, dtype = training_device(config)
-    engine = engines.build_engine(config.rollout.engine, folder, ends, device, dtype, config.hardware)
-    network = load_model(folder, dtype)
-    check_vocabulary(tokenizer, network, folder)
-    engine.load(network.to(device))
+    longest = config.rollout.max_new_tokens
+    engine = untrained_engine(folder, tokenizer, ends, config, longest)
+    context = None if config.eval.beyond_context else context_of(opened(AutoConfig, folder))
     asked = with_instruction(task, model.chat)
     split = "train" if "train" in asked.splits else asked.splits[0]
     available = asked.problems(split)
     begun = time.monotonic()
-    with VerifierPool() as verifier, torch.inference_mode():
-        evaluation = Evaluator.of_config(config, engine, tokenizer, verifier, model.chat, network).evaluate(
+    with VerifierPool() as verifier:
+        evaluator = Evaluator(engine, tokenizer, verifier, model.chat, context, config.verify.max_failures)
+        evaluation = evaluator.evaluate(
             asked,
             SEED,
             split=split,
             problems=min(problems, len(available)),
             samples=samples,
             temperature=config.rollout.temperature,
-            max_new_tokens=config.rollout.max_new_tokens,
+            max_new_tokens=longest,
         )
     assert evaluation is not None  # there is one rank
     number = shown_problem(evaluation.right)
     record, problem = evaluation.samples[number], available[number]
-    prompt = tokenizer.decode(Evaluator(engine, tokenizer, verifier, model.chat).rendered(problem))
+    prompt = tokenizer.decode(evaluator.rendered(problem))
     chats = bool(chat_template(tokenizer, model.chat))
     notes = []
     if not chats and INSTRUCT.search(f"{model.name} {model.path or ''}"):
@@ -162,7 +159,7 @@ def sampled(name: str, task: Task, config: Config, problems: int, samples: int) 
         unparsed=evaluation.verdicts.get(Verdict.UNPARSED, 0) / responses,
         length=evaluation.metrics["length"],
         seconds=time.monotonic() - begun,
-        max_new_tokens=config.rollout.max_new_tokens,
+        max_new_tokens=longest,
         notes=notes,
         can_learn=False,
         sentence="",

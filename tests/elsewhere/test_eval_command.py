@@ -34,6 +34,7 @@ from harness.commands import eval as command
 from harness.elsewhere import assess
 from harness.elsewhere.assess import EngineOnDemand, Wanted
 from harness.rollout import models
+from harness.train import untrained
 from harness.verify.pool import VerifierPool
 from tasks import Verdict
 from tasks.countdown import Countdown
@@ -190,7 +191,7 @@ def test_eval_killed_and_repeated_gives_the_same(
     asked = ["eval", "--model", "countdown-tiny", "--tasks", "countdown", "--samples", "128", "--problems", "24"]
     asked += ["--temperature", "1", "--out"]
     command = [sys.executable, "-m", "entrobench", *asked]
-    monkeypatch.setitem(assess.BATCH, "embedded", assess.MOST_TOGETHER)  # as in the process that is killed
+    monkeypatch.setitem(assess.BATCH, "embedded", assess.EMBEDDED_SEQUENCES)  # as in the process that is killed
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
 
     def parts(out: Path) -> list[Path]:
@@ -251,11 +252,11 @@ def test_memory_is_shared_out_by_what_a_sequence_needs(monkeypatch: pytest.Monke
     monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 2**22}.__getitem__)
     # 2 x 28 layers x 4 heads x 128 x 2 bytes x 8192 tokens are 448 MiB, 18 of which fit into 8 GiB.
     config = SimpleNamespace(**shape)
-    assert assess.side_by_side(config, "cpu", torch.bfloat16, 6144) == 18
-    assert assess.side_by_side(config, "cpu", torch.float32, 6144) == 9
-    assert assess.side_by_side(SimpleNamespace(**shape, head_dim=64), "cpu", torch.bfloat16, 6144) == 36
-    assert assess.side_by_side(config, "cpu", torch.float32, 10**9) == 1
-    assert assess.side_by_side(SimpleNamespace(**{**shape, "num_hidden_layers": 1}), "cpu", torch.bfloat16, 1) == 512
+    assert untrained.side_by_side(config, "cpu", torch.bfloat16, 6144) == 18
+    assert untrained.side_by_side(config, "cpu", torch.float32, 6144) == 9
+    assert untrained.side_by_side(SimpleNamespace(**shape, head_dim=64), "cpu", torch.bfloat16, 6144) == 36
+    assert untrained.side_by_side(config, "cpu", torch.float32, 10**9) == 1
+    assert untrained.side_by_side(SimpleNamespace(**{**shape, "num_hidden_layers": 1}), "cpu", torch.bfloat16, 1) == 512
 
 
 def test_eval_with_a_failing_verifier(
