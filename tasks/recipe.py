@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from tasks.recipe_settings import DecoderSettings
 class DecoderRecipe(DecoderSettings):
     """Settings with `build`."""
 
-    def build(self, folder: Path) -> None:
+    def build(self, folder: Path, say: Callable[[str], None]) -> None:
         """Make the model and save it as a Hugging Face folder."""
         from tasks import base_model
 

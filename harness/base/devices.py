@@ -5,11 +5,14 @@ from __future__ import annotations
 import functools
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
+
+from harness.base.errors import UserError
 
 CGROUPS, OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
@@ -36,6 +39,16 @@ def available_memory() -> int:
     if meminfo.exists() and (found := re.search(r"MemAvailable: +(\d+) kB", meminfo.read_text())):
         return int(found[1]) * 1024
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def check_room(purpose: str, folder: Path, *, disk: int, memory: int) -> None:
+    """Raise UserError unless so many bytes are free at a folder and in main memory."""
+    for what, needed, free in (
+        (f"disk are needed at {folder}", disk, shutil.disk_usage(folder).free),
+        ("memory are needed", memory, available_memory()),
+    ):
+        if free < needed:
+            raise UserError(f"to {purpose}, {needed / 1e9:.1f} GB of {what}, and {free / 1e9:.1f} GB are free")
 
 
 def cpu_quotas(mount: Path, own: Path) -> Iterator[float]:

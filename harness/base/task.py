@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -153,22 +153,22 @@ def judge_responses(task: Task, verifier: Verifier, pairs: Sequence[tuple[Proble
 
 
 class Recipe(Protocol):
-    """A frozen dataclass of settings for training a base model for a task from scratch; imports no torch."""
+    """A frozen dataclass of settings from which a base model is made; imports no torch."""
 
     def identity(self) -> dict[str, Any]:
         """Return the definition of the model, for the hash of its folder in the cache."""
         ...
 
-    def shape(self) -> Shape:
-        """Return the shape of the model without making it."""
+    def shape(self) -> Shape | None:
+        """Return the shape of the model without making it; None if a part of it must be downloaded for that."""
         ...
 
     def summary(self) -> str:
         """Return a description of the model in one line."""
         ...
 
-    def build(self, folder: Path) -> None:
-        """Make the model and save it as a Hugging Face folder."""
+    def build(self, folder: Path, say: Callable[[str], None]) -> None:
+        """Make the model and save it as a Hugging Face folder; `say` is called with messages of progress."""
         ...
 
 

@@ -23,6 +23,7 @@ import transformers
 import baselines
 import tasks
 from harness import ranks
+from harness.base import identities
 from harness.base.errors import CellFailure, UserError
 from harness.base.processes import python_command, wait_for_all
 from harness.cells import checksums, evaluations, lease
@@ -34,7 +35,7 @@ from harness.cells.state import State, is_stopped
 from harness.config import OWN, Hardware
 from harness.launch.status_writer import StatusWriter
 from harness.methods.composition import method_classes
-from harness.rollout import digests, models
+from harness.rollout import models
 from harness.train import loading  # noqa: F401  before anything else of transformers
 from harness.train.checkpoint import Checkpoints, NoneWhole
 from harness.train.parts import Parts, begin_cell, build_parts, source_classes, training_device, unread
@@ -237,15 +238,12 @@ def base_model_of(spec: CellSpec, status: StatusWriter) -> str:
     """Return the digest of a cell's base model; make or download the model if it is missing."""
     model = models.resolve(spec.key.model)
     with status.heartbeat.at("loading the model"):
-        digest = model.digest(model.folder())
-    expected = spec.identity["model"].get("digest", digest)
-    if digest != expected:
-        raise UserError(
-            f"the folder of the model {spec.key.model} was changed while the matrix ran: its digest is "
-            f"{digest[: digests.SHOWN]}, and was {expected[: digests.SHOWN]}; `entrobench run` plans cells of the "
-            "new one"
-        )
-    return digest
+        if identities.key(model.identity()) != identities.key(spec.identity["model"]):
+            raise UserError(
+                f"the model {spec.key.model} was changed while the matrix ran; `entrobench run` plans cells of the new "
+                "one"
+            )
+        return model.digest(model.folder())
 
 
 def run_cell(

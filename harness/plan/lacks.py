@@ -193,7 +193,8 @@ class Obstacles:
                 )
         if must_download(model):
             size = "" if shape is None else f", about {gib(2 * shape.parameters)}"
-            yield f"{model.name} is not on this machine; the first run downloads {model.address}{size}"
+            address = model.origin_model.address
+            yield f"{model.name} is not on this machine; the first run downloads {address}{size}"
 
 
 def footprint_label(footprint: Footprint) -> str:
@@ -201,7 +202,8 @@ def footprint_label(footprint: Footprint) -> str:
 
 
 def must_download(model: Model) -> bool:
-    return model.recipe is None and model.present_folder() is None
+    origin = model.origin_model
+    return origin.recipe is None and origin.present_folder() is None
 
 
 def in_transformers(architecture: str) -> bool:

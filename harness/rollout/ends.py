@@ -39,6 +39,14 @@ def end_tokens(tokenizer: PreTrainedTokenizerBase, folder: Path, chat: Chat = PL
     return tuple(ends)
 
 
+def end_of_answer(tokenizer: PreTrainedTokenizerBase, folder: Path, chat: Chat = PLAIN) -> int:
+    """Return the token that ends a response to train on: one that the chat template writes, or else the first."""
+    ends = end_tokens(tokenizer, folder, chat)
+    closing = text_after_answer(tokenizer, chat) or ""
+    written = tokenizer(closing, add_special_tokens=False)["input_ids"]
+    return next((token for token in written if token in ends), ends[0])
+
+
 def tokens_of_folder(folder: Path) -> list[int]:
     """Return the end tokens that generation_config.json names: one or several, such as those of Llama 3."""
     path = folder / "generation_config.json"

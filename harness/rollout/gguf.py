@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-import shutil
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
@@ -289,22 +288,14 @@ class GgufFile:
     def summary(self) -> str:
         return f"the GGUF file {self.written}"
 
-    def build(self, folder: Path) -> None:
+    def build(self, folder: Path, say: Callable[[str], None]) -> None:
         """Dequantize the file and save it as a Hugging Face folder in float32."""
         path, shape = self.path, self.shape()
         missing = [name for name in ("gguf", "accelerate") if find_spec(name) is None]
         if missing:
             raise UserError(f"{path.name} cannot be converted without {' and '.join(missing)}; {EXTRA}")
         needed = WEIGHT * shape.parameters
-        self.check_room("disk", f" at {folder.parent}", needed, shutil.disk_usage(folder.parent).free)
-        self.check_room("memory", "", 2 * needed + IMPORTS, devices.available_memory())
+        devices.check_room(f"convert {path.name}", folder.parent, disk=needed, memory=2 * needed + IMPORTS)
         from harness.rollout import dequantize
 
         dequantize.convert(path, folder, shape)
-
-    def check_room(self, what: str, where: str, needed: int, available: int) -> None:
-        if available < needed:
-            raise UserError(
-                f"to convert {self.path.name}, {needed / 1e9:.1f} GB of {what} are needed{where}, and "
-                f"{available / 1e9:.1f} GB are free"
-            )

@@ -1,8 +1,10 @@
-"""Models by name: of the Hugging Face Hub, in a folder or a GGUF file, or made from a recipe; imports no torch."""
+"""Models by name: of the Hugging Face Hub, in a folder or a GGUF file, or made from a recipe, and any of these after a
+warm start; imports no torch."""
 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import re
 import shutil
@@ -25,6 +27,7 @@ from harness.config import CONFIGS
 from harness.rollout import digests, gguf
 from harness.rollout.gguf import GgufFile
 from harness.rollout.rendering import PLAIN, Chat
+from harness.rollout.warm_start import VERSION, WarmStart
 from tasks import Recipe
 
 MODELS = CONFIGS / "models"
@@ -35,6 +38,7 @@ NEEDED = {  # parts of a Hugging Face folder: one file of each row
 }
 PICKLED = "pytorch_model*.bin"  # weights in a format that may run code while it is read
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)  # owner/name
+MAKER = "harness.train.warm_start"  # by its name: training is a floor above, and only imported where it is needed
 DOWNLOADED = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 
 
@@ -81,6 +85,11 @@ class Model:
         return Path(self.path)
 
     @property
+    def origin_model(self) -> Model:
+        """The model that a warm start begins from; this one if it has none."""
+        return self.recipe.base if isinstance(self.recipe, Warmed) else self
+
+    @property
     def address(self) -> str:
         """The path as users write it, with the revision."""
         return f"{self.path}@{self.revision}" if self.revision is not None else str(self.path)
@@ -113,7 +122,7 @@ class Model:
             say(f"making the model {self.name} ({self.summary()}), once; kept in {folder}")
             partial = folder.with_name(f"{folder.name}.partial")
             shutil.rmtree(partial, ignore_errors=True)  # left by a process that was killed
-            recipe.build(partial)
+            recipe.build(partial, say)
             digests.seal_model(partial)
             shutil.rmtree(folder, ignore_errors=True)
             partial.rename(folder)
@@ -163,6 +172,28 @@ class Model:
         return f"the Hugging Face model {self.address}" if self.recipe is None else self.recipe.summary()
 
 
+@dataclass(frozen=True)
+class Warmed:
+    """A model after a warm start, as a recipe."""
+
+    base: Model
+    settings: WarmStart
+
+    def identity(self) -> dict[str, Any]:
+        return {"base": self.base.identity(), "warm_start": self.settings.identity(), "version": VERSION}
+
+    def shape(self) -> Shape | None:
+        return self.base.shape()
+
+    def summary(self) -> str:
+        return f"{self.base.summary()}, {self.settings.summary()}"
+
+    def build(self, folder: Path, say: Callable[[str], None]) -> None:
+        """Train the base model and save it as a Hugging Face folder."""
+        base = self.base.folder(say=say)
+        importlib.import_module(MAKER).make(self.settings, base, self.base.chat, folder, say)
+
+
 # From a name to a model
 
 
@@ -202,11 +233,11 @@ def read_model_file(file: Path) -> Model:
         optional = ", ".join(field.name for field in dataclasses.fields(Chat))
         raise UserError(
             f"{file} must have exactly one of the keys path (a Hugging Face folder, a .gguf file, package:NAME or a "
-            f"name on the Hub) and recipe; optional are shape and {optional}"
+            f"name on the Hub) and recipe; optional are shape, warm_start and {optional}"
         )
     # The keys that are left are settings of prompts (Chat).
-    path, recipe, shape = (settings.pop(key, None) for key in ("path", "recipe", "shape"))
-    for key, value in (("recipe", recipe), ("shape", shape)):
+    path, recipe, shape, warm = (settings.pop(key, None) for key in ("path", "recipe", "shape", "warm_start"))
+    for key, value in (("recipe", recipe), ("shape", shape), ("warm_start", warm)):
         if not isinstance(value, dict | None):
             raise UserError(f"{key} of {short(str(file))} is {shown(value)}; it must be a mapping of keys")
     if not isinstance(path, str | None):
@@ -216,11 +247,15 @@ def read_model_file(file: Path) -> Model:
     if path is not None and not in_file:
         stated = None if shape is None else typed(Shape, shape, "shape.")
         where, revision = split_revision(path)
-        return Model(file.stem, path=where, revision=revision, chat=chat, stated=stated)
-    if shape is not None:
+        model = Model(file.stem, path=where, revision=revision, chat=chat, stated=stated)
+    elif shape is not None:
         raise UserError(f"{file} states the shape of a model that its recipe or its GGUF file states; leave it out")
-    made = GgufFile(str(path)) if in_file else tasks.model_recipe(recipe or {})
-    return Model(file.stem, recipe=made, chat=chat)
+    else:
+        made = GgufFile(str(path)) if in_file else tasks.model_recipe(recipe or {})
+        model = Model(file.stem, recipe=made, chat=chat)
+    if warm is None:
+        return model
+    return Model(file.stem, recipe=Warmed(model, typed(WarmStart(), warm, "warm_start.")), chat=chat)
 
 
 def split_revision(written: str) -> tuple[str, str | None]:

@@ -98,8 +98,7 @@ class Lists(LanguageTask):
 
     def solution(self, problem: Problem, rng: random.Random) -> str:
         """Return members of the category that are usual, as far as the rule leaves enough of them."""
-        count, *condition = parse_key(problem.answer)
-        return usual_list(count, *condition, rng)
+        return usual_list(*parse_key(problem.answer), rng)
 
     def hindsight(self, problem: Problem, response: str) -> Problem:
         """Return the problem with the number of members that the response has."""

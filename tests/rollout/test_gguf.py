@@ -80,7 +80,7 @@ def test_gguf_file_converts_to_the_same_model(kind: str, tied: bool, tmp_path: P
     recipe = GgufFile(str(write_gguf(tmp_path / "tiny.gguf", model)))
     assert recipe.shape() == shape_of_config(model.config.to_dict())
     folder = tmp_path / "folder"
-    recipe.build(folder)
+    recipe.build(folder, print)
     again = AutoModelForCausalLM.from_pretrained(folder)
     assert same_weights(model, again)
     assert again.config.tie_word_embeddings == tied
@@ -97,7 +97,7 @@ def test_gguf_file_converts_to_the_same_model(kind: str, tied: bool, tmp_path: P
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
 def test_quantized_weights_have_the_values_that_gguf_gives(kind: str, tmp_path: Path) -> None:
     model = tiny("qwen2")
-    GgufFile(str(write_gguf(tmp_path / "tiny.gguf", model, kind))).build(tmp_path / "folder")
+    GgufFile(str(write_gguf(tmp_path / "tiny.gguf", model, kind))).build(tmp_path / "folder", print)
     again = dict(AutoModelForCausalLM.from_pretrained(tmp_path / "folder").named_parameters())
     number = package.GGMLQuantizationType[kind]
     for name, weight in model.named_parameters():
@@ -117,7 +117,7 @@ def test_types_are_known_to_gguf() -> None:
 
 def test_weights_that_know_no_english_are_refused(file: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"tiny.Q8_0.gguf cannot be converted: its weights give .* in another order"):
-        GgufFile(str(file)).build(tmp_path / "folder")
+        GgufFile(str(file)).build(tmp_path / "folder", print)
 
 
 # Names
@@ -259,18 +259,18 @@ def test_room_is_checked_before_any_work(file: Path, tmp_path: Path, monkeypatch
     monkeypatch.setattr(dequantize, "convert", lambda *given: pytest.fail("there is no room"))
     recipe = GgufFile(str(file))
     with monkeypatch.context() as patch:
-        patch.setattr(gguf.shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+        patch.setattr(devices.shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
         with pytest.raises(UserError, match=r"to convert tiny.Q8_0.gguf, 0.0 GB of disk are needed at /.* are free"):
-            recipe.build(tmp_path / "folder")
+            recipe.build(tmp_path / "folder", print)
     with monkeypatch.context() as patch:
         patch.setattr(devices, "available_memory", lambda: 10**8)
         with pytest.raises(UserError, match=r"0.5 GB of memory are needed, and 0.1 GB are free"):
-            recipe.build(tmp_path / "folder")
+            recipe.build(tmp_path / "folder", print)
     monkeypatch.setattr(gguf, "find_spec", lambda name: None)
     with pytest.raises(
         UserError, match=r"cannot be converted without gguf and accelerate; pip install -e '.\[laptop\]'"
     ):
-        recipe.build(tmp_path / "folder")
+        recipe.build(tmp_path / "folder", print)
 
 
 def test_available_memory_is_below_all_memory() -> None:

@@ -109,7 +109,9 @@ def test_a_response_of_another_length_is_right_in_hindsight(
 def test_a_response_that_cannot_be_read_is_wrong_in_hindsight_too(task: LanguageTask) -> None:
     assert isinstance(task, Relabeling)
     for problem in task.problems("train")[:50]:
-        assert task.verdict(task.hindsight(problem, "1. no 2. answer"), "1. no 2. answer") != RIGHT
+        other = task.hindsight(problem, "1. no 2. answer")
+        assert other is not None
+        assert task.verdict(other, "1. no 2. answer") != RIGHT
 
 
 @pytest.mark.parametrize("task", DEFAULTS, ids=str)

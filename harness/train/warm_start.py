@@ -1,0 +1,163 @@
+"""The making of a warm-started model: supervised steps on traces, with the cross-entropy of their responses."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer
+from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
+
+from harness import ranks
+from harness.base import devices, seeds
+from harness.base.errors import CellFailure, UserError
+from harness.config import Hardware, Train
+from harness.methods.batch import Rollout, TokenBatch
+from harness.rollout import digests, engines
+from harness.rollout.choice import EMBEDDED
+from harness.rollout.ends import end_of_answer, end_tokens
+from harness.rollout.gguf import IMPORTS, WEIGHT
+from harness.rollout.models import parameters_in
+from harness.rollout.protocol import Engine
+from harness.rollout.rendering import Chat, chat_template, render_prompt, with_instruction
+from harness.rollout.warm_start import SOLUTIONS, Trace, WarmStart
+from harness.train.evaluate import Evaluator
+from harness.train.policy import Policy, check_vocabulary, context_of
+from harness.train.traces import right_samples, solutions, traces_of_file
+from harness.train.weights import opened
+from harness.verify.pool import VerifierPool
+
+TRACES = "traces.jsonl"  # in the folder of the model, for readers
+PER_WEIGHT = 4 * WEIGHT  # bytes in memory: the weight, its gradient and AdamW's two moments
+SAID_EVERY = 10  # steps
+
+
+def make(settings: WarmStart, base: Path, chat: Chat, folder: Path, say: Callable[[str], None]) -> None:
+    """Train the model in a folder on traces, and save it in another one; on a CPU, the same bits each time."""
+    weights = sum(map(parameters_in, base.glob("*.safetensors")))
+    devices.check_room("make a warm start", folder.parent, disk=WEIGHT * weights, memory=PER_WEIGHT * weights + IMPORTS)
+    with as_one_quiet_process():
+        policy = policy_of(settings, base)
+        tokenizer = opened(AutoTokenizer, base)
+        check_vocabulary(tokenizer, policy.module, base)
+        traces = find_traces(settings, base, chat, policy, tokenizer, say)
+        end = end_of_answer(tokenizer, base, chat)
+        train(policy, settings, [tokens_of(trace, tokenizer, chat, end) for trace in traces], say)
+        policy.module.save_pretrained(folder)
+    # The files of the tokenizer as they are: saving it again may add tokens.
+    for file in digests.model_files(base):
+        if not (folder / file.name).exists() and "safetensors" not in file.name:
+            shutil.copy(file, folder)
+    lines = [json.dumps({"prompt": trace.problem.prompt, "response": trace.response}) for trace in traces]
+    (folder / TRACES).write_text("".join(f"{line}\n" for line in lines))
+
+
+@contextmanager
+def as_one_quiet_process() -> Iterator[None]:
+    """Compute in this process alone, with one thread, in which the order of additions is the same on all machines."""
+    threads, shown = torch.get_num_threads(), is_progress_bar_enabled()
+    torch.set_num_threads(1)
+    disable_progress_bar()
+    try:
+        with ranks.as_only_rank():
+            yield
+    finally:
+        torch.set_num_threads(threads)
+        if shown:
+            enable_progress_bar()
+
+
+def policy_of(settings: WarmStart, base: Path) -> Policy:
+    """Return the model with an optimizer."""
+    train = Train(lr=settings.lr, warmup_steps=settings.warmup_steps)
+    device, dtype = devices.resolve_device(settings.device), getattr(torch, settings.dtype)
+    return Policy(base, train, 1.0, device, dtype, Hardware(device=device))
+
+
+def find_traces(
+    settings: WarmStart, base: Path, chat: Chat, policy: Policy, tokenizer: Any, say: Callable[[str], None]
+) -> list[Trace]:
+    """Return the traces in random order; their prompts have no worked examples unless the settings keep them."""
+    rng = random.Random(seeds.derive("traces", settings.seed))
+    task = settings.built_task()
+    if task is not None:
+        task = with_instruction(task, chat)
+    if settings.file is not None:
+        found = traces_of_file(settings.file, task)
+    else:
+        assert task is not None  # only a file needs none
+        with VerifierPool() as verifier:
+            if settings.source == SOLUTIONS:
+                found = solutions(settings, task, verifier, rng, plain=not chat_template(tokenizer, chat))
+            else:
+                context = context_of(policy.module.config)
+                evaluator = Evaluator(engine_of(policy, base, tokenizer, chat), tokenizer, verifier, chat, context)
+                found = right_samples(settings, task, evaluator, rng, say)
+    chosen = rng.sample(found, min(settings.traces, len(found)))
+    if settings.shots:
+        return chosen
+    return [Trace(dataclasses.replace(trace.problem, shots=()), trace.response) for trace in chosen]
+
+
+def engine_of(policy: Policy, base: Path, tokenizer: Any, chat: Chat) -> Engine:
+    """Return an engine with the weights of the model."""
+    ends, hardware = end_tokens(tokenizer, base, chat), Hardware(device=policy.device)
+    engine = engines.build_engine(EMBEDDED, base, ends, policy.device, policy.dtype, hardware)
+    engine.load(policy.module)
+    return engine
+
+
+def tokens_of(trace: Trace, tokenizer: Any, chat: Chat, end: int) -> Rollout:
+    """Return a trace as tokens, with the end of the response."""
+    response = tokenizer(trace.response, add_special_tokens=False, verbose=False)["input_ids"]
+    prompt = render_prompt(tokenizer, trace.problem, chat)
+    return Rollout(prompt, [*response, end], logp=[0.0] * (len(response) + 1), finished=True)
+
+
+def train(policy: Policy, settings: WarmStart, traces: Sequence[Rollout], say: Callable[[str], None]) -> None:
+    """Take the steps; all traces come once before any comes again."""
+    longest = max(len(trace.prompt) + len(trace.response) for trace in traces)
+    context = context_of(policy.module.config)
+    if context is not None and longest > context:
+        raise UserError(f"a trace has {longest} tokens, and the model's max_position_embeddings is {context}")
+    say(f"warm start: {settings.steps} steps of {settings.batch} from {len(traces)} traces")
+    losses = []
+    for step, rows in enumerate(batches(len(traces), settings), 1):
+        try:
+            losses.append(supervised_step(policy, step, [traces[row] for row in rows]))
+        except CellFailure as failure:
+            raise UserError(f"the warm start failed in step {step}: {failure}; lower warm_start.lr") from failure
+        if step % SAID_EVERY == 0 or step == settings.steps:
+            recent = losses[(step - 1) // SAID_EVERY * SAID_EVERY :]
+            say(f"warm start: step {step} of {settings.steps}, loss {sum(recent) / len(recent):.3f}")
+
+
+def batches(traces: int, settings: WarmStart) -> Iterator[list[int]]:
+    """Yield the numbers of the traces of each step."""
+    rng = random.Random(seeds.derive("batches", settings.seed))
+    order: list[int] = []
+    for _ in range(settings.steps):
+        while len(order) < settings.batch:
+            order += rng.sample(range(traces), traces)
+        yield order[: settings.batch]
+        order = order[settings.batch :]
+
+
+def supervised_step(policy: Policy, step: int, traces: Sequence[Rollout]) -> float:
+    """Take an optimizer step; return the cross-entropy before it, in nats per token of the responses."""
+    longest = max(len(trace.response) for trace in traces)
+    batch = TokenBatch.of([[trace] for trace in traces], [1.0] * len(traces), longest, policy.device)
+    total = 0.0
+    for part in policy.micro_batches(batch):
+        loss = -policy.current(part, frozenset()).logp.sum() / len(batch.index_T)
+        policy.backward(loss)
+        total += loss.item()
+    policy.step(step)
+    return total
