@@ -12,23 +12,35 @@ from pathlib import Path
 import tasks
 from harness.base.errors import UserError, short, shown
 from harness.base.task import Problem, Relabeling, Solving, Task, Verdict, Verifier
+from harness.rollout.rendering import Chat, with_instruction
 from harness.rollout.warm_start import Trace, WarmStart, read_traces
 from harness.train.evaluate import Evaluator
 
 
 def traces_of_file(file: Path, task: Task | None) -> list[Trace]:
+    """Return the traces of a file; refuse problems of the task that are held out."""
     traces = read_traces(file)
-    if task is not None:
-        held_out = {
-            problem.prompt: split for split in task.splits if split != "train" for problem in task.problems(split)
-        }
-        for trace in traces:
-            if split := held_out.get(trace.problem.prompt):
-                raise UserError(
-                    f"{short(str(file))}, {trace.problem.id} has the prompt of a problem of {task.name} in its {split} "
-                    "split; allowed: its training problems, and prompts that are not the task's"
-                )
+    if task is None:
+        return traces
+    held_out = held_out_prompts(task)
+    for trace in traces:
+        prompt = trace.problem.prompt.strip()
+        if prompt in held_out:
+            raise UserError(
+                f"{short(str(file))}, {trace.problem.id} has the prompt of a problem of {task.name} in its "
+                f"{held_out[prompt]} split; allowed: its training problems, and prompts that are not the task's"
+            )
     return traces
+
+
+def held_out_prompts(task: Task) -> dict[str, str]:
+    """Return the splits of the prompts that are not for training, with the task's instruction and without it."""
+    splits: dict[str, str] = {}
+    for variant in (task, with_instruction(task, Chat(instruction=""))):
+        for split in variant.splits:
+            if split != "train":
+                splits |= {problem.prompt.strip(): split for problem in variant.problems(split)}
+    return splits
 
 
 def solutions(settings: WarmStart, task: Task, verifier: Verifier, rng: random.Random, *, plain: bool) -> list[Trace]:

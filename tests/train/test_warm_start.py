@@ -223,6 +223,28 @@ def test_a_file_may_have_the_prompts_of_training_problems_alone(base: Path, tmp_
             model.folder(tmp_path)
 
 
+@dataclasses.dataclass(frozen=True)
+class Instructed(Sorting):
+    """Sorting with an instruction after each problem."""
+
+    instruction: str = "Use commas."
+
+    def prompt(self, key: str) -> str:
+        return f"{super().prompt(key)}\n{self.instruction}".strip()
+
+
+@pytest.mark.parametrize("instruction", ["", "Use commas.", "Use spaces."])
+def test_a_held_out_problem_is_known_without_its_instruction(instruction: str, tmp_path: Path) -> None:
+    task, key = Instructed(), Sorting().problems("test")[0].id
+    prompt = Instructed(instruction=instruction).prompt(key)
+    (tmp_path / "mine.jsonl").write_text(json.dumps({"prompt": f"{prompt} ", "response": key}))
+    if instruction == "Use spaces.":  # of another task
+        assert len(traces.traces_of_file(tmp_path / "mine.jsonl", task)) == 1
+        return
+    with pytest.raises(UserError, match="line 1 has the prompt of a problem of sorting in its test split"):
+        traces.traces_of_file(tmp_path / "mine.jsonl", task)
+
+
 # Identities and mistakes
 
 
