@@ -213,7 +213,7 @@ def remedy(*, bare: bool, shots: int | None) -> str:
         )
     if shots == 0:
         return "let worked examples show the form of an answer (shots=4)"
-    return "take easier problems, a larger model, or warm_start in a model file"
+    return "take easier problems, a larger model, or a warm start (warm_start in a model file)"
 
 
 # Before a run
