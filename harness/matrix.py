@@ -20,7 +20,7 @@ from harness.base.shape import Shape
 from harness.cells.provenance import component_classes
 from harness.cells.source_digest import source_digest
 from harness.cells.spec import FILE as SPEC
-from harness.cells.spec import CellKey, CellSpec, changed_parts, id_in, is_adopted, training_key
+from harness.cells.spec import MARKER, CellKey, CellSpec, changed_parts, id_in, is_adopted, training_key
 from harness.cells.state import Progress
 from harness.config import TRL, Config, Eval, setting_label, variants
 from harness.methods import composition
@@ -30,7 +30,6 @@ from harness.methods.verbs import Composition
 from harness.rollout import choice, models
 from tasks import check_split, evaluation_name
 
-MARKER = "matrix.json"
 LR_AXIS = "train.lr"
 BACKEND_AXIS = "train.backend"
 # Bytes of a cell's folder before its seed and key: options may hold whole sentences, and file names have at most

@@ -21,6 +21,8 @@ from harness.config import Config
 
 FACTORS = ("method", "task", "model", "seed")  # the axes of every matrix
 FILE = "config.yaml"
+# In the folder of a matrix: its name, and the answers that its cells share (train/base_answers.py).
+MARKER, BASE_ANSWERS = "matrix.json", "base"
 STORED = ("cell", "matrix", *FACTORS, "identity", "settings", "made_of")  # the keys of the record
 ELSEWHERE = "trained_elsewhere"  # in the identity of an adopted cell: its trainer, and the digests of its checkpoints
 ID = re.compile(rb"cell: '?([0-9a-f]+)'?\n")  # its first line; YAML quotes an id that could be read as a number

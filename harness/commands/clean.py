@@ -9,6 +9,7 @@ from pathlib import Path
 from harness.base.terminal import confirm, console
 from harness.base.units import gib
 from harness.cells import lease
+from harness.cells.spec import BASE_ANSWERS
 from harness.commands.common import Commands, command, config_of_arguments, with_config
 from harness.matrix import cells, check_owner, leftovers
 
@@ -23,14 +24,18 @@ def add(commands: Commands) -> None:
 def call(arguments: argparse.Namespace) -> int:
     config = config_of_arguments(arguments)
     check_owner(config)
-    left = leftovers(config, cells(config))
+    left: dict[Path, str] = {}
+    for folder, edited in leftovers(config, cells(config)).items():
+        why = "that is not of this configuration" if edited is None else f"of an earlier version of {edited}"
+        left[folder] = f"a cell {why}"
     if not left:
         console.print(f"{config.folder} holds only cells of this configuration: nothing to clean")
         return 0
+    if (kept := config.folder / BASE_ANSWERS).exists():  # some may be of these cells; a further cell samples them again
+        left[kept] = "answers of untrained models"
     sizes = {folder: size_of(folder) for folder in left}
-    for folder, edited in left.items():
-        why = "that is not of this configuration" if edited is None else f"of an earlier version of {edited}"
-        console.print(f"{folder}  {gib(sizes[folder])}  a cell {why}")
+    for folder, what in left.items():
+        console.print(f"{folder}  {gib(sizes[folder])}  {what}")
     question = f"Remove these {len(left)} ({gib(sum(sizes.values()))})?"
     refusal = "nothing was removed, since without a terminal this command cannot ask; --yes removes the listed cells"
     if not arguments.yes and not confirm(question, refusal):
@@ -47,7 +52,10 @@ def size_of(folder: Path) -> int:
 
 
 def delete(folder: Path) -> bool:
-    """Delete a cell, unless a process works on it; return whether it was deleted."""
+    """Delete kept answers, or a cell unless a process works on it; return whether the folder was deleted."""
+    if folder.name == BASE_ANSWERS:
+        shutil.rmtree(folder)
+        return True
     with lease.hold(folder, wait=0) as ours:
         if ours is None:
             console.print(f"{folder} is left: {lease.holder(folder)} works on it", style="yellow")

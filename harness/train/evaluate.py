@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +30,10 @@ from harness.base.errors import UserError
 from harness.base.task import Countable, Judged
 from harness.cells import evaluations
 from harness.config import Config, Verify
-from harness.rollout.protocol import Sampling
+from harness.ranks import Work
+from harness.rollout.protocol import Sampling, no_progress
 from harness.rollout.rendering import PLAIN, Chat, render_prompt
+from harness.train.base_answers import BaseAnswers
 from harness.train.policy import context_of
 from harness.verify.background import BackgroundJudge, JudgedRollout, judge_rollouts
 from harness.verify.pool import check_failures
@@ -119,6 +121,12 @@ class Evaluator:
             records.append(record_of_problem(problem, group, list(islice(results, n))))
         return records
 
+    def checked(self, sample: Work, problems: Sequence[Problem], **settings: Any) -> list[Record]:
+        """Sample responses; raise TooManyFailures if too many of them could not be verified."""
+        records: list[Record] = sample(problems, **settings)
+        check_failures(chain.from_iterable(record["verdicts"] for record in records), self.max_failures)
+        return records
+
     def evaluate(
         self,
         task: Task,
@@ -129,11 +137,13 @@ class Evaluator:
         samples: int,
         temperature: float,
         max_new_tokens: int,
+        kept: BaseAnswers | None = None,
     ) -> Evaluation | None:
         """Evaluate the first `problems` problems of a split (None: all); a collective.
 
         Every rank samples and judges its share, and rank 0 computes the scores; the others return None. Models that
-        are evaluated with the same seed are compared sample by sample.
+        are evaluated with the same seed are compared sample by sample. `kept`: the answers are taken from there, or
+        sampled and left there.
         """
         available = task.problems(split)
         if not 1 <= (problems or len(available)) <= len(available):
@@ -143,7 +153,9 @@ class Evaluator:
         with ranks.on_all_ranks(partial(self.sample, task)) as sample:
             if sample is None:
                 return None
-            model = EngineLM(partial(sample, seed=(seed,)), chosen)
+            checked = partial(self.checked, sample)
+            answers = checked if kept is None else partial(kept.answers, checked)
+            model = EngineLM(partial(answers, seed=(seed,)), chosen)
             metrics = metrics_by_lm_eval(model, task, split, samples, temperature, max_new_tokens)
         records, counts = [], []
         right, right_distinct, verdicts = [], [], Counter[str]()
@@ -156,7 +168,6 @@ class Evaluator:
             right.append([int(Verdict(verdict).reward) for verdict in record["verdicts"]])
             right_distinct.append(distinct_right(record["verdicts"], record["answers"]))
             verdicts.update(record["verdicts"])
-        check_failures(verdicts.elements(), self.max_failures)
         return Evaluation(
             problems=[problem.id for problem in chosen],
             right=right,
@@ -193,14 +204,19 @@ def evaluate_cell(
     seed: int,
     trained_on: str,
     step: int,
+    on_progress: Callable[[], None] = no_progress,
 ) -> dict[str, float]:
     """Evaluate a cell after a step on tasks by the names of their evaluations; a collective.
 
-    Its folder gets the evaluations and the answers. Only rank 0 returns the metrics.
+    Its folder gets the evaluations and the answers. Only rank 0 returns the metrics. Before training, at step 0, cells
+    share their answers; `on_progress` is called while another one samples them.
     """
     logged: dict[str, float] = {}
     for name, task in evaluated.items():
         settings = config.eval.of(name)
+        kept = None
+        if step == 0:
+            kept = BaseAnswers.of_cell(folder, config, task, evaluator.rendered, evaluator.chat, on_progress)
         result = evaluator.evaluate(
             task,
             seeds.derive("evaluate", seed, step),
@@ -209,6 +225,7 @@ def evaluate_cell(
             samples=settings.samples,
             temperature=settings.temperature,
             max_new_tokens=config.rollout.max_new_tokens,
+            kept=kept,
         )
         if result is not None:
             record = {"task": name, "step": step, **result.counts(), "flags": task.flags(trained_on)}

@@ -62,9 +62,15 @@ class Parts:
         evaluator = Evaluator.of_config(
             self.config, self.engine, self.tokenizer, self.verifier, self.chat, self.policy.module
         )
-        trained_on = self.task.name
         return evaluate_cell(
-            evaluator, folder, self.config, self.evaluation_tasks, seed=self.seed, trained_on=trained_on, step=step
+            evaluator,
+            folder,
+            self.config,
+            self.evaluation_tasks,
+            seed=self.seed,
+            trained_on=self.task.name,
+            step=step,
+            on_progress=self.heartbeat.forward,
         )
 
 

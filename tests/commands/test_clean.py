@@ -102,6 +102,19 @@ def test_clean_asks(answer: str, removed: int, results: Path, monkeypatch: pytes
     assert files(results) == (before - gone if removed else before)
 
 
+def test_clean_of_kept_answers(results: Path) -> None:
+    kept = results / "smoke" / "base"
+    kept.mkdir()
+    (kept / "countdown-0123456789ab.json").write_text("{}")
+    before, gone = files(results), doomed(results)
+    said = clean(results, "--yes")
+    assert f"{kept}  0 MiB  answers of untrained models" in said
+    assert "removed 4 of 4" in said
+    assert files(results) == before - gone - {kept, kept / "countdown-0123456789ab.json"}
+    kept.mkdir()
+    assert "nothing to clean" in clean(results), "they are of the cells that are there"
+
+
 def test_clean_leaves_a_running_cell(results: Path) -> None:
     other = cells(config.load_config("smoke", [f"results={results}", "train.lr=0.5"]))[0].folder
     with lease.hold(other):
