@@ -242,6 +242,10 @@ class Checkpoint:
 
     every: int = number(20, least=1)
     """Steps between checkpoints."""
+    keep: int = number(2, least=1)
+    """Checkpoints kept while a cell trains; with 1, a cell whose newest one is damaged starts over."""
+    keep_last: bool = False
+    """Keep the last checkpoint of a cell that is done, from which a damaged model is made again without training."""
     save_model: bool = True
     """Keep the trained model in the cell's folder, in the format of Hugging Face."""
 

@@ -149,7 +149,7 @@ def work(
                 status.end_when_stalled(lease_dir, hardware.stall_minutes)
             if not begin_on_first(folder, spec, status):
                 return
-            checkpoints = Checkpoints(folder / CHECKPOINTS, spec.id)
+            checkpoints = Checkpoints(folder / CHECKPOINTS, spec.id, spec.config.checkpoint.keep)
             # Before anything is built, since a new attempt may have to begin. The result is remembered, so that
             # `Trainer.resume` does not read all files again.
             try:
@@ -285,8 +285,9 @@ def where(device: str) -> list[str]:
 
 
 def finish(trainer: Any, folder: Path, status: StatusWriter) -> None:
-    """Save the trained model, and mark the cell done if its records are complete."""
-    if trainer.parts.config.checkpoint.save_model:
+    """Save the trained model, mark the cell done if its records are complete, and delete its last checkpoint."""
+    settings = trainer.parts.config.checkpoint
+    if settings.save_model:
         with status.heartbeat.at("saving the model"):
             trainer.policy.save(folder / checksums.MODEL, trainer.parts.tokenizer)
     if ranks.own_rank() == 0:
@@ -300,6 +301,8 @@ def finish(trainer: Any, folder: Path, status: StatusWriter) -> None:
             print(why, flush=True)
         reason = "; ".join(filter(None, (State.read(folder).reason, why))) or None
         status.note(state="done", collapsed=collapsed, untrained=why is not None, reason=reason)
+    if not settings.keep_last:
+        trainer.checkpoints.keep(0)
 
 
 def check_complete(trainer: Any) -> None:

@@ -238,7 +238,8 @@ def disk_bytes(shape: Shape, config: Config, needs: Needs) -> tuple[int, int]:
     """Return the bytes of a checkpoint, and of all that a finished cell leaves on disk."""
     critic = shape.critic if "values" in needs else 0
     checkpoint = 3 * FLOAT * (shape.parameters + critic)
-    return checkpoint, checkpoint + FLOAT * shape.parameters * config.checkpoint.save_model
+    settings = config.checkpoint
+    return checkpoint, checkpoint * settings.keep_last + FLOAT * shape.parameters * settings.save_model
 
 
 @dataclass(frozen=True)

@@ -147,7 +147,7 @@ class Obstacles:
                 )
 
     def no_disk(self) -> Iterator[str]:
-        """While a cell trains it keeps two checkpoints, and writes a third before the first is deleted."""
+        """While a cell trains it writes one more checkpoint than it keeps before the oldest is deleted."""
         shape_of = {footprint.model: footprint.shape for footprint in self.footprints}
         wanted = largest_checkpoint = 0
         for cell in self.missing:
@@ -157,14 +157,17 @@ class Obstacles:
                 wanted += final
                 largest_checkpoint = max(largest_checkpoint, checkpoint)
         side_by_side = min(self.machine.at_once(self.config), len(self.missing))
-        wanted += 2 * largest_checkpoint * side_by_side  # the third is part of what a finished cell leaves
+        settings = self.config.checkpoint
+        # A last one that is kept is part of what a finished cell leaves.
+        while_training = settings.keep + (not settings.keep_last)
+        wanted += while_training * largest_checkpoint * side_by_side
         for name, model in self.models.items():
             if name in shape_of and must_download(model):
                 wanted += 2 * shape_of[name].parameters
         if wanted > self.machine.free:
             yield (
                 f"checkpoints and models need {gib(wanted)} of disk, but {gib(self.machine.free)} are free "
-                "(checkpoint.save_model=false saves a quarter)"
+                "(checkpoint.keep=1 and checkpoint.save_model=false need less)"
             )
 
     def not_prepared(self) -> Iterator[str]:

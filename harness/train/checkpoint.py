@@ -2,8 +2,8 @@
 
 A folder `step-000020` holds the tensors in safetensors files, by torch.distributed.checkpoint (each rank writes its
 shards; nothing is pickled), everything else as JSON, and, sealed, the SHA-256 sums of these files with their cell and
-step. It gets its name when all of that is on disk. While a cell trains the newest two are kept: if by its sums the
-newest one is damaged, or another cell's, the one before it is used.
+step. It gets its name when all of that is on disk. While a cell trains the newest two are kept, or as many as its
+configuration says: if by its sums the newest one is damaged, or another cell's, the one before it is used.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from harness import ranks
 from harness.base import files
 from harness.base.errors import CellFailure, Damaged
 from harness.cells import checksums
+from harness.config import Checkpoint
 from harness.train.weights import fill
 
-KEPT = 2
 PIECE = 2**28  # bytes of one file, which is in memory once more while it is written
 REST, ROWS = "rest.json", "rest.safetensors"
 
@@ -72,8 +72,8 @@ class NoneWhole(CellFailure):
 class Checkpoints:
     """The checkpoints of a cell; every method is a collective."""
 
-    def __init__(self, folder: Path, cell: str) -> None:
-        self.folder, self.cell, self.group = folder, cell, ranks.apart()
+    def __init__(self, folder: Path, cell: str, kept: int = Checkpoint.keep) -> None:
+        self.folder, self.cell, self.kept, self.group = folder, cell, kept, ranks.apart()
         self.writer = ranks.of_first(os.getpid())  # all ranks write into one temporary folder, which has it in its name
         self.known: Path | None = None  # the one that `newest` found, until another is saved
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -127,12 +127,13 @@ class Checkpoints:
         files.flush_to_disk(folder)
         folder.rename(path)
         files.flush_to_disk(path.parent)
-        self.keep(KEPT)
+        self.keep(self.kept)
 
     def keep(self, count: int) -> None:
         """Remove all but the newest `count` checkpoints."""
         if ranks.own_rank() == 0:
-            for older in checksums.checkpoints_in(self.folder)[:-count]:
+            newest_first = checksums.checkpoints_in(self.folder)[::-1]
+            for older in newest_first[count:]:
                 shutil.rmtree(older)
 
     def take(self, folder: Path, step: int) -> None:

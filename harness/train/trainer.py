@@ -38,7 +38,7 @@ class Trainer:
         self.policy, self.critic = parts.policy, parts.critic
         self.collector = Collector(parts, folder)
         self.log = MetricsLog(folder)
-        self.checkpoints = checkpoints or Checkpoints(folder / CHECKPOINTS, parts.cell)
+        self.checkpoints = checkpoints or Checkpoints(folder / CHECKPOINTS, parts.cell, parts.config.checkpoint.keep)
         self.done_steps = -1  # -1: not even the evaluation before training is done
         self.early_end: int | None = None  # the step after which `stop` ends training
 
@@ -74,7 +74,7 @@ class Trainer:
             if due:
                 self.save()  # after the line of the step is in the log: `resume` cuts the log at the checkpoint's step
         self.announce_durable(on_durable, wait=True)
-        # The older of the two that are kept during training is for a newest one that turns out to be damaged.
+        # The older ones that are kept during training are for a newest one that turns out to be damaged.
         self.checkpoints.keep(1)
 
     def announce_durable(self, on_durable: Callable[[int], None], *, wait: bool) -> None:

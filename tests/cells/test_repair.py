@@ -26,12 +26,12 @@ from harness.table.frames import BASE_MODEL
 pytestmark = pytest.mark.slow
 
 SHORT = ["train.steps=5", "train.prompts=4", "train.group=4", "eval.problems=3", "eval.samples=2", "eval.k=2"]
-SHORT += ["methods=[grpo]", "checkpoint.every=2"]
+SHORT += ["methods=[grpo]", "checkpoint.every=2", "checkpoint.keep_last=true"]
 MODEL = "model/model.safetensors"
 
 
-def cell_in(results: Path) -> Cell:
-    [found] = matrix.cells(config.load_config("smoke", [*SHORT, f"results={results}"]))
+def cell_in(results: Path, *overrides: str) -> Cell:
+    [found] = matrix.cells(config.load_config("smoke", [*SHORT, f"results={results}", *overrides]))
     return found
 
 
@@ -253,6 +253,18 @@ def test_run_of_a_cell_without_checkpoints(lacking: str, cell: Cell) -> None:
         (cell.folder / "evals" / "countdown-000005.json").unlink()
     run(cell)
     assert (cell.progress().state, records(cell.folder)) == ("done", before)
+
+
+def test_done_cell_keeps_no_checkpoint_unless_asked(cell: Cell, tmp_path: Path) -> None:
+    before, model = records(cell.folder), (cell.folder / MODEL).read_bytes()
+    assert [path.name for path in (cell.folder / "checkpoints").iterdir()] == ["step-000005"]
+    usual = cell_in(tmp_path, "checkpoint.keep_last=false")
+    for _ in range(2):
+        run(usual)
+        assert not list((usual.folder / "checkpoints").iterdir())
+        assert (usual.progress().state, records(usual.folder)) == ("done", before)
+        assert (usual.folder / MODEL).read_bytes() == model
+        flip(usual.folder / MODEL)  # it is made again by training
 
 
 def test_run_of_a_cell_that_says_done_too_early(cell: Cell) -> None:

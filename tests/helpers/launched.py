@@ -16,7 +16,8 @@ from harness.matrix import Cell
 # Critic, reference model, entropy with gradient, a control with a memory, batch statistics: everything ranks may share.
 METHOD = "ppo(kl_coef=0.01)+clip_b(share=0.05)+adaptive_entropy(target=9,delta=0.01,highest=1)"
 SETTINGS = ["train.steps=6", "train.prompts=8", "train.updates=2", "train.group=8", "train.lr=1e-3"]
-SETTINGS += ["train.warmup_steps=0", "checkpoint.every=2", "dynamics.every=2", "baseline=grpo", "methods=[grpo]"]
+SETTINGS += ["train.warmup_steps=0", "checkpoint.every=2", "checkpoint.keep_last=true", "dynamics.every=2"]
+SETTINGS += ["baseline=grpo", "methods=[grpo]"]
 SETTINGS += ["eval.every=2", "eval.problems=9", "eval.samples=4", "eval.k=2", "hardware.micro_tokens=400"]
 ONE = "0123456789ab"  # the key of a cell whose number of steps grows
 

@@ -413,9 +413,11 @@ def test_memory_estimate_with_a_filter() -> None:
 
 def test_disk_by_hand() -> None:
     P = TINY.parameters
-    assert cost.disk_bytes(TINY, small(), NOTHING) == cost.disk_bytes(TINY, of_eight(), NOTHING) == (12 * P, 16 * P)
-    assert cost.disk_bytes(TINY, small(checkpoint={"save_model": False}), NOTHING) == (12 * P, 12 * P)
-    assert cost.disk_bytes(TINY, small(), frozenset({"values"})) == (12 * (P + TINY.critic), 16 * P + 12 * TINY.critic)
+    assert cost.disk_bytes(TINY, small(), NOTHING) == cost.disk_bytes(TINY, of_eight(), NOTHING) == (12 * P, 4 * P)
+    assert cost.disk_bytes(TINY, small(checkpoint={"save_model": False}), NOTHING) == (12 * P, 0)
+    both, needs = 12 * (P + TINY.critic), frozenset({"values"})
+    assert cost.disk_bytes(TINY, small(), needs) == (both, 4 * P)
+    assert cost.disk_bytes(TINY, small(checkpoint={"keep_last": True}), needs) == (both, both + 4 * P)
 
 
 @pytest.mark.parametrize(

@@ -38,8 +38,8 @@ def save(checkpoints: Checkpoints, step: int) -> None:
     checkpoints.save(step, {"policy.x": torch.full((3, 2), step / 3), "policy.step": torch.tensor(step / 7)}, STATE)
 
 
-def saved(folder: Path, *steps: int) -> Checkpoints:
-    checkpoints = Checkpoints(folder, CELL)
+def saved(folder: Path, *steps: int, kept: int = 2) -> Checkpoints:
+    checkpoints = Checkpoints(folder, CELL, kept)
     for step in steps:
         save(checkpoints, step)
         assert checkpoints.written(wait=True) == step
@@ -69,6 +69,14 @@ def test_checkpoints_keep_two_and_nothing_unfinished(tmp_path: Path) -> None:
     (tmp_path / ".step-000008.12" / "shard").write_text("half")
     check(tmp_path, 6)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000004", "step-000006"]
+
+
+def test_checkpoints_keep_as_many_as_they_are_told(tmp_path: Path) -> None:
+    checkpoints = saved(tmp_path, 2, 4, kept=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000004"]
+    check(tmp_path, 4)
+    checkpoints.keep(0)
+    assert not list(tmp_path.iterdir())
 
 
 def flip(path: Path) -> None:
