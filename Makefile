@@ -1,4 +1,4 @@
-# make demo | test | test-fast | lint | types | docs | bench | soak | lock | test-vllm | bench-vllm | test-verl set up .venv
+# make demo | laptop | test | test-fast | lint | types | docs | bench | soak | lock | test-vllm | bench-vllm | test-verl set up .venv
 # first (the last three: .venv-vllm, .venv-verl) with the exact files of locks/, checked by hash, which needs Python 3.11 to
 # 3.14 with its module venv. make newest: the tests with the newest versions that pyproject.toml allows, in .venv-newest.
 # TORCH=auto | cpu | default | cu126 ...: the build of torch (`python3 set_up.py --help`).
@@ -17,6 +17,10 @@ PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist workstea
 
 demo: .venv/ready
 	$(BIN)/entrobench run demo
+
+# A real language model on two cores.
+laptop: .venv/ready
+	$(BIN)/entrobench run laptop
 
 # All tests but those marked `long`, which make soak runs.
 test: $(SET_UP_DEV)
@@ -87,4 +91,4 @@ newest:
 	@$(INSTALL) --into .venv-verl --extra verl
 	@touch $@
 
-.PHONY: demo test test-fast lint types docs bench soak lock newest test-fresh test-vllm bench-vllm test-verl
+.PHONY: demo laptop test test-fast lint types docs bench soak lock newest test-fresh test-vllm bench-vllm test-verl

@@ -80,7 +80,7 @@ def row_of_size(setting: Setting, repeats: int, folder: Path) -> list[str]:
 
     contenders: dict[str, Callable[[], object]] = {
         "embedded": sampling(EmbeddedEngine([NEVER])),
-        "vLLM": sampling(EndlessEngine(folder, 0)),
+        "vLLM": sampling(EndlessEngine(folder, [0])),
         "generate": lambda: transformers_generate(model, ids_BL, setting.new_tokens),
     }
     with torch.inference_mode():
