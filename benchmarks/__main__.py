@@ -18,6 +18,7 @@ from benchmarks import (
     cells,
     data,
     demo,
+    laptop,
     launchers,
     methods,
     padding,
@@ -31,7 +32,21 @@ from benchmarks import (
 from benchmarks.common import processor
 
 PAGE = Path(__file__).parents[1] / "results/reference/speed/bench.md"
-BENCHMARKS = (rollout, phases, padding, methods, tokenstats, data, verify, launchers, startup, cells, demo, peers)
+BENCHMARKS = (
+    rollout,
+    phases,
+    padding,
+    methods,
+    tokenstats,
+    data,
+    verify,
+    launchers,
+    startup,
+    cells,
+    demo,
+    peers,
+    laptop,
+)
 PACKAGES = ("torch", "transformers", "trl", "mlflow", "math-verify")
 
 

@@ -20,10 +20,12 @@ logging.disable_progress_bar()
 logging.set_verbosity_error()
 
 
-def demo_trainer(method: str, folder: Path, overrides: Sequence[str] = (), model: str = "countdown-tiny") -> Trainer:
+def demo_trainer(
+    method: str, folder: Path, overrides: Sequence[str] = (), model: str = "countdown-tiny", task: str = "countdown"
+) -> Trainer:
     """Return a trainer of the demo's configuration, before its first step."""
     settings = config.load_config("demo", overrides)
-    cell = Cell.of(settings, method, "countdown", model, seed=0)
+    cell = Cell.of(settings, method, task, model, seed=0)
     trainer = Trainer(parts.build_parts(cell.spec, VerifierPool(), say=lambda _: None), folder)
     trainer.engine.load(trainer.policy.module)
     return trainer
