@@ -115,7 +115,11 @@ def test_cell_does_not_take_changed_answers(
 
 
 def kept_in(folder: Path, **changes: Any) -> BaseAnswers:
-    values = {"deciding": {"base_model": "a"}, "rendered": lambda problem: [1], "on_progress": lambda: None}
+    values: dict[str, Any] = {
+        "deciding": {"base_model": "a"},
+        "rendered": lambda problem: [1],
+        "on_progress": lambda: None,
+    }
     return BaseAnswers(folder / "base", Countdown(), **(values | changes))
 
 
