@@ -18,11 +18,12 @@ Needs = frozenset[str]  # what a method needs that takes memory of its own: valu
 
 FLOAT = 4  # bytes of float32, the type of master weights, gradients, moments and statistics
 
-# The number of logits that the token statistics hold at once. It repeats tokens/streaming.py, which imports
+# The number of logits that the token statistics hold at once, by device. It repeats tokens/streaming.py, which imports
 # torch; a test ties the two.
-LOGITS = 2**25
+LOGITS = {"cpu": 2**17, "cuda": 2**25}
 LOGIT_COPIES = 6  # float32 copies of these at the peak of a backward pass through logp and entropy (measured)
 COLUMNS = 64  # bytes of ids, statistics and weights for each token of a rollout batch
+PROGRAM = 5 * 2**27  # bytes of Python with torch and transformers, before there is a model: measured 0.51 GiB
 
 
 def per_rank(number: int, config: Config) -> int:
@@ -127,7 +128,7 @@ def cache_bytes_per_token(shape: Shape, size: int) -> int:
 
 
 def longest_sequence(config: Config) -> int:
-    """Return the tokens of the longest prompt and response; of the response alone if prompts have no limit."""
+    """Return the tokens of the longest prompt and response; of the response alone if the prompt's are unknown."""
     return (config.rollout.max_prompt_tokens or 0) + config.rollout.max_new_tokens
 
 
@@ -152,6 +153,10 @@ class Memory:
     @property
     def peak(self) -> int:
         return max(sum(self.training.values()), sum(self.generation.values()))
+
+    def needed(self, device: str) -> int:
+        """Return the bytes that a rank needs where it computes: on a CPU all is in the main memory."""
+        return self.peak + self.main_memory if device == "cpu" else self.peak
 
 
 def activation_bytes(shape: Shape, size: int, recompute: bool) -> int:
@@ -185,6 +190,20 @@ def cast_bytes(shape: Shape, size: int, recompute: bool) -> int:
     return size * (layers + shape.embedding)
 
 
+def tokens_of_update(config: Config) -> int:
+    """Return the tokens that a rank computes for an update, each prompt once for its group where that pays."""
+    train, new, prompt = config.train, config.rollout.max_new_tokens, config.rollout.max_prompt_tokens or 0
+    prompts = ceil(per_rank(train.prompts, config) / train.updates)
+    once = config.hardware.world == 1 and not config.hardware.recompute  # else only long sequences are packed
+    if once and 2 * prompt > new:
+        return prompts * (prompt + train.group * new)
+    return prompts * train.group * (prompt + new)
+
+
+def logits_at_once(config: Config) -> int:
+    return LOGITS["cpu" if config.hardware.device == "cpu" else "cuda"]
+
+
 def memory_estimate(shape: Shape, config: Config, needs: Needs, size: int, engine: EngineLimits) -> Memory:
     """Return the memory of a method with these needs, for a compute type of `size` bytes."""
     hardware = config.hardware
@@ -196,19 +215,20 @@ def memory_estimate(shape: Shape, config: Config, needs: Needs, size: int, engin
     }
     # A checkpoint is copied to main memory before it is written; with offload, the moments and a copy of all weights
     # are there too.
-    main_memory = per_rank(3 * FLOAT * (shape.parameters + critic), config)
+    checkpoint = per_rank(3 * FLOAT * (shape.parameters + critic), config)
+    main_memory = PROGRAM + checkpoint
     if hardware.offload:
-        main_memory += main_memory + per_rank(FLOAT * reference, config)
+        main_memory += checkpoint + per_rank(FLOAT * reference, config)
     longest = longest_sequence(config)
     batch = per_rank(step_responses(config).responses, config) * longest
     # At least one sequence, however long, and at most a minibatch.
-    micro_batch = min(max(hardware.micro_tokens, longest), batch // config.train.updates)
+    micro_batch = min(max(hardware.micro_tokens, longest), tokens_of_update(config))
     training = {
         # Policy and critic are updated in turn, so only the larger gradients count.
         "gradients": per_rank(FLOAT * max(shape.parameters, critic), config),
         "casts": cast_bytes(shape, size, hardware.recompute),
         "activations": micro_batch * activation_bytes(shape, size, hardware.recompute),
-        "logits": LOGIT_COPIES * FLOAT * min(LOGITS, micro_batch * shape.vocabulary),
+        "logits": LOGIT_COPIES * FLOAT * min(logits_at_once(config), micro_batch * shape.vocabulary),
         "batch": COLUMNS * batch,
     }
     if hardware.world > 1:
@@ -248,12 +268,17 @@ class Footprint:
 
     model: str
     shape: Shape
-    dtype: str  # of the computation
+    config: Config  # settled, with the tokens of the longest prompt where they are known
     methods: tuple[str, ...]
     needs: Needs
     memory: Memory
     engine: EngineLimits
     together: int  # full-length sequences that the engine decodes at once
+
+    @property
+    def dtype(self) -> str:
+        """The type of the computation."""
+        return self.config.train.dtype
 
     @property
     def size(self) -> int:

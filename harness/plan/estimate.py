@@ -26,6 +26,7 @@ from harness.matrix import Cell
 from harness.plan import cost
 from harness.plan.cost import Footprint, Needs
 from harness.plan.lacks import Obstacles
+from harness.plan.prompts import with_longest_prompt
 
 STATES = ("done", "running", "stale", "failed", "stopped", "planned")
 USUAL = 80 * 10**9  # bytes of the GPU that is assumed where none is known
@@ -80,10 +81,15 @@ def plan_for(config: Config, matrix: Sequence[Cell], machine: Machine, at_once: 
     settled = matrix[0].settled  # the device in it does not depend on the model
     kind = settled.hardware.device
     needs = needs_of(matrix)
-    chosen_engines, dtypes, models = {}, {}, {}
+    chosen_engines, models, sized = {}, {}, {}
     for cell in matrix:
-        chosen_engines[cell.model], dtypes[cell.model] = cell.settled.rollout.engine, cell.settled.train.dtype
+        if cell.model in models:
+            continue
         models[cell.model] = cell.shared.model(cell.model)
+        chosen_engines[cell.model] = cell.settled.rollout.engine
+        asked = [(cell.shared.task(name), "train") for name in config.tasks]
+        asked += [(cell.shared.task(name), config.eval.split) for name in config.eval.tasks or config.tasks]
+        sized[cell.model] = with_longest_prompt(cell.settled, models[cell.model], asked)
     gpu = machine.gpu(config.hardware) or USUAL
     methods_by_needs: dict[Needs, list[str]] = {}
     for method in config.methods:
@@ -93,13 +99,13 @@ def plan_for(config: Config, matrix: Sequence[Cell], machine: Machine, at_once: 
         shape = model.shape()
         if shape is None:
             continue
-        with_vllm = chosen_engines[name] == "vllm"
-        size = cost.COMPUTE_BYTES[dtypes[name]]
+        with_vllm, of_model = chosen_engines[name] == "vllm", sized[name]
+        size = cost.COMPUTE_BYTES[of_model.train.dtype]
         engine = cost.vllm_limits(shape, config, size, kind, gpu) if with_vllm else cost.EMBEDDED
-        together = cost.sequences_at_once(shape, config, size, engine)
+        together = cost.sequences_at_once(shape, of_model, size, engine)
         for which, methods in methods_by_needs.items():
-            memory = cost.memory_estimate(shape, config, which, size, engine)
-            footprints.append(Footprint(name, shape, dtypes[name], tuple(methods), which, memory, engine, together))
+            memory = cost.memory_estimate(shape, of_model, which, size, engine)
+            footprints.append(Footprint(name, shape, of_model, tuple(methods), which, memory, engine, together))
     progress = [(cell, cell.progress()) for cell in matrix]
     counts = Counter(now.state for _, now in progress)
     lacks = []

@@ -89,8 +89,9 @@ class Obstacles:
             place, where = f"each of {ranks} processes", "a GPU here has"
         jobs = min(self.machine.at_once(self.config), len(self.missing))
         for footprint in self.footprints:
-            who, memory = footprint_label(footprint), footprint.memory
-            needed = ranks * (memory.peak + memory.main_memory) if on_cpu else memory.peak
+            who, needed = footprint_label(footprint), footprint.memory.needed(self.kind)
+            if on_cpu:
+                needed *= ranks
             if room is not None and needed > room:
                 remedy = self.fitting_settings(footprint, room)
                 yield f"{who} needs {gib(needed)} in {place}; {where} {gib(room)}{remedy}"
@@ -104,7 +105,8 @@ class Obstacles:
 
     def fitting_settings(self, footprint: Footprint, room: int) -> str:
         """Return the end of a sentence: the settings of which each alone makes a cell fit."""
-        hardware, longest = self.config.hardware, cost.longest_sequence(self.config)
+        config, hardware = footprint.config, footprint.config.hardware
+        longest = cost.longest_sequence(config)
         settings: dict[str, dict[str, Any]] = {
             "hardware.recompute=true": {"recompute": True},
             f"hardware.micro_tokens={longest}": {"micro_tokens": longest},
@@ -112,20 +114,20 @@ class Obstacles:
         }
         remedies = []
         for name, changed in settings.items():
-            smaller = dataclasses.replace(self.config, hardware=dataclasses.replace(hardware, **changed))
+            smaller = dataclasses.replace(config, hardware=dataclasses.replace(hardware, **changed))
             memory = cost.memory_estimate(footprint.shape, smaller, footprint.needs, footprint.size, footprint.engine)
             is_new = bool(changed.items() - vars(hardware).items())
-            if memory.peak <= room and is_new:
-                remedies.append(f"{name} ({gib(memory.peak)})")
+            if memory.needed(self.kind) <= room and is_new:
+                remedies.append(f"{name} ({gib(memory.needed(self.kind))})")
         if not remedies:
             return ""
         return f"; it fits with {' or '.join(remedies)}"
 
     def cache_too_small(self) -> Iterator[str]:
         """vLLM refuses a sequence that its cache cannot hold."""
-        tokens = cost.longest_sequence(self.config)
         footprint_of = {footprint.model: footprint for footprint in self.footprints if footprint.together == 0}
         for name, footprint in footprint_of.items():
+            tokens = cost.longest_sequence(footprint.config)
             assert footprint.engine.cache is not None
             needed = tokens * cost.cache_bytes_per_token(footprint.shape, footprint.size)
             yield (
@@ -137,7 +139,7 @@ class Obstacles:
         """Look at the machine's main memory if devices have their own."""
         if self.kind == "cpu":
             return
-        what = "AdamW, and for a checkpoint" if self.config.hardware.offload else "a checkpoint"
+        what = "the program, AdamW and a checkpoint" if self.config.hardware.offload else "the program and a checkpoint"
         for footprint in self.footprints:
             who, needed = footprint_label(footprint), self.config.hardware.ranks * footprint.memory.main_memory
             if needed > self.machine.ram:

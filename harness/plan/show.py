@@ -127,10 +127,12 @@ def memory_lines(plan: Plan) -> Iterator[str]:
     for footprint in plan.footprints:
         parameters = f"{footprint.shape.parameters:,} parameters, computed in {footprint.dtype}"
         methods = ", ".join(footprint.methods)
-        yield f"{whose}, {footprint.model} ({parameters}) with {methods}: {gib(footprint.memory.peak)}"
+        yield f"{whose}, {footprint.model} ({parameters}) with {methods}: {gib(footprint.memory.needed(plan.kind))}"
         if footprint.memory.peak > DETAILED:
             yield f"  in training {parts_text(footprint.memory.training)}"
             yield f"  in generation {parts_text(footprint.memory.generation)}"
+            if plan.kind == "cpu":
+                yield f"  and {gib(footprint.memory.main_memory)} for the program and a checkpoint on its way to disk"
         if footprint.engine.cache is not None:
             yield cache_line(plan, footprint)
 

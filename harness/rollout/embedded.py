@@ -297,7 +297,8 @@ class EmbeddedEngine:
             parents, last, state_B = grown(state_B[alive], tokens[alive], logits.shape[1])
             copied = (parents != torch.arange(len(parents), device=self.device)).nonzero().squeeze(1)
             filled = max(longest + t, BLOCK)
-            cache[:, :, copied, :, :filled] = cache[:, :, parents[copied], :, :filled]
+            for layer in cache:  # one at a time, since the copies are in memory twice
+                layer[:, copied, :, :filled] = layer[:, parents[copied], :, :filled]
             lengths_S, bias_SL = lengths_S[parents], bias_SL[parents]
             bias_SL[:, longest + t] = 0
             # All states write into one slot, but a token's rotation is that of its place without padding.

@@ -23,6 +23,7 @@ from cells import write_cell
 from places import REPOSITORY
 from rich.console import Console
 
+import tasks
 from harness import config, matrix
 from harness.base import files
 from harness.base.errors import UserError
@@ -31,10 +32,11 @@ from harness.base.units import GIB, gib
 from harness.cells.state import STOP_MARK
 from harness.config import Config
 from harness.launch.machine import Device, Machine, cuda_devices, this_machine
-from harness.plan import cost, lacks, show
+from harness.plan import cost, lacks, prompts, show
 from harness.plan.cost import EMBEDDED, EngineLimits, Memory, ResponseCount
 from harness.plan.estimate import MeasuredTime, plan_for
 from harness.rollout import choice, embedded, models
+from harness.rollout.rendering import render_prompt
 from harness.tokens.metrics import Stopwatch
 from harness.tokens.statistics import streaming
 from harness.train import parts
@@ -284,7 +286,7 @@ def test_cache_bytes_per_token_of_the_engine(monkeypatch: pytest.MonkeyPatch, tm
 
 
 def test_fixed_numbers_are_those_of_the_code() -> None:
-    assert math.prod(streaming.BLOCK["cuda"]) == cost.LOGITS
+    assert {device: math.prod(block) for device, block in streaming.BLOCK.items()} == cost.LOGITS
 
 
 def test_memory_by_hand() -> None:
@@ -310,13 +312,15 @@ def test_memory_by_hand() -> None:
             "KV cache": 15 * 40 * (2 * 2 * 6 * 2),
             "sampling": 15 * 10 * 24,
         },
-        main_memory=12 * P,
+        main_memory=cost.PROGRAM + 12 * P,
     )
     offloaded = cost.memory_estimate(TINY, small(hardware={"offload": True}), NOTHING, 2, EMBEDDED)
     assert offloaded.training == estimate.training | {"AdamW": 0}
     assert offloaded.generation == estimate.generation | {"AdamW": 0}
-    assert offloaded.main_memory == 24 * P
+    assert offloaded.main_memory == cost.PROGRAM + 24 * P
     assert estimate.peak == sum(estimate.training.values()), "they take turns"
+    assert estimate.needed("cuda") == estimate.peak
+    assert estimate.needed("cpu") == estimate.peak + estimate.main_memory
     critic = cost.memory_estimate(TINY, small(), frozenset({"values", "ref_logp"}), 4, EMBEDDED).training
     assert critic["weights"] == 4 * (2 * P + TINY.critic)
     assert critic["AdamW"] == 8 * (P + TINY.critic)
@@ -335,6 +339,35 @@ def test_memory_by_hand() -> None:
     assert cost.memory_estimate(wide, small(), NOTHING, 2, EMBEDDED).training["logits"] == 6 * 4 * 2**25
     many = cost.memory_estimate(TINY, small(eval={"problems": 200}), NOTHING, 2, EMBEDDED)
     assert many.generation["sampling"] == 512 * 10 * 24, "the engine decodes no more at once"
+
+
+def test_tokens_of_an_update_by_hand() -> None:
+    """4 prompts of 2 responses, half of them in an update."""
+    assert cost.tokens_of_update(small()) == 2 * 2 * (10 + 30), "short prompts, in each padded sequence"
+    examples = {"max_prompt_tokens": 50}
+    assert cost.tokens_of_update(small(rollout=examples)) == 2 * (50 + 2 * 30), "once for its group"
+    assert cost.tokens_of_update(small(rollout=examples, hardware={"recompute": True})) == 2 * 2 * (50 + 30)
+    on_cpu = cost.memory_estimate(TINY, small(hardware={"device": "cpu"}), NOTHING, 2, EMBEDDED)
+    wide = cost.memory_estimate(
+        dataclasses.replace(TINY, vocabulary=2**25), small(hardware={"device": "cpu"}), NOTHING, 2, EMBEDDED
+    )
+    assert on_cpu.training["logits"] == 6 * 4 * 64 * 10
+    assert wide.training["logits"] == 6 * 4 * 2**17
+
+
+@pytest.mark.parametrize("shots", [0, 4])
+def test_longest_prompt_is_above_the_rendered_ones(shots: int) -> None:
+    """Of a tiny model, which has no chat template, with the worked examples of the task."""
+    unlimited = small(rollout={"max_prompt_tokens": None})
+    model, task = models.resolve("countdown-tiny"), tasks.build_task(f"lists(shots={shots})")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model.folder())
+    rendered = max(len(render_prompt(tokenizer, problem)) for problem in task.problems("test"))
+    sized = prompts.with_longest_prompt(unlimited, model, [(task, "test"), (Countdown(), "train")])
+    assert sized.rollout.max_prompt_tokens is not None
+    assert rendered <= sized.rollout.max_prompt_tokens <= rendered + 32 + 8 * (2 + 2 * shots)
+    assert prompts.with_longest_prompt(small(), model, [(task, "test")]) == small(), "a limit stays"
+    absent = dataclasses.replace(model, recipe=None, path="nobody/nothing")
+    assert prompts.with_longest_prompt(unlimited, absent, [(task, "test")]) == unlimited
 
 
 def of_eight(**changes: Any) -> Config:
@@ -363,7 +396,7 @@ def test_memory_of_a_rank_by_hand() -> None:
             "whole gradients": 4 * (layer + edges),
         },
         generation={**held, "engine": 2 * P, "KV cache": 4 * 40 * 48, "sampling": 4 * 10 * 24},
-        main_memory=math.ceil(12 * (P + C) / 8),
+        main_memory=cost.PROGRAM + math.ceil(12 * (P + C) / 8),
     )
     again = cost.memory_estimate(TINY, of_eight(hardware={"recompute": True}), NOTHING, 2, EMBEDDED)
     assert again.training["activations"] == 64 * (4 * 8 + kept + 12 * 8 + 4), "one layer's input, and all of the other"
@@ -628,18 +661,18 @@ ALONE = ["hardware.ranks=1", "hardware.recompute=false", "rollout.engine=embedde
             ["hardware.ranks=2", "train.updates=2"],
             "grpo, .* needs .* in 2 processes; this machine has 1 MiB",
         ),
-        ("demo", dataclasses.replace(CPU, ram=220 * 2**20), [], "too much for 4 cells side by side; use --jobs 2"),
+        ("demo", dataclasses.replace(CPU, ram=2 * GIB), [], "too much for 4 cells side by side; use --jobs 2"),
         (
             "standard",
             dataclasses.replace(BIG, ram=GIB),
             [],
-            "grpo.* needs 5.5 GiB of this machine's memory for a .*has 1.0 GiB",
+            "grpo.* needs 6.1 GiB of this machine's memory for the program and a checkpoint .*has 1.0 GiB",
         ),
         (
             "paper",
             dataclasses.replace(NODE, ram=64 * GIB),
             [],
-            "7b-instruct with ppo.* needs .* GiB of this machine's memory for a checkpoint on its way.* has 64.0 GiB",
+            "7b-instruct with ppo.* needs .* GiB of this machine's memory for the program and a .* has 64.0 GiB",
         ),
         (
             "paper",
