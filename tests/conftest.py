@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 from servers import guarded_server, mlflow_server
 
+from harness.base import matmul
 from harness.tracking import store
 
 if TYPE_CHECKING:
@@ -165,6 +166,12 @@ def guarded(migrated: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     shutil.copy(migrated, folder / "mlflow.db")
     with guarded_server(folder) as uri:
         yield uri
+
+
+@pytest.fixture(autouse=True)
+def _slow_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every CPU be one that gains nothing in bfloat16: what a test expects does not depend on the machine."""
+    monkeypatch.setattr(matmul, "bfloat16_speed", lambda: 1.0)
 
 
 @pytest.hookimpl(wrapper=True)

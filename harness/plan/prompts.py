@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from tokenizers import Tokenizer
 
+from harness.base.errors import UserError, short
 from harness.config import Config
 from harness.rollout.models import Model
 from tasks import Problem, Task
@@ -24,7 +25,11 @@ def with_longest_prompt(config: Config, model: Model, tasks_with_splits: Iterabl
     folder = model.present_folder()
     if config.rollout.max_prompt_tokens is not None or folder is None or not (folder / "tokenizer.json").exists():
         return config
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    try:
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    except Exception as error:  # the library raises no other type
+        reason = short(str(error))
+        raise UserError(f"model {model.name!r}: {folder / 'tokenizer.json'} is no tokenizer ({reason})") from error
     system = model.chat.system or ""
     most = 0
     for task, split in tasks_with_splits:

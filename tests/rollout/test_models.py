@@ -314,7 +314,7 @@ FILES = {
         }
     ).encode(),
     "model.safetensors": b"weights of the branch",
-    "tokenizer.json": b"{}",
+    "tokenizer.json": json.dumps({"model": {"type": "WordLevel", "vocab": {"?": 0}, "unk_token": "?"}}).encode(),
     "original/consolidated.bin": b"never asked for",
 }
 

@@ -27,7 +27,7 @@ def leaving(engine: EmbeddedEngine, names: str, old: dict[str, Tensor]) -> Abstr
         if not parts[0].startswith(names):
             return fused(weights, *parts)
         for part in parts:
-            ranks.whole_weight(weights[part].to(engine.dtype))
+            ranks.whole_weight(weights[part].to(engine.buffers[parts[0]].dtype))
         return engine.buffers[parts[0]]
 
     return mock.patch.object(engine, "_fused", left)
