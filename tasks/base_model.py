@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
-from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
 
+from harness.base.terminal import without_bars
 from tasks.recipe_settings import DecoderSettings
 
 PAD, END = "<pad>", "<eos>"
@@ -114,9 +114,6 @@ def build_base_model(recipe: DecoderSettings, folder: Path) -> None:
         torch.set_num_threads(threads)
     if device == "cuda":
         torch.cuda.empty_cache()  # this process may live as long as a matrix, and its cells need the memory
-    shown = is_progress_bar_enabled()
-    disable_progress_bar()
-    network.save_pretrained(folder)
-    if shown:
-        enable_progress_bar()
+    with without_bars():
+        network.save_pretrained(folder)
     encoder.save_pretrained(folder)

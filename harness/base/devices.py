@@ -42,7 +42,7 @@ def available_memory() -> int:
 
 
 def check_room(purpose: str, folder: Path, *, disk: int, memory: int) -> None:
-    """Raise UserError unless so many bytes are free at a folder and in main memory."""
+    """Raise UserError unless this many bytes are free at a folder and in main memory."""
     for what, needed, free in (
         (f"disk are needed at {folder}", disk, shutil.disk_usage(folder).free),
         ("memory are needed", memory, available_memory()),

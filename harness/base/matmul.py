@@ -28,7 +28,7 @@ def bfloat16_speed() -> float:
     file = files.default_cache() / "machine" / f"{processor}.json"
     try:
         return float(files.read_sealed(file)["bfloat16_speed"])
-    except (FileNotFoundError, Damaged):
+    except Damaged:  # missing, too
         speed = measured_apart()
     file.parent.mkdir(parents=True, exist_ok=True)
     files.write_sealed(file, {"bfloat16_speed": speed})

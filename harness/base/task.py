@@ -48,7 +48,7 @@ class Problem:
     shots: tuple[tuple[str, str], ...] = ()  # prompts and right responses of worked examples, the same for a whole task
 
     def identity(self) -> dict[str, Any]:
-        """Return the fields, without those that a problem does not use."""
+        """Return the fields that the problem uses."""
         return {key: value for key, value in vars(self).items() if value != ()}
 
 

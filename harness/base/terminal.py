@@ -11,6 +11,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from rich.box import SIMPLE_HEAD
@@ -32,6 +33,20 @@ CONTROL = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb"
     r"\U000e0000-\U000e007f\ud800-\udfff]"
 )
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """Let transformers show no progress bars, if it showed any before."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def visible(text: str) -> str:

@@ -75,7 +75,7 @@ def check_scores(path: Path, record: Mapping[str, Any], logged: Mapping[str, flo
 def score_differences(
     record: Mapping[str, Any], scores: Mapping[str, float], logged: Mapping[str, float]
 ) -> Iterator[str]:
-    """Yield how scores of an evaluation differ from those that are logged, as sentences."""
+    """Yield the differences between scores of an evaluation and the logged ones, as sentences."""
     for key, score in scores.items():
         name = f"eval/{record['task']}/{key}"
         value = logged.get(name, score)

@@ -9,6 +9,7 @@ from harness.base.errors import at_least
 from harness.base.terminal import console, visible
 from harness.commands.common import Commands, command, with_plugins
 from harness.config import config_of_overrides
+from harness.config.sections import LOOK_PROBLEMS, LOOK_SAMPLES
 from harness.rollout import models
 
 EXAMPLES = (
@@ -23,8 +24,10 @@ def add(commands: Commands) -> None:
     parser = command(commands, "look", text, EXAMPLES)
     parser.add_argument("model", metavar="MODEL", help="as for eval: a name, a folder, a GGUF file, or one on the hub")
     parser.add_argument("task", metavar="TASK", help="a name of `entrobench list tasks`")
-    parser.add_argument("--problems", type=int, default=24, help="number of training problems (default: 24)")
-    parser.add_argument("--samples", type=int, default=8, help="responses to each problem (default: 8)")
+    problems = f"number of training problems (default: {LOOK_PROBLEMS})"
+    parser.add_argument("--problems", type=int, default=LOOK_PROBLEMS, help=problems)
+    samples = f"responses to each problem (default: {LOOK_SAMPLES})"
+    parser.add_argument("--samples", type=int, default=LOOK_SAMPLES, help=samples)
     parser.add_argument(
         "overrides",
         nargs="*",

@@ -22,6 +22,7 @@ BY_TASK = ("problems", "samples", "k", "temperature")  # the settings that eval.
 PUBLISHED, TUNED = "published", "tuned"  # rulesets
 OWN, TRL = "own", "trl"  # trainers of a cell
 MOST_CANDIDATES = 6  # of a method
+LOOK_PROBLEMS, LOOK_SAMPLES = 24, 8  # of a look at a model: problems, and responses to each
 
 
 @dataclass

@@ -323,7 +323,7 @@ def other_records(folder: Path, spec: CellSpec) -> Iterator[str]:
 def other_scores(
     path: Path, record: Mapping[str, Any], present: Mapping[str, float], logged: Mapping[str, float]
 ) -> Iterator[str]:
-    """Yield how the scores of an evaluation contradict those that the cell logged with it, as sentences."""
+    """Yield how the scores of an evaluation contradict the scores that the cell logged with it, as sentences."""
     if missing := [key for key in present if f"eval/{record['task']}/{key}" not in logged]:
         yield f"{path.name} has no {missing[0]} among the metrics of its step"
     yield from evaluations.score_differences(record, present, logged)

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, modeling_gguf_pytorch_utils
-from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
 
+from harness.base import terminal
 from harness.base.errors import UserError, short
 from harness.base.shape import Shape, shape_of_config
 
@@ -27,20 +27,18 @@ MOST_NATS = 0.65
 
 def convert(path: Path, folder: Path, shape: Shape) -> None:
     """Save the model of a file in float32; UserError if the result is not the model that its header describes."""
-    shown, bar = is_progress_bar_enabled(), modeling_gguf_pytorch_utils.tqdm
-    disable_progress_bar()
+    bar = modeling_gguf_pytorch_utils.tqdm
     modeling_gguf_pytorch_utils.tqdm = partial(bar, disable=True)
     try:
-        tokenizer, network = read(path)
-        check(tokenizer, network, shape)
-        dequantized(network).save_pretrained(folder)
-        save_tokenizer(tokenizer, folder, shape.vocabulary)
+        with terminal.without_bars():
+            tokenizer, network = read(path)
+            check(tokenizer, network, shape)
+            dequantized(network).save_pretrained(folder)
+            save_tokenizer(tokenizer, folder, shape.vocabulary)
     except UserError as error:
         raise UserError(f"{short(str(path))} cannot be converted: {error}") from error
     finally:
         modeling_gguf_pytorch_utils.tqdm = bar
-        if shown:
-            enable_progress_bar()
 
 
 def read(path: Path) -> tuple[Any, PreTrainedModel]:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -20,13 +19,12 @@ from harness.base.errors import Damaged
 from harness.base.task import Verdict
 from harness.cells.source_digest import source_digest
 from harness.config import Config
+from harness.config.sections import LOOK_PROBLEMS, LOOK_SAMPLES
 from harness.rollout import models
-from harness.rollout.gguf import GgufFile
 from harness.rollout.models import Model
 from harness.table.statistics import Estimate, over_problems
 from tasks import Task
 
-PROBLEMS, SAMPLES = 24, 8
 SEED = 0
 LEAST_SIGNAL = 0.1  # of groups: with fewer, most steps of a few prompts would teach nothing
 WORDS = re.compile(r"[^\W\d_]{2,}")
@@ -221,14 +219,14 @@ def remedy(*, bare: bool, shots: int | None) -> str:
 
 def look_first(config: Config, name: str, task: Task, say: Callable[[str], None]) -> Look | None:
     """Return the look at a model before its first cell on a task; None for a model that was made for this task."""
-    recipe = models.resolve(name).recipe
-    made_for: Any = None if recipe is None or isinstance(recipe, GgufFile) else getattr(recipe, "task", None)
+    made_for = getattr(models.resolve(name).recipe, "task", None)  # of a recipe that trains from scratch
     if made_for is not None and tasks.build_task(made_for).name == task.name:
         return None
-    known = kept(name, task, config, PROBLEMS, SAMPLES)
+    known = kept(name, task, config, LOOK_PROBLEMS, LOOK_SAMPLES)
     if known is not None:
         return known
-    say(f"looking at {name} on {tasks.evaluation_name(task)}, once: {PROBLEMS} problems, {SAMPLES} responses each")
+    size = f"{LOOK_PROBLEMS} problems, {LOOK_SAMPLES} responses each"
+    say(f"looking at {name} on {tasks.evaluation_name(task)}, once: {size}")
     # In a process of its own, which gives back the memory of the model and its device.
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-        return process.submit(sampled, name, task, config, PROBLEMS, SAMPLES).result()
+        return process.submit(sampled, name, task, config, LOOK_PROBLEMS, LOOK_SAMPLES).result()

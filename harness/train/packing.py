@@ -117,7 +117,7 @@ class PackedRow:
             predicting_T=flat([places[n - 1 :] for places, n in zip(whole, prompt_lengths, strict=True)]),
             ends=torch.tensor([0, *lengths], device=device).cumsum(0, dtype=torch.int32),
             lengths=lengths,
-            blocks=blocks,
+            blocks=[block for block in blocks if block.own.start < block.own.stop],
         )
 
     def mask(self, number: int, window: int | None) -> Tensor:
@@ -180,15 +180,13 @@ def attention(
     scaling: float | None = None,
     **settings: Any,
 ) -> tuple[Tensor, None]:
-    """Return torch's own attention; of a packed row, that of each of its sequences apart."""
+    """Return torch's own attention; of a packed row, each sequence sees only itself and its prompt."""
     if row is None:  # the mask has the window already
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **settings)
     if fused(value):
         return kernel(query, key, value, row, sliding_window, scaling), None
     parts = []
     for number, block in enumerate(row.blocks):
-        if block.own.start == block.own.stop:
-            continue
         q, k, v = query[:, :, block.own], block.with_before(key, 2), block.with_before(value, 2)
         mask = row.mask(number, sliding_window)
         parts.append(sdpa_attention_forward(module, q, k, v, mask, scaling=scaling, **settings)[0])

@@ -13,10 +13,9 @@ from typing import Any
 
 import torch
 from transformers import AutoTokenizer
-from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
 
 from harness import ranks
-from harness.base import devices, seeds
+from harness.base import devices, seeds, terminal
 from harness.base.errors import CellFailure, UserError
 from harness.config import Hardware, Train
 from harness.methods.batch import Rollout, TokenBatch
@@ -62,16 +61,13 @@ def make(settings: WarmStart, base: Path, chat: Chat, folder: Path, say: Callabl
 @contextmanager
 def as_one_quiet_process() -> Iterator[None]:
     """Compute in this process alone, with one thread, in which the order of additions is the same on all machines."""
-    threads, shown = torch.get_num_threads(), is_progress_bar_enabled()
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    disable_progress_bar()
     try:
-        with ranks.as_only_rank():
+        with ranks.as_only_rank(), terminal.without_bars():
             yield
     finally:
         torch.set_num_threads(threads)
-        if shown:
-            enable_progress_bar()
 
 
 def policy_of(settings: WarmStart, base: Path) -> Policy:

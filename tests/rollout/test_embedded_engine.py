@@ -207,8 +207,8 @@ def test_load_takes_over_changed_weights_into_the_same_buffers(name: str) -> Non
     assert tokens_of(generate(engine)) != tokens_of(before)
 
 
-def test_prompts_and_all_that_samples_have_in_common_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = engine_of(shared("qwen2-tied")[0])
+def tokens_read(engine: EmbeddedEngine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that grows by the number of tokens of each pass from here on."""
     read: list[int] = []
     hidden = engine._hidden
 
@@ -217,6 +217,12 @@ def test_prompts_and_all_that_samples_have_in_common_are_read_once(monkeypatch: 
         return hidden(tokens, *rest)
 
     monkeypatch.setattr(engine, "_hidden", counted)
+    return read
+
+
+def test_prompts_and_all_that_samples_have_in_common_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of(shared("qwen2-tied")[0])
+    read = tokens_read(engine, monkeypatch)
     groups = [[r.response for r in group] for group in generate(engine, n=40)]
     lengths = [len(response) for group in groups for response in group]
     assert read[0] == len(PROMPTS) * max(map(len, PROMPTS))
@@ -236,14 +242,7 @@ def test_generate_reads_a_beginning_that_all_prompts_share_once(monkeypatch: pyt
         return engine.generate(prompts[some], 9, seeds=SEEDS[some], temperature=0.8, max_new_tokens=14)
 
     alone = [group for number in range(len(prompts)) for group in sampled(slice(number, number + 1))]
-    read: list[int] = []
-    hidden = engine._hidden
-
-    def counted(tokens: torch.Tensor, *rest: Any) -> torch.Tensor:
-        read.append(len(tokens))
-        return hidden(tokens, *rest)
-
-    monkeypatch.setattr(engine, "_hidden", counted)
+    read = tokens_read(engine, monkeypatch)
     together = sampled(slice(None))
     assert read[:2] == [40, len(PROMPTS) * max(map(len, PROMPTS))]
     assert tokens_of(together) == tokens_of(alone)
