@@ -1,8 +1,8 @@
-"""What the pilot of a task decides: the learning rate, and the power of designs for a difference of 0.1 in Pass@8.
+"""What the pilot decides: the learning rate, and the power of designs for a difference of 0.1 in Pass@8.
 
-    python -m studies.laptop.power PILOT TASK    # the folder with the pilot's cells, and `sentences` or `lists`
+    python -m studies.laptop.power PILOT    # the folder with the pilot's cells
 
-docs/evidence/laptop.md has the rule.
+README.md in this folder has the rule.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from harness.cells.spec import CellSpec
 from harness.table.statistics import Floats
 from studies.demo.power import BASELINE, METHOD, components, power
 
-REFERENCE = Path(__file__).parents[2] / "results/reference/laptop-power"
+DECISION = Path(__file__).parents[2] / "results/reference/laptop-matrix-pilot/decision.json"
 K = 8
 DIFFERENCE = 0.1  # in Pass@8, with none in Avg@16
 CLOSE = 0.01  # in Avg@16: the lower learning rate counts
-SEEDS, PROBLEMS = (5, 6, 7, 8), (64, 128)
+SEEDS, PROBLEMS = (5, 6, 7, 8), (64, 96, 128)
 
 # Axes: C the scores Avg@16 and Pass@8, S seed, J problem.
 
@@ -83,5 +83,5 @@ def decision(pilot: Path) -> dict[str, Any]:
 
 if __name__ == "__main__":
     decided = json.dumps(decision(Path(sys.argv[1])), indent=1)
-    files.write_text(REFERENCE / f"{sys.argv[2]}.json", decided + "\n")
+    files.write_text(DECISION, decided + "\n")
     print(decided)
