@@ -138,22 +138,8 @@ def is_trainer_state(state: Any) -> bool:
 
 def check_weights(place: Path, weights: Path) -> None:
     """Refuse a checkpoint without weights in the format of Hugging Face, and name the remedy if there is one."""
-    adapter = [*place.glob("adapter_*"), *weights.glob("adapter_*")]
-    whole = any(not path.name.startswith("adapter_") for path in weights.glob("*.safetensors"))
-    if adapter and whole:
-        raise UserError(
-            f"{place} holds an adapter ({adapter[0].name}) next to a whole model, and does not show which of them was "
-            "trained last; move the other one away"
-        )
-    if adapter:
-        raise UserError(
-            f"{place} holds an adapter and no whole model; merge it into its base with merge_and_unload of peft, and "
-            "save that with its tokenizer"
-        )
-    if whole and (weights / "config.json").is_file():
-        models.check_model_folder(weights, str(place))
-        return
-    if any(place.rglob("model_world_size_*_rank_*.pt")):
+    has_weights = (weights / "config.json").is_file() and any(weights.glob("*.safetensors"))
+    if not has_weights and any(place.rglob("model_world_size_*_rank_*.pt")):
         raise UserError(
             f"{place} holds verl's own shards, which may run code when they are read; write the model with `python -m "
             "verl.model_merger merge`, or train with hf_model in actor.checkpoint.save_contents"

@@ -36,6 +36,7 @@ NEEDED = {  # parts of a Hugging Face folder: one file of each row
     "weights": ("*.safetensors",),
     "tokenizer": ("tokenizer.json", "tokenizer.model", "vocab.json"),
 }
+ADAPTER = "adapter_*"  # the files of peft
 PICKLED = "pytorch_model*.bin"  # weights in a format that may run code while it is read
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)  # owner/name
 MAKER = "harness.train.warm_start"  # by its name: training is a floor above, and only imported where it is needed
@@ -281,7 +282,8 @@ def shipped_shapes() -> dict[str, Shape]:
 
 
 def check_model_folder(folder: Path, name: str) -> Path:
-    """Return the folder; raise UserError if it is not a complete Hugging Face model."""
+    """Return the folder; raise UserError if it is not a complete Hugging Face model, or holds an adapter as well."""
+    check_no_adapter(folder, name)
     missing = missing_parts(folder)
     if "weights" in missing and (pickled := next(folder.glob(PICKLED), None)):
         raise UserError(
@@ -293,6 +295,19 @@ def check_model_folder(folder: Path, name: str) -> Path:
             f"model {name!r}: the folder {folder} is not a Hugging Face model, it has no {', no '.join(missing)}"
         )
     return folder
+
+
+def check_no_adapter(folder: Path, name: str) -> None:
+    """Refuse an adapter, also next to a whole model: a later training may have left either of them behind."""
+    if not any(folder.glob(ADAPTER)):
+        return
+    merge = "merge it into its base with merge_and_unload of peft, and save that with its tokenizer"
+    if all(path.match(ADAPTER) for path in folder.glob("*.safetensors")):
+        raise UserError(f"model {shown(name)} holds an adapter and no whole model; {merge}")
+    raise UserError(
+        f"model {shown(name)} holds an adapter next to a whole model, and no date shows which of them is meant; move "
+        f"the adapter away, or {merge}"
+    )
 
 
 def missing_parts(folder: Path) -> list[str]:

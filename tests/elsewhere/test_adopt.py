@@ -308,7 +308,7 @@ def other_shape(folder: Path) -> None:
     [
         (no_weights, "is not a Hugging Face model, it has no weights"),
         (adapter, "holds an adapter and no whole model; merge it"),
-        (stale_model_and_adapter, "next to a whole model, and does not show which of them was trained last"),
+        (stale_model_and_adapter, "next to a whole model, and no date shows which of them is meant"),
         (weights_that_diverged, "has NaN or infinite weights (model.embed_tokens.weight): its training diverged"),
         (huge_step, "names a step that no store can hold"),
         (shards, "holds verl's own shards"),

@@ -91,6 +91,17 @@ def test_folder_refuses_another_folder(missing: str, tmp_path: Path) -> None:
     assert models.resolve(str(tmp_path)).folder() == tmp_path
 
 
+def test_folder_refuses_an_adapter_next_to_a_whole_model(tmp_path: Path) -> None:
+    """Also one that is older than the weights: transformers with peft would read the adapter, and we the weights."""
+    for name in ("adapter_config.json", "config.json", "tokenizer.json", "model.safetensors"):
+        (tmp_path / name).touch()
+    with pytest.raises(UserError, match=r"an adapter next to a whole model, and no date shows which .* move the adap"):
+        models.resolve(str(tmp_path))
+    (tmp_path / "model.safetensors").rename(tmp_path / "adapter_model.safetensors")
+    with pytest.raises(UserError, match="holds an adapter and no whole model; merge it into its base with"):
+        models.resolve(str(tmp_path))
+
+
 def test_cache_folder_of_the_tiny_model() -> None:
     """Its name in the cache, and so the model itself, changes only with a new VERSION."""
     assert models.resolve("countdown-tiny").cache_folder(Path()) == Path("models/countdown-tiny-bba151cd5a4b")
