@@ -40,6 +40,7 @@ NOT_RUN = {  # with the reason
     "entrobench dynamics demo": "takes minutes",
     "entrobench adopt FOLDER demo --method grpo --seed 0": "needs what TRL saved; tests/elsewhere has some",
     "entrobench diagnose results/demo/CELL": "needs the folder of a cell; tests/diagnose has some",
+    "entrobench export results/demo/CELL my-model": "needs the folder of a cell; test_export.py trains one",
     "entrobench explain all demo": "computes batches of the demo's size",
     "entrobench doctor": "takes ten seconds; test_doctor.py runs it",
     "entrobench check clip_b": "takes ten seconds; test_check.py runs it",

@@ -17,10 +17,17 @@ def hub_errors() -> tuple[type[Exception], ...]:
 
 def hub_reason(error: Exception) -> str:
     """Return why a download failed, with what to do about it."""
+    reason, unreachable = hub_fault(error)
+    if unreachable:
+        return (
+            f"{reason}; without a network give the folder of a copy, or set HF_ENDPOINT to a mirror (docs/trouble.md)"
+        )
+    return f"{reason}; check the name, and set HF_TOKEN if it is private or gated"
+
+
+def hub_fault(error: Exception) -> tuple[str, bool]:
+    """Return what an error of the client says, and whether the network or the disk is at fault and not the request."""
     cause = root_cause(error)
     first_line = str(error).partition("\n")[0].rstrip(".")
     reason = getattr(cause, "strerror", None)  # of the network or the disk; around it, libraries write much more
-    if reason or isinstance(cause, ConnectionError):
-        remedy = "without a network give the folder of a copy, or set HF_ENDPOINT to a mirror (docs/trouble.md)"
-        return f"{reason or first_line}; {remedy}"
-    return f"{first_line}; check the name, and set HF_TOKEN if it is private or gated"
+    return reason or first_line, bool(reason) or isinstance(cause, ConnectionError)

@@ -40,7 +40,7 @@ ADAPTER = "adapter_*"  # the files of peft
 PICKLED = "pytorch_model*.bin"  # weights in a format that may run code while it is read
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)  # owner/name
 MAKER = "harness.train.warm_start"  # by its name: training is a floor above, and only imported where it is needed
-DOWNLOADED = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
+DOWNLOADED = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "README.md")  # the last states the license
 
 
 def no_message(message: str) -> None:
