@@ -1,6 +1,6 @@
 """The plan of a matrix: its cost, and the reasons why this machine cannot run it; runs nothing, imports no torch.
 
-The time of missing cells is that of finished cells of the same size in the results folder.
+The time of missing cells follows from that of finished cells in the results folder whose steps are of the same size.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from statistics import fmean
 from typing import Any
 
 from harness.base.errors import Damaged
+from harness.cells.log import MetricsLog
 from harness.cells.spec import FILE as SPEC
 from harness.cells.spec import CellSpec, is_adopted
 from harness.cells.state import FILE as STATE
@@ -30,24 +31,54 @@ from harness.plan.prompts import with_longest_prompt
 
 STATES = ("done", "running", "stale", "failed", "stopped", "planned")
 USUAL = 80 * 10**9  # bytes of the GPU that is assumed where none is known
-# The settings on which the time of a cell depends.
+# The settings on which the time of a step and of an evaluation depends.
 SIZE = {
-    "train": ("steps", "prompts", "group", "updates", "epochs", "filter", "resample", "dtype", "backend"),
+    "train": ("prompts", "group", "updates", "epochs", "filter", "resample", "dtype", "backend"),
     "rollout": ("engine", "max_new_tokens", "max_prompt_tokens", "lag"),
-    "eval": ("tasks", "split", "problems", "samples", "every", "by_task"),
+    "eval": ("tasks", "split", "problems", "samples", "by_task"),
     "stop": ("tokens",),
     "hardware": ("device", "nodes", "ranks", "threads", "share", "micro_tokens", "recompute", "offload"),
 }
+NOT_STEPS = ("time/evaluate_s", "time/judging_s")  # seconds beside those of a step, or in parallel with them
 OTHERS = 64  # earlier cells whose configurations are read, the newest first: a folder may hold thousands
 
 
 @dataclass(frozen=True)
+class CellTime:
+    """The seconds of a cell, of which only those of steps and evaluations depend on their number."""
+
+    step: float
+    evaluation: float  # after a step
+    rest: float  # the start with its evaluation, and steps that were taken twice
+
+    @classmethod
+    def read(cls, folder: Path, seconds: float) -> CellTime:
+        """Return the parts of a finished cell's seconds."""
+        steps = [line["metrics"] for line in MetricsLog(folder).read() if line["step"] > 0]
+        evaluated = [
+            step.get("time/evaluate_s", 0.0) for step in steps if any(name.startswith("eval/") for name in step)
+        ]
+        taken = [seconds_of_step(step) for step in steps]
+        rest = seconds - sum(taken) - sum(evaluated)
+        return cls(fmean(taken or [0.0]), fmean(evaluated or [0.0]), rest)
+
+    def of(self, config: Config) -> float:
+        """Return the seconds of a cell with steps and evaluations of the same size."""
+        evaluations = cost.evaluation_count(config) - 1  # that before the first step is part of the rest
+        return config.train.steps * self.step + evaluations * self.evaluation + self.rest
+
+
+def seconds_of_step(metrics: Mapping[str, Any]) -> float:
+    return sum(value for key, value in metrics.items() if key.startswith("time/") and key not in NOT_STEPS)
+
+
+@dataclass(frozen=True)
 class MeasuredTime:
-    """The time of the missing cells that have finished cells of the same size."""
+    """The time of the missing cells that have finished cells with steps of the same size."""
 
     seconds: float  # of these missing cells, one after the other
     cells: int
-    finished: int  # cells of the same size that have finished
+    finished: int  # cells with steps of the same size that have finished
 
 
 @dataclass(frozen=True)
@@ -135,34 +166,34 @@ def needs_of(matrix: Sequence[Cell]) -> dict[str, Needs]:
 
 def measured_time(config: Config, progress: Sequence[tuple[Cell, Progress]]) -> MeasuredTime | None:
     """Return the time of the missing cells of which finished ones of the same size exist; None if there are none."""
-    missing: list[str] = []  # their sizes
-    seconds: dict[str, list[float]] = {}  # of finished cells, by size
+    missing: list[tuple[str, Config]] = []  # their sizes
+    times: dict[str, list[CellTime]] = {}  # of finished cells, by size
     for cell, now in progress:
         size = size_of_cell(cell)
         if now.missing:
-            missing.append(size)
-        add_if_finished(seconds, size, now.record)
-    if any(size not in seconds for size in missing):
+            missing.append((size, cell.config))
+        add_if_finished(times, size, cell.folder, now.record)
+    if any(size not in times for size, _ in missing):
         ours = {cell.folder for cell, _ in progress}
-        for size, record in earlier_records(config.folder, ours):
-            add_if_finished(seconds, size, record)
-    measured = Counter(size for size in missing if size in seconds)
-    if not measured:
+        for size, folder, record in earlier_records(config.folder, ours):
+            add_if_finished(times, size, folder, record)
+    seconds = [fmean(time.of(settings) for time in times[size]) for size, settings in missing if size in times]
+    if not seconds:
         return None
-    total = sum(number * fmean(seconds[size]) for size, number in measured.items())
-    finished = sum(len(seconds[size]) for size in measured)
-    return MeasuredTime(total, measured.total(), finished)
+    finished = sum(len(times[size]) for size in {size for size, _ in missing} & times.keys())
+    return MeasuredTime(sum(seconds), len(seconds), finished)
 
 
-def add_if_finished(seconds: dict[str, list[float]], size: str, record: State) -> None:
-    """Add the time of a cell that has run all of its steps, which one that collapsed has not."""
+def add_if_finished(times: dict[str, list[CellTime]], size: str, folder: Path, record: State) -> None:
+    """Add the time of a cell that has taken all of its steps, which one that collapsed has not."""
     if record.state == "done" and record.collapsed is None:
-        seconds.setdefault(size, []).append(record.seconds)
+        with suppress(Damaged):  # its time is not known; `status` and `run` say what is damaged
+            times.setdefault(size, []).append(CellTime.read(folder, record.seconds))
 
 
-def earlier_records(folder: Path, ours: Collection[Path]) -> Iterator[tuple[str, State]]:
-    """Yield the size and the state of the newest cells in a folder that are not ours: of other settings, methods, or
-    versions."""
+def earlier_records(folder: Path, ours: Collection[Path]) -> Iterator[tuple[str, Path, State]]:
+    """Yield the size, the folder and the state of the newest cells in a matrix's folder that are not ours: of other
+    settings, methods, or versions."""
     changed: dict[Path, float] = {}
     for path in folder.glob(f"*/{SPEC}"):
         # The folder may be cleaned meanwhile, and a damaged cell outside of the plan does not affect it.
@@ -172,7 +203,7 @@ def earlier_records(folder: Path, ours: Collection[Path]) -> Iterator[tuple[str,
     for cell_folder in nlargest(OTHERS, changed, key=lambda path: changed[path]):
         with suppress(Damaged):
             spec = CellSpec.read(cell_folder)
-            yield size_of(spec.key.model, spec.key.task, spec.settings), State.read(cell_folder)
+            yield size_of(spec.key.model, spec.key.task, spec.settings), cell_folder, State.read(cell_folder)
 
 
 def size_of_cell(cell: Cell) -> str:
@@ -180,7 +211,7 @@ def size_of_cell(cell: Cell) -> str:
 
 
 def size_of(model: str, task: str, settings: Mapping[str, Any]) -> str:
-    """Return a text that is equal for cells of the same size, which the method is not part of."""
+    """Return a text that is equal for cells with steps of the same size, which the method is not part of."""
     parts: dict[str, Any] = {"model": model, "task": task}
     for section, keys in SIZE.items():
         values = settings.get(section, {})

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from harness import runs
 from harness.base.errors import UserError
@@ -21,11 +19,10 @@ from harness.launch import launcher
 from harness.launch.progress import show_elapsed
 from harness.matrix import Cell, Shared
 from harness.plan import cost
-from harness.plan.estimate import Plan
+from harness.plan.estimate import Plan, seconds_of_step
 from harness.plan.show import side_by_side_line
 
 STEPS = 3  # the first one takes longer than the others and does not count
-NOT_STEPS = ("time/evaluate_s", "time/judging_s")  # not part of a step, or in parallel with one
 
 
 @dataclass(frozen=True)
@@ -82,10 +79,6 @@ def read_probe(ran: Cell) -> StepProbe:
         response=rollout / cost.step_responses(ran.config).responses,
         length=fmean(step["responses/length"] for step in steps),
     )
-
-
-def seconds_of_step(step: Mapping[str, Any]) -> float:
-    return sum(value for key, value in step.items() if key.startswith("time/") and key not in NOT_STEPS)
 
 
 def probe_lines(probe: StepProbe, plan: Plan) -> list[str]:

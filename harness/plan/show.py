@@ -86,18 +86,18 @@ def problems_text(count: ResponseCount) -> str:
 
 
 def time_lines(plan: Plan) -> Iterator[str]:
-    """Yield the time of the missing cells, as far as finished cells of the same size tell it."""
+    """Yield the time of the missing cells, as far as finished cells with steps of the same size tell it."""
     measured, unmeasured = plan.measured, plan.missing
     if measured is not None:
         ranks = plural(plan.config.hardware.ranks, "process", "processes")
         yield (
             f"time: {plural(measured.cells, 'cell')} to run, {about_duration(measured.seconds)} of {ranks}; measured "
-            f"on {plural(measured.finished, 'finished cell')} of the same size in {plan.config.folder}"
+            f"on {plural(measured.finished, 'finished cell')} with steps of the same size in {plan.config.folder}"
         )
         unmeasured -= measured.cells
     if unmeasured:
         yield (
-            f"time: {plural(unmeasured, 'cell')} to run, of a size of which none has finished in "
+            f"time: {plural(unmeasured, 'cell')} to run, with steps of a size of which none has finished in "
             f"{plan.config.folder}; --probe measures a few steps"
         )
     if plan.seconds is not None:

@@ -539,8 +539,8 @@ def test_time_is_also_that_of_earlier_cells_in_the_folder(tmp_path: Path) -> Non
     def measured() -> MeasuredTime | None:
         return plan_for(*planned(), CPU).measured
 
-    [longer] = planned("train.steps=7")[1]
-    finish(longer, 1)
+    [larger] = planned("train.prompts=96")[1]
+    finish(larger, 1)
     assert measured() is None
     [collapsed] = planned("seeds=[5]")[1]
     finish(collapsed, 1, collapsed=2)
@@ -553,13 +553,35 @@ def test_time_is_also_that_of_earlier_cells_in_the_folder(tmp_path: Path) -> Non
     (other_rate.folder / "config.yaml").write_text("damaged")
     assert measured() == MeasuredTime(30, cells=1, finished=1)
     text = shown("demo", CPU, "methods=[grpo]", "seeds=[0]", f"results={tmp_path}")
-    assert "time: 1 cell to run, about 0 min 30 s of 1 process; measured on 1 finished cell of the same size" in text
+    assert (
+        "time: 1 cell to run, about 0 min 30 s of 1 process; measured on 1 finished cell with steps of the same size"
+        in text
+    )
     assert "1 cell at once: about 0 min 30 s" in text
     assert "--probe" not in text
     [own] = planned()[1]
     finish(own, 70)
     plan = plan_for(*planned("seeds=[0,1]"), CPU)
     assert plan.measured == MeasuredTime(70, cells=1, finished=1), "a cell of this plan says more than others"
+
+
+def test_time_of_a_longer_cell_follows_from_the_steps_and_evaluations_of_a_shorter_one(tmp_path: Path) -> None:
+    def planned(*overrides: str) -> tuple[Config, list[matrix.Cell]]:
+        settings = config.load_config("demo", ["methods=[grpo]", "seeds=[0]", f"results={tmp_path}", *overrides])
+        return settings, matrix.cells(settings)
+
+    [short] = planned("train.steps=3", "eval.every=2")[1]
+    judged = {"time/judging_s": 50.0}  # in parallel with the sampling
+    steps = [
+        {"time/evaluate_s": 7.0, "eval/countdown/avg@k": 0.1},
+        judged | {"time/update_s": 4.0, "time/rollout_s": 2.0, "time/evaluate_s": 0.0},
+        judged | {"time/update_s": 3.0, "time/rollout_s": 2.0, "time/evaluate_s": 8.0, "eval/countdown/avg@k": 0.1},
+        judged | {"time/update_s": 2.0, "time/rollout_s": 2.0, "time/evaluate_s": 9.0, "eval/countdown/avg@k": 0.1},
+    ]
+    finish(short, 15 + 17 + 11, steps=steps)
+    longer = planned("train.steps=40", "eval.every=10", "seeds=[0,1]")
+    seconds = 40 * 5 + 4 * 8.5 + 11
+    assert plan_for(*longer, CPU).measured == MeasuredTime(2 * seconds, cells=2, finished=1)
 
 
 # The machine
@@ -793,7 +815,10 @@ def test_show_plan_of_the_demo() -> None:
     assert "matrix demo: 35 cells in results/demo" in text
     assert "60 steps x 48 prompts x 16 responses of at most 20 tokens, 921,600 tokens at most; 180 updates" in text
     assert "3 x (countdown 256 problems x 32), 491,520 tokens at most" in text
-    assert "time: 35 cells to run, of a size of which none has finished in results/demo; --probe measures" in text
+    assert (
+        "time: 35 cells to run, with steps of a size of which none has finished in results/demo; --probe measures"
+        in text
+    )
     assert "countdown-tiny (206,976 parameters, computed in float32)" in text
     assert len(text.splitlines()) <= 10
 
