@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import argparse
 
-from harness.base.errors import at_least
+from harness.base.errors import UserError, at_least
 from harness.base.terminal import console
 from harness.commands.common import Commands, command, config_of_arguments, with_config
 
-EXAMPLES = ("entrobench plan demo", "entrobench plan paper 'seeds=[0,1]' --plugin my_methods --jobs 8 --probe")
+EXAMPLES = (
+    "entrobench plan demo",
+    "entrobench plan paper 'seeds=[0,1]' --plugin my_methods --jobs 8 --probe",
+    "entrobench plan standard --gpu 24",
+)
 
 
 def add(commands: Commands) -> None:
@@ -19,6 +23,9 @@ def add(commands: Commands) -> None:
     parser = with_config(command(commands, "plan", text, EXAMPLES))
     parser.add_argument(
         "--jobs", type=int, default=None, help="cells side by side, as on a cluster (default: as on this machine)"
+    )
+    parser.add_argument(
+        "--gpu", type=float, default=None, help="gigabytes of each GPU, to plan for cards that are not in this machine"
     )
     parser.add_argument(
         "--probe", action="store_true", help="run a few steps of the largest cell, and estimate the time by them"
@@ -32,7 +39,11 @@ def call(arguments: argparse.Namespace) -> int:
     config = config_of_arguments(arguments)
     if arguments.jobs is not None:
         at_least(1, **{"--jobs": arguments.jobs})
-    plans = show_plans(config, arguments.jobs)
+    if arguments.gpu is not None:
+        at_least(1, **{"--gpu": arguments.gpu})
+        if arguments.probe:
+            raise UserError("--gpu plans for cards that are not here, which --probe cannot measure; leave out one")
+    plans = show_plans(config, arguments.jobs, arguments.gpu)
     if arguments.probe:
         # A probe measures one cell, so it takes the first setting alone.
         for line in probe_plan(config, plans[0]):

@@ -141,7 +141,7 @@ def plan_for(config: Config, matrix: Sequence[Cell], machine: Machine, at_once: 
     counts = Counter(now.state for _, now in progress)
     lacks = []
     if missing := [cell for cell, now in progress if now.missing]:
-        obstacles = Obstacles(settled, machine, missing, models, chosen_engines, needs, footprints)
+        obstacles = Obstacles(settled, machine, missing, models, chosen_engines, needs, footprints, gpu)
         lacks = list(obstacles.sentences())
     return Plan(
         config,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -22,8 +23,6 @@ from harness.rollout import choice
 from harness.rollout.models import Model
 from tasks.data import cache, sets
 
-LARGEST = 180 * 10**9  # bytes of the largest GPU on the market
-
 
 @dataclass(frozen=True)
 class Obstacles:
@@ -36,6 +35,7 @@ class Obstacles:
     engines: Mapping[str, str]  # the chosen engine, by model
     needs: Mapping[str, Needs]  # by method
     footprints: Sequence[Footprint]
+    gpu: int  # bytes of each process's GPU, known or assumed
 
     def sentences(self) -> Iterator[str]:
         yield from self.no_device()
@@ -80,48 +80,57 @@ class Obstacles:
     def too_large(self) -> Iterator[str]:
         """On a CPU the ranks of a cell share the memory of the machine; each GPU has its own."""
         ranks, on_cpu = self.config.hardware.ranks, self.kind == "cpu"
-        room = self.machine.ram if on_cpu else self.machine.gpu(self.config.hardware)
+        room = self.machine.ram if on_cpu else self.gpu
+        place = f"each of {ranks} processes" if ranks > 1 and not on_cpu else plural(ranks, "process", "processes")
         if on_cpu:
-            place, where = plural(ranks, "process", "processes"), "this machine has"
-        elif ranks == 1:
-            place, where = "1 process", "the largest GPU here has"
+            where = "this machine has"
+        elif not self.machine.devices:
+            where = "a GPU is assumed (--gpu) to have"
         else:
-            place, where = f"each of {ranks} processes", "a GPU here has"
+            where = "the largest GPU has" if ranks == 1 else "a GPU has"
         jobs = min(self.machine.at_once(self.config), len(self.missing))
         for footprint in self.footprints:
             who, needed = footprint_label(footprint), footprint.memory.needed(self.kind)
             if on_cpu:
                 needed *= ranks
-            if room is not None and needed > room:
+            if needed > room:
                 remedy = self.fitting_settings(footprint, room)
                 yield f"{who} needs {gib(needed)} in {place}; {where} {gib(room)}{remedy}"
-            elif room is None and needed > LARGEST:
-                device = "the one device" if ranks == 1 else f"each of the {ranks} devices"
-                remedy = self.fitting_settings(footprint, LARGEST)
-                yield f"{who} needs {gib(needed)} on {device} of a cell, more than any GPU has{remedy}"
             elif on_cpu and jobs * needed > self.machine.ram:
                 fewer = self.machine.ram // needed
                 yield f"{who} needs {gib(needed)}, too much for {jobs} cells side by side; use --jobs {fewer}"
 
     def fitting_settings(self, footprint: Footprint, room: int) -> str:
-        """Return the end of a sentence: the settings of which each alone makes a cell fit."""
-        config, hardware = footprint.config, footprint.config.hardware
-        longest = cost.longest_sequence(config)
-        settings: dict[str, dict[str, Any]] = {
+        """Return the end of a sentence: the fewest settings that together make a cell fit, more devices last."""
+        hardware, longest = footprint.config.hardware, cost.longest_sequence(footprint.config)
+        changes: dict[str, dict[str, Any]] = {
             "hardware.recompute=true": {"recompute": True},
             f"hardware.micro_tokens={longest}": {"micro_tokens": longest},
-            f"hardware.ranks={2 * hardware.ranks}": {"ranks": 2 * hardware.ranks},
         }
-        remedies = []
-        for name, changed in settings.items():
-            smaller = dataclasses.replace(config, hardware=dataclasses.replace(hardware, **changed))
-            memory = cost.memory_estimate(footprint.shape, smaller, footprint.needs, footprint.size, footprint.engine)
-            is_new = bool(changed.items() - vars(hardware).items())
-            if memory.needed(self.kind) <= room and is_new:
-                remedies.append(f"{name} ({gib(memory.needed(self.kind))})")
-        if not remedies:
-            return ""
-        return f"; it fits with {' or '.join(remedies)}"
+        further: list[dict[str, Any]] = [{}]
+        if self.kind == "cuda":
+            changes["hardware.offload=true"] = {"offload": True}
+            further.append({"ranks": 2 * hardware.ranks})
+        new = [name for name, changed in changes.items() if changed.items() - vars(hardware).items()]
+        for more in further:
+            for number in range(len(new) + 1):
+                remedies = []
+                for names in itertools.combinations(new, number):
+                    changed = more | {key: value for name in names for key, value in changes[name].items()}
+                    needed = self.needed_with(footprint, changed)
+                    if needed <= room:
+                        settings = [*names, *(f"hardware.{key}={value}" for key, value in more.items())]
+                        remedies.append(f"{' and '.join(settings)} ({gib(needed)})")
+                if remedies:
+                    return f"; it fits with {', or with '.join(remedies)}"
+        return "; no setting makes it fit"
+
+    def needed_with(self, footprint: Footprint, changed: Mapping[str, Any]) -> int:
+        """Return the bytes of a process with other settings of the hardware; on a CPU, of all that share its memory."""
+        hardware = dataclasses.replace(footprint.config.hardware, **changed)
+        config = dataclasses.replace(footprint.config, hardware=hardware)
+        memory = cost.memory_estimate(footprint.shape, config, footprint.needs, footprint.size, footprint.engine)
+        return memory.needed(self.kind) * (hardware.ranks if self.kind == "cpu" else 1)
 
     def cache_too_small(self) -> Iterator[str]:
         """vLLM refuses a sequence that its cache cannot hold."""

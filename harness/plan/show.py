@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 from math import ceil
@@ -10,6 +11,7 @@ from rich.console import Console
 
 from harness import runs
 from harness.base import terminal
+from harness.base.devices import Device
 from harness.base.terminal import Column, console
 from harness.base.units import GIB, about_duration, gib, plural, short_count
 from harness.config import TRL, Config, setting_label
@@ -23,14 +25,22 @@ AGES = 10**9  # seconds from now, about 30 years, after which no date is printed
 DETAILED = GIB  # bytes from which on the parts of the memory are printed
 
 
-def show_plans(config: Config, jobs: int | None = None) -> list[Plan]:
-    """Print the plan of each setting of the configuration's axes, and return them."""
+def show_plans(config: Config, jobs: int | None = None, gpu: float | None = None) -> list[Plan]:
+    """Print the plan of each setting of the configuration's axes, and return them.
+
+    `gpu`: the gigabytes of each GPU of a machine that has as many as a cell needs, in place of those of this one.
+    """
+    if gpu is not None:
+        config = dataclasses.replace(config, hardware=dataclasses.replace(config.hardware, device="cuda"))
     settings: dict[str, list[Cell]] = {}
     for cell in cells(config):
         settings.setdefault(setting_label(cell.config.setting), []).append(cell)
     config_of = {setting: cells_of_setting[0].config for setting, cells_of_setting in settings.items()}
     runs.check_problem_counts(list(config_of.values()))
     machine, plans = this_machine(config), []
+    if gpu is not None:
+        devices = (Device("--gpu", int(gpu * 10**9)),) * config.hardware.ranks
+        machine = dataclasses.replace(machine, devices=devices)
     for setting, cells_of_setting in settings.items():
         if setting:
             console.rule(setting, align="left")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import itertools
 import json
 import math
 import os
@@ -645,12 +646,17 @@ ALONE = ["hardware.ranks=1", "hardware.recompute=false", "rollout.engine=embedde
     [
         ("paper", CPU, [], r"hardware.device is cuda, but this machine has no CUDA device; each cell needs 8"),
         ("paper", CPU, ALONE, r"hardware.device is cuda, but this machine has no CUDA device\n"),
-        ("paper", CPU, ALONE, "7b-instruct with grpo, .* GiB on the one device of a cell, more than any GPU has"),
+        (
+            "paper",
+            CPU,
+            ALONE,
+            r"7b-instruct with grpo, .* GiB in 1 process; a GPU is assumed \(--gpu\) to have 74.5 GiB",
+        ),
         (
             "paper",
             CPU,
             ["hardware.recompute=false", "hardware.micro_tokens=100000"],
-            "7b-instruct with grpo, .* GiB on each of the 8 devices of a cell, more than any GPU has",
+            r"7b-instruct with grpo, .* GiB in each of 8 processes; a GPU is assumed \(--gpu\) to have 74.5 GiB",
         ),
         (
             "paper",
@@ -668,13 +674,13 @@ ALONE = ["hardware.ranks=1", "hardware.recompute=false", "rollout.engine=embedde
             "standard",
             dataclasses.replace(BIG, devices=(Device("a", 8 * GIB), Device("b", 10 * GIB))),
             [],
-            "0.5b-instruct with ppo needs .* in 1 process; the largest GPU here has 10.0 GiB",
+            "0.5b-instruct with ppo needs .* in 1 process; the largest GPU has 10.0 GiB",
         ),
         (
             "paper",
             dataclasses.replace(NODE, devices=(*NODE.devices[:7], Device("b", 40 * GIB), Device("c", 30 * GIB))),
             ["hardware.cache_gib=30"],
-            "7b-instruct with ppo, .* needs .* GiB in each of 8 processes; a GPU here has 40.0 GiB",
+            "7b-instruct with ppo, .* needs .* GiB in each of 8 processes; a GPU has 40.0 GiB",
         ),
         ("demo", dataclasses.replace(CPU, ram=2**20), [], "grpo, .* needs .* this machine has 1 MiB"),
         (
@@ -900,18 +906,44 @@ def test_cells_side_by_side_end_when_they_say() -> None:
 
 
 @pytest.mark.usefixtures("empty")
-def test_fitting_settings() -> None:
-    settings = config.load_config("paper", ["hardware.recompute=false", "methods=[grpo]"])
+def test_fitting_settings_are_as_few_as_fit() -> None:
+    """Compared with each set of settings, from no change up; twice the devices only where nothing else fits."""
+    settings = config.load_config("standard", ["models=[qwen2.5-7b-instruct]", "methods=[grpo]"])
     plan = plan_for(settings, matrix.cells(settings), NODE)
     [each] = plan.footprints
-    smaller = dataclasses.replace(settings, hardware=dataclasses.replace(settings.hardware, recompute=True))
-    peak = cost.memory_estimate(each.shape, smaller, each.needs, each.size, each.engine).peak
-    models_of = {name: models.resolve(name) for name in settings.models}
+    longest = cost.longest_sequence(each.config)
+    changes = {"recompute=true": {"recompute": True}, f"micro_tokens={longest}": {"micro_tokens": longest}}
+    changes |= {"offload=true": {"offload": True}, "ranks=2": {"ranks": 2}}
+    needed = {}
+    for number in range(1, 5):
+        for names in itertools.combinations(changes, number):
+            hardware = {key: value for name in names for key, value in changes[name].items()}
+            changed = dataclasses.replace(each.config, hardware=dataclasses.replace(each.config.hardware, **hardware))
+            memory = cost.memory_estimate(each.shape, changed, each.needs, each.size, each.engine)
+            needed[names] = memory.peak
+    obstacles = lacks.Obstacles(settings, NODE, [], {}, {}, {}, [each], 0)
+    for room in (150, 100, 74, 60, 40, 20):
+        fitting = {names: bytes for names, bytes in needed.items() if bytes <= room * GIB}
+        without = {names: bytes for names, bytes in fitting.items() if "ranks=2" not in names} or fitting
+        fewest = {names: bytes for names, bytes in without.items() if len(names) == min(map(len, without))}
+        said = obstacles.fitting_settings(each, room * GIB)
+        if fewest:
+            remedies = [
+                f"{' and '.join(f'hardware.{name}' for name in names)} ({gib(bytes)})"
+                for names, bytes in fewest.items()
+            ]
+            assert said == f"; it fits with {', or with '.join(remedies)}"
+        else:
+            assert said == "; no setting makes it fit"
+    assert not fitting, "so that every case was met"
 
-    def obstacles(config: Config) -> lacks.Obstacles:
-        return lacks.Obstacles(config, NODE, [], models_of, {}, {}, [each])
 
-    remedies = obstacles(settings).fitting_settings(each, peak)
-    assert f"hardware.recompute=true ({gib(peak)})" in remedies
-    assert obstacles(settings).fitting_settings(each, peak - 1).find("recompute") < 0
-    assert obstacles(smaller).fitting_settings(each, 1) == ""
+@pytest.mark.usefixtures("empty")
+def test_show_plans_for_a_card_that_is_not_here(capsys: pytest.CaptureFixture[str]) -> None:
+    settings = config.load_config("standard", ["models=[qwen2.5-1.5b-instruct]", "methods=[grpo]"])
+    show.show_plans(settings, gpu=24)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "in 1 process; the largest GPU has 22.4 GiB; it fits with hardware.recompute=true and" in said
+    assert "no CUDA device" not in said
+    show.show_plans(settings, gpu=80)
+    assert "the largest GPU has" not in capsys.readouterr().out
