@@ -33,7 +33,7 @@ def add(commands: Commands) -> None:
 
 
 def call(arguments: argparse.Namespace) -> int:
-    from harness.plan.probe import probe_plan
+    from harness.plan.probe import measured_step, probe_lines
     from harness.plan.show import show_plans
 
     config = config_of_arguments(arguments)
@@ -46,6 +46,6 @@ def call(arguments: argparse.Namespace) -> int:
     plans = show_plans(config, arguments.jobs, arguments.gpu)
     if arguments.probe:
         # A probe measures one cell, so it takes the first setting alone.
-        for line in probe_plan(config, plans[0]):
+        for line in probe_lines(measured_step(config, plans[0]), plans[0]):
             console.print(line)
     return 0

@@ -94,43 +94,14 @@ class Obstacles:
             if on_cpu:
                 needed *= ranks
             if needed > room:
-                remedy = self.fitting_settings(footprint, room)
-                yield f"{who} needs {gib(needed)} in {place}; {where} {gib(room)}{remedy}"
+                fits = [
+                    f"{' and '.join(fit.settings)} ({gib(fit.needed)})" for fit in fits_of(footprint, self.kind, room)
+                ]
+                remedy = f"it fits with {', or with '.join(fits)}" if fits else "no setting makes it fit"
+                yield f"{who} needs {gib(needed)} in {place}; {where} {gib(room)}; {remedy}"
             elif on_cpu and jobs * needed > self.machine.ram:
                 fewer = self.machine.ram // needed
                 yield f"{who} needs {gib(needed)}, too much for {jobs} cells side by side; use --jobs {fewer}"
-
-    def fitting_settings(self, footprint: Footprint, room: int) -> str:
-        """Return the end of a sentence: the fewest settings that together make a cell fit, more devices last."""
-        hardware, longest = footprint.config.hardware, cost.longest_sequence(footprint.config)
-        changes: dict[str, dict[str, Any]] = {
-            "hardware.recompute=true": {"recompute": True},
-            f"hardware.micro_tokens={longest}": {"micro_tokens": longest},
-        }
-        further: list[dict[str, Any]] = [{}]
-        if self.kind == "cuda":
-            changes["hardware.offload=true"] = {"offload": True}
-            further.append({"ranks": 2 * hardware.ranks})
-        new = [name for name, changed in changes.items() if changed.items() - vars(hardware).items()]
-        for more in further:
-            for number in range(len(new) + 1):
-                remedies = []
-                for names in itertools.combinations(new, number):
-                    changed = more | {key: value for name in names for key, value in changes[name].items()}
-                    needed = self.needed_with(footprint, changed)
-                    if needed <= room:
-                        settings = [*names, *(f"hardware.{key}={value}" for key, value in more.items())]
-                        remedies.append(f"{' and '.join(settings)} ({gib(needed)})")
-                if remedies:
-                    return f"; it fits with {', or with '.join(remedies)}"
-        return "; no setting makes it fit"
-
-    def needed_with(self, footprint: Footprint, changed: Mapping[str, Any]) -> int:
-        """Return the bytes of a process with other settings of the hardware; on a CPU, of all that share its memory."""
-        hardware = dataclasses.replace(footprint.config.hardware, **changed)
-        config = dataclasses.replace(footprint.config, hardware=hardware)
-        memory = cost.memory_estimate(footprint.shape, config, footprint.needs, footprint.size, footprint.engine)
-        return memory.needed(self.kind) * (hardware.ranks if self.kind == "cpu" else 1)
 
     def cache_too_small(self) -> Iterator[str]:
         """vLLM refuses a sequence that its cache cannot hold."""
@@ -209,6 +180,44 @@ class Obstacles:
             size = "" if shape is None else f", about {gib(2 * shape.parameters)}"
             address = model.origin_model.address
             yield f"{model.name} is not on this machine; the first run downloads {address}{size}"
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Changes of the hardware's settings with which a cell fits, and the bytes that it needs then."""
+
+    changes: Mapping[str, Any]
+    needed: int
+
+    @property
+    def settings(self) -> list[str]:
+        return [f"hardware.{key}={str(value).lower()}" for key, value in self.changes.items()]
+
+
+def fits_of(footprint: Footprint, kind: str, room: int) -> list[Fit]:
+    """Return the fewest changes that together make a cell fit into a number of bytes; more devices only if need be."""
+    hardware = footprint.config.hardware
+    options: dict[str, Any] = {"recompute": True, "micro_tokens": cost.longest_sequence(footprint.config)}
+    further: list[dict[str, Any]] = [{}]
+    if kind == "cuda":
+        options["offload"] = True
+        further.append({"ranks": 2 * hardware.ranks})
+    new = [key for key, value in options.items() if getattr(hardware, key) != value]
+    for more in further:
+        for number in range(len(new) + 1):
+            choices = [{key: options[key] for key in keys} | more for keys in itertools.combinations(new, number)]
+            fits = [Fit(changes, needed_with(footprint, kind, changes)) for changes in choices]
+            if fits := [fit for fit in fits if fit.needed <= room]:
+                return fits
+    return []
+
+
+def needed_with(footprint: Footprint, kind: str, changes: Mapping[str, Any]) -> int:
+    """Return the bytes of a process with other settings of the hardware; on a CPU, of all that share its memory."""
+    hardware = dataclasses.replace(footprint.config.hardware, **changes)
+    config = dataclasses.replace(footprint.config, hardware=hardware)
+    memory = cost.memory_estimate(footprint.shape, config, footprint.needs, footprint.size, footprint.engine)
+    return memory.needed(kind) * (hardware.ranks if kind == "cpu" else 1)
 
 
 def footprint_label(footprint: Footprint) -> str:

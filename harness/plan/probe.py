@@ -92,8 +92,8 @@ def probe_lines(probe: StepProbe, plan: Plan) -> list[str]:
     ]
 
 
-def probe_plan(config: Config, plan: Plan) -> list[str]:
-    """Run a few steps of the largest cell of a plan, and return the result as text."""
+def measured_step(config: Config, plan: Plan) -> StepProbe:
+    """Run a few steps of the largest missing cell of a plan."""
     cell = largest_cell(plan)
     with tempfile.TemporaryDirectory() as folder:
         runs.check_engines([cell])
@@ -101,4 +101,4 @@ def probe_plan(config: Config, plan: Plan) -> list[str]:
         short = short_cell(cell, Path(folder))
         with show_elapsed(console, f"measuring {cell.label}"):
             launcher.run_cells([short], runs.local_launcher(short.settled, 1), launcher.Watcher())
-        return probe_lines(read_probe(short), plan)
+        return read_probe(short)

@@ -906,36 +906,26 @@ def test_cells_side_by_side_end_when_they_say() -> None:
 
 
 @pytest.mark.usefixtures("empty")
-def test_fitting_settings_are_as_few_as_fit() -> None:
-    """Compared with each set of settings, from no change up; twice the devices only where nothing else fits."""
+def test_fits_are_as_few_changes_as_possible() -> None:
+    """Compared with each set of changes; twice the devices only where nothing else fits."""
     settings = config.load_config("standard", ["models=[qwen2.5-7b-instruct]", "methods=[grpo]"])
-    plan = plan_for(settings, matrix.cells(settings), NODE)
-    [each] = plan.footprints
-    longest = cost.longest_sequence(each.config)
-    changes = {"recompute=true": {"recompute": True}, f"micro_tokens={longest}": {"micro_tokens": longest}}
-    changes |= {"offload=true": {"offload": True}, "ranks=2": {"ranks": 2}}
+    [each] = plan_for(settings, matrix.cells(settings), NODE).footprints
+    options = {"recompute": True, "micro_tokens": cost.longest_sequence(each.config), "offload": True, "ranks": 2}
     needed = {}
-    for number in range(1, 5):
-        for names in itertools.combinations(changes, number):
-            hardware = {key: value for name in names for key, value in changes[name].items()}
-            changed = dataclasses.replace(each.config, hardware=dataclasses.replace(each.config.hardware, **hardware))
-            memory = cost.memory_estimate(each.shape, changed, each.needs, each.size, each.engine)
-            needed[names] = memory.peak
-    obstacles = lacks.Obstacles(settings, NODE, [], {}, {}, {}, [each], 0)
-    for room in (150, 100, 74, 60, 40, 20):
-        fitting = {names: bytes for names, bytes in needed.items() if bytes <= room * GIB}
-        without = {names: bytes for names, bytes in fitting.items() if "ranks=2" not in names} or fitting
-        fewest = {names: bytes for names, bytes in without.items() if len(names) == min(map(len, without))}
-        said = obstacles.fitting_settings(each, room * GIB)
-        if fewest:
-            remedies = [
-                f"{' and '.join(f'hardware.{name}' for name in names)} ({gib(bytes)})"
-                for names, bytes in fewest.items()
-            ]
-            assert said == f"; it fits with {', or with '.join(remedies)}"
-        else:
-            assert said == "; no setting makes it fit"
+    for number in range(5):
+        for keys in itertools.combinations(options, number):
+            changes = {key: options[key] for key in keys}
+            hardware = dataclasses.replace(each.config.hardware, **changes)
+            changed = dataclasses.replace(each.config, hardware=hardware)
+            needed[keys] = cost.memory_estimate(each.shape, changed, each.needs, each.size, each.engine).peak
+    for room in (200, 150, 100, 74, 60, 40, 20):
+        fitting = [keys for keys, bytes_needed in needed.items() if bytes_needed <= room * GIB]
+        on_one = [keys for keys in fitting if "ranks" not in keys] or fitting
+        fewest = {keys: needed[keys] for keys in on_one if len(keys) == min(map(len, on_one))}
+        found = lacks.fits_of(each, "cuda", room * GIB)
+        assert {tuple(fit.changes): fit.needed for fit in found} == fewest
     assert not fitting, "so that every case was met"
+    assert lacks.Fit({"recompute": True, "ranks": 2}, 0).settings == ["hardware.recompute=true", "hardware.ranks=2"]
 
 
 @pytest.mark.usefixtures("empty")
