@@ -33,15 +33,20 @@ def call(arguments: argparse.Namespace) -> int:
     cells(config)  # checks the configuration
     table = baselines.table(config.plugins)
     specs = list(table) if arguments.method == "all" else arguments.method.split()
-    methods = [Method.of(spec, table, config.method_options) for spec in specs]
+    methods = {spec: Method.of(spec, table, config.method_options) for spec in specs}
     from harness.theory import explain  # imports torch, so only after the names have been checked
 
-    explanations = explain.explain(config, specs, arguments.batches)
+    of_clips = {} if arguments.method == "all" else explain.with_shares(methods)
+    tried = [spec for specs_of_clip in of_clips.values() for spec in specs_of_clip]
+    all_explanations = explain.explain(config, [*specs, *tried], arguments.batches)
+    explanations = [row for row in all_explanations if row["method"] in methods]
     if arguments.format == "json":
         print(json.dumps(explanations, indent=1))
     else:
         explain.print_explanations(console, explanations)
-        if any(method.objective.lr is not None for method in methods):
+        if of_clips:
+            explain.print_strengths(console, of_clips, all_explanations)
+        if any(method.objective.lr is not None for method in methods.values()):
             note = "a learning rate of its own changes nothing here: all methods are shown on the updates of plain GRPO"
             console.print(note, style="dim")
     return 0

@@ -37,6 +37,7 @@ from harness.verify.pool import VerifierPool
 PLAIN = "grpo"
 MOMENTS = ("first update", "after the updates")
 MODELS = frozenset({"values", "ref_logp"})  # the needs for which a trainer loads a second model
+SHARES = (0.005, 0.01, 0.02, 0.04, 0.08)  # of the tokens, that a clip is tried to drop
 
 
 def build_trainer(config: Config, method: str, folder: str, verifier: VerifierPool) -> Trainer:
@@ -135,6 +136,56 @@ def print_explanations(console: Console, explanations: Sequence[dict[str, Any]])
         "entropy: the first-order change, in nats for a common logit step of 1; a method with a memory is shown in its "
         "initial state",
         style="dim",
+    )
+
+
+# How strong?
+
+
+def with_shares(methods: Mapping[str, Method]) -> dict[str, list[str]]:
+    """Return specs of increasing strength for each clip that is named without a strength of its own."""
+    specs = {}
+    for spec, method in methods.items():
+        if hasattr(method.controls.get(spec), "share"):
+            specs[spec] = [f"{spec}(share={share:g})" for share in SHARES]
+    return specs
+
+
+def offset(explanation: Mapping[str, Any]) -> float:
+    """Return the part of the entropy's predicted fall under plain GRPO that a method takes back."""
+    fall = -explanation["plain_predicted"]
+    return (explanation["predicted"] + fall) / fall if fall > 0 else 0.0
+
+
+def recommended(offsets: Mapping[str, float]) -> list[str]:
+    """Return three of the specs, in order: the first that takes back half of the fall, and its neighbors."""
+    specs = list(offsets)
+    enough = [number for number, spec in enumerate(specs) if offsets[spec] >= 0.5]
+    middle = min(max(enough[0] if enough else len(specs), 1), len(specs) - 2)
+    return specs[middle - 1 : middle + 2]
+
+
+def print_strengths(console: Console, of_clips: Mapping[str, Sequence[str]], explanations: Sequence[Any]) -> None:
+    """Print what clips of increasing strength drop and take back, and candidates for `entrobench tune`."""
+    rows: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for row in explanations:
+        if row["moment"] == MOMENTS[0]:
+            rows.setdefault(row["method"], {})[row["quadrant"]] = row
+    whole = {spec: of_spec["all"] for spec, of_spec in rows.items()}
+    lines, candidates = [], []
+    for clip, specs in of_clips.items():
+        for spec in specs:
+            # The rest has no advantage, and so no gradient under any method.
+            parts = [row for quadrant, row in rows[spec].items() if quadrant not in ("rest", "all")]
+            dropped = sum(row["dropped"] * row["share"] for row in parts)
+            lines.append([spec, f"{dropped:.1%}", f"{whole[spec]['predicted']:+.5f}", f"{offset(whole[spec]):.0%}"])
+        chosen = recommended({spec: offset(whole[spec]) for spec in specs})
+        candidates.append(f"    {clip}: [{', '.join(map(repr, chosen))}]")
+    names = ("dropped", "entropy", "of GRPO's fall")
+    columns = [Column("how strong?"), *(Column(name, right=True) for name in names)]
+    terminal.show_table(console, columns, lines, pad_edge=False)
+    console.print(
+        "\ntune:\n  candidates:  # where about half of the predicted fall is taken back", *candidates, sep="\n"
     )
 
 

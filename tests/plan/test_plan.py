@@ -29,7 +29,7 @@ from harness import config, matrix
 from harness.base import files
 from harness.base.errors import UserError
 from harness.base.shape import Shape, shape_of_config
-from harness.base.units import GIB, gib
+from harness.base.units import GIB
 from harness.cells.state import STOP_MARK
 from harness.config import Config
 from harness.launch.machine import Device, Machine, cuda_devices, this_machine

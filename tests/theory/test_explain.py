@@ -7,11 +7,14 @@ import math
 
 import pytest
 from places import REPOSITORY
+from rich.console import Console
 
 import baselines
 from harness import cli
 from harness.base.errors import UserError
 from harness.commands import explain as command
+from harness.methods.composition import Method
+from harness.theory import explain
 
 SMALL = ["train.prompts=8", "train.group=8", "train.updates=2", "train.lr=1e-3", "train.warmup_steps=0"]
 SUMMED = ("share", "size", "plain_size", "predicted", "plain_predicted")
@@ -61,6 +64,50 @@ def test_explain_rows_add_up(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.slow
 def test_explain_twice(capsys: pytest.CaptureFixture[str]) -> None:
     assert explained(capsys, "clip_b") == explained(capsys, "clip_b")
+
+
+def test_with_shares_of_clips_without_a_strength() -> None:
+    specs = ("clip_b", "ppo", "clip_v(share=0.01)", "ppo+clip_b", "entropy_bonus", "clip_v")
+    methods = {spec: Method.of(spec, baselines.table(), {"clip_v": {"share": 0.3}}) for spec in specs}
+    found = explain.with_shares(methods)
+    assert [*found] == ["clip_b", "clip_v"]
+    assert found["clip_v"][:2] == ["clip_v(share=0.005)", "clip_v(share=0.01)"]
+
+
+@pytest.mark.parametrize(
+    ("offsets", "middle"),
+    [
+        ([0.4, 0.69, 1.3, 2.4], 1),
+        ([0.1, 0.2, 0.5, 0.9], 2),
+        ([0.6, 0.7, 0.8, 0.9], 1),  # the least has no neighbor below
+        ([0.1, 0.2, 0.3, 0.7], 2),  # nor the most one above
+        ([0.0, 0.0, 0.0, 0.0], 2),
+    ],
+)
+def test_recommended_around_the_first_that_takes_back_half(offsets: list[float], middle: int) -> None:
+    assert explain.recommended(dict(zip("abcd", offsets, strict=True))) == [*"abcd"][middle - 1 : middle + 2]
+
+
+def test_print_strengths_of_known_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    specs = [f"clip_b(share={share})" for share in ("0.005", "0.01", "0.02")]
+    rows = []
+    for spec, dropped, predicted in zip(specs, (0.1, 0.2, 0.4), (-0.003, -0.001, 0.001), strict=True):
+        same = {"method": spec, "moment": "first update", "plain_predicted": -0.004, "predicted": predicted}
+        rows += [
+            {**same, "quadrant": "all", "share": 1.0, "dropped": 0.6},
+            {**same, "quadrant": "rest", "share": 0.5, "dropped": 1.0},
+            {**same, "quadrant": "negative_below", "share": 0.3, "dropped": dropped},
+            {**same, "quadrant": "positive_above", "share": 0.2, "dropped": 0.05},
+        ]
+    explain.print_strengths(Console(width=100), {"clip_b": specs}, rows)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[1:4] == [
+        [specs[0], "4.0%", "-0.00300", "25%"],
+        [specs[1], "7.0%", "-0.00100", "75%"],
+        [specs[2], "13.0%", "+0.00100", "125%"],
+    ]
+    assert f"    clip_b: {specs}".split() == lines[-1]
+    assert explain.offset({"plain_predicted": 0.1, "predicted": 0.2}) == 0.0, "there is no fall"
 
 
 def test_explain_in_the_documentation() -> None:
