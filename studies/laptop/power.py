@@ -2,7 +2,7 @@
 
     python -m studies.laptop.power PILOT    # the folder with the pilot's cells
 
-README.md in this folder has the rule.
+docs/evidence/laptop.md has the rule.
 """
 
 from __future__ import annotations
