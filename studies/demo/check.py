@@ -13,7 +13,7 @@ from harness.rollout import digests
 from harness.runs import tune
 from harness.table import origins
 from studies import pages
-from studies.checks import Page, column, compare_choice, prose, section
+from studies.checks import Page, apart, column, compare_choice, prose, section
 from studies.demo import power
 from studies.field import tuned
 
@@ -48,6 +48,15 @@ def check_the_findings_hold_with_both_instruction_sets() -> None:
         base_model, _, _ = passed.pop("base model")
         assert max(passed, key=lambda method: passed[method][0]) == "clip_b"
         assert all(high < base_model for _, _, high in passed.values())
+
+
+def check_the_finding_does_not_depend_on_the_trainer() -> None:
+    for name in ("Avg@K", "Pass@16", "entropy, end"):
+        scores = column("demo-trl", name)
+        for method in ("grpo", "clip_b"):
+            assert not apart(scores[f"{method}, own"], scores[f"{method} (trained by trl), trl"])
+    gains = column("demo-trl", "Pass@16 - grpo")
+    assert all(gains[row][1] > 0 for row in ("clip_b, own", "clip_b (trained by trl), trl"))
 
 
 def check_no_control_beats_tuned_grpo_in_avg_at_k() -> None:

@@ -86,7 +86,10 @@ def compared(matrix: str) -> Rows:
     for row in json.loads((REFERENCE / matrix / "compare.json").read_text()):
         if row["seeds"]:
             # Tables of tuned methods have their names, and their specs as options; old ones have the specs alone.
-            rows.setdefault(row.get("options") or row["method"], {})[row["score"]] = row
+            name = row.get("options") or row["method"]
+            if row.get("trainer"):
+                name += f" (trained by {row['trainer']})"
+            rows.setdefault(name, {})[row["score"]] = row
     return rows
 
 
