@@ -28,6 +28,7 @@ from harness.plan.probe import StepProbe, measured_step
 from harness.rollout import models
 from harness.runs.look import Look, look
 from harness.table.columns import format_estimate
+from tasks import Task
 
 METHODS = ("grpo", "clip_b")
 GROUP = 8  # responses to a prompt
@@ -145,7 +146,7 @@ def configuration(wanted: Wanted, name: str, say: Callable[[str], None]) -> str:
     draft = in_time(draft, plan, probe)
     findings = [
         f"Model: {shape.parameters:,} parameters, computed in {settled.train.dtype} on {settled.hardware.device}.",
-        # DESC
+        f"Data: {data_line(task)}.",
         *look_lines(seen),
         f"Time: a step of {PROMPTS[0]} prompts took {probe.step:.3g} s, so that all cells take "
         f"{about_duration(draft.seconds(plan, probe))}; {wanted.hours:g} h were asked for.",
@@ -183,6 +184,11 @@ def in_time(draft: Draft, plan: Plan, probe: StepProbe) -> Draft:
         if steps >= FEWEST:
             return dataclasses.replace(sized, steps=min(steps, MOST))
     return dataclasses.replace(sized, steps=FEWEST)
+
+
+def data_line(task: Task) -> str:
+    """Return the number of problems in each split."""
+    return ", ".join(f"{len(task.problems(split)):,} {split}" for split in task.splits) + " problems"
 
 
 def look_lines(seen: Look) -> list[str]:
