@@ -25,7 +25,21 @@ if TYPE_CHECKING:
 # They are in the order of --help; two starred tuples, since the formatter gives each name of one long tuple a line.
 COMMANDS = (
     *("init", "run", "plan", "status", "stop", "leaderboard", "report", "sync", "dynamics", "explain", "diagnose"),
-    *("check", "look", "eval", "data", "doctor", "list", "clean", "pack", "unpack", "verify", "tune", "adopt", "export"),
+    *(
+        "check",
+        "look",
+        "eval",
+        "data",
+        "doctor",
+        "list",
+        "clean",
+        "pack",
+        "unpack",
+        "verify",
+        "tune",
+        "adopt",
+        "export",
+    ),
 )
 
 

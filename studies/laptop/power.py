@@ -37,7 +37,7 @@ def last_scores(pilot: Path) -> dict[float, dict[str, Floats]]:
     """Return the scores (C, S, J) after the last step by learning rate and method, with the seeds in order."""
     by_cell: dict[float, dict[str, dict[int, Floats]]] = defaultdict(lambda: defaultdict(dict))
     for folder in sorted(path.parent for path in pilot.glob("*/config.yaml")):
-        key, settings = CellSpec.read(folder).key, config.load_config(folder / "config.yaml")
+        key, settings = CellSpec.read(folder).key, config.load_config(str(folder / "config.yaml"))
         *_, (_, record) = evaluations.all_evaluations(folder)
         right = np.array(record["right"], dtype=int)
         both = right.mean(axis=1), pass_at_k(right.shape[1], right.sum(axis=1), K)

@@ -145,7 +145,12 @@ def test_answer_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = StringIO()
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr("sys.stdin", terminal)
-    monkeypatch.setattr("builtins.input", lambda text: asked.append(text) or next(given))
+
+    def answered(text: str) -> str:
+        asked.append(text)
+        return next(given)
+
+    monkeypatch.setattr("builtins.input", answered)
     assert command.answer("data") == "countdown", "what has no default is asked for again"
     assert command.answer("hours") == "1"
     assert [text.partition(" ")[0] for text in asked] == ["data", "data", "hours"]

@@ -910,7 +910,8 @@ def test_fits_are_as_few_changes_as_possible() -> None:
     """Compared with each set of changes; twice the devices only where nothing else fits."""
     settings = config.load_config("standard", ["models=[qwen2.5-7b-instruct]", "methods=[grpo]"])
     [each] = plan_for(settings, matrix.cells(settings), NODE).footprints
-    options = {"recompute": True, "micro_tokens": cost.longest_sequence(each.config), "offload": True, "ranks": 2}
+    options: dict[str, Any] = {"recompute": True, "micro_tokens": cost.longest_sequence(each.config)}
+    options |= {"offload": True, "ranks": 2}
     needed = {}
     for number in range(5):
         for keys in itertools.combinations(options, number):
