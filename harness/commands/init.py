@@ -48,10 +48,10 @@ def call(arguments: argparse.Namespace) -> int:
         raise UserError(f"--hours is {answers['hours']!r}; it must be a number") from error
     at_least(0.01, **{"--hours": hours})
 
-    from harness.plan.init import Wanted, configuration
+    from harness.plan.init import Own, configuration
 
-    wanted = Wanted(answers["model"], answers["data"], answers["device"], hours, arguments.plugin)
-    text = configuration(wanted, str(path), lambda line: print(line, file=sys.stderr))
+    own = Own(answers["model"], answers["data"], answers["device"], hours, arguments.plugin)
+    text = configuration(own, str(path), lambda line: print(line, file=sys.stderr))
     if arguments.print:
         print(text, end="")
     else:

@@ -42,8 +42,8 @@ HUB = re.compile(r"[\w.-]+/[\w.-]+(@[\w.-]+)?", re.ASCII)
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What somebody has, and how long all of it may take."""
+class Own:
+    """A model and data of somebody's own, and the hours that training and evaluation may take."""
 
     model: str
     data: str  # a file with problems and answers, owner/name on the hub, or a task
@@ -65,7 +65,7 @@ class Wanted:
 class Draft:
     """A configuration, and what its comments say."""
 
-    wanted: Wanted
+    own: Own
     max_new_tokens: int
     lr: float
     problems: int
@@ -85,7 +85,7 @@ class Draft:
     def text(self, name: str) -> str:
         """Return the content of the file."""
         findings = "\n".join(f"# {line}" for line in self.findings)
-        plugins = f"plugins: {json.dumps([*self.wanted.plugins])}\n" if self.wanted.plugins else ""
+        plugins = f"plugins: {json.dumps([*self.own.plugins])}\n" if self.own.plugins else ""
         return f"""\
 # GRPO and Clip_B on a model and data of one's own, written on {date.today():%d %B %Y}: change what you like
 #
@@ -97,8 +97,8 @@ class Draft:
 methods: [{", ".join(METHODS)}]  # `entrobench list methods` has more
 method_options:
   clip_b: {{share: 0.02}}  # of the tokens, which it drops; `entrobench explain clip_b {name}` shows which
-tasks: [{json.dumps(self.wanted.task)}]
-models: [{json.dumps(self.wanted.model)}]
+tasks: [{json.dumps(self.own.task)}]
+models: [{json.dumps(self.own.model)}]
 seeds: {json.dumps([*self.seeds])}  # one alone cannot tell how much seeds differ
 {plugins}train:
   steps: {self.steps}
@@ -113,7 +113,7 @@ eval:
   samples: {SAMPLES}
   k: {K}
 checkpoint: {{keep: 1}}
-hardware: {json.dumps({"device": self.wanted.device, **self.hardware})}
+hardware: {json.dumps({"device": self.own.device, **self.hardware})}
 """
 
     def seconds(self, plan: Plan, probe: StepProbe) -> float:
@@ -123,22 +123,22 @@ hardware: {json.dumps({"device": self.wanted.device, **self.hardware})}
         return of_cell * ceil(len(METHODS) * len(self.seeds) / plan.at_once)
 
 
-def configuration(wanted: Wanted, name: str, say: Callable[[str], None]) -> str:
+def configuration(own: Own, name: str, say: Callable[[str], None]) -> str:
     """Return the text of a configuration that runs as it is, after a look at the model and a few measured steps."""
-    task = tasks.build_task(wanted.task, list(wanted.plugins))
+    task = tasks.build_task(own.task, list(own.plugins))
     for split, use in (("train", "train"), ("test", "evaluate")):
         tasks.check_split(task, split, f"the split to {use} on")
-    model = models.resolve(wanted.model)
+    model = models.resolve(own.model)
     model.folder(say=say)
     shape = model.shape()
     if shape is None:
-        raise UserError(f"nothing can be fitted to {wanted.model}: its config.json is of a kind whose size is unknown")
+        raise UserError(f"nothing can be fitted to {own.model}: its config.json is of a kind whose size is unknown")
     longest = tasks.lm_eval_settings(task)["generation_kwargs"]["max_gen_toks"]
     rate = RATE_OF_SMALL if shape.parameters < SMALL else RATE
-    draft = Draft(wanted, longest, rate, min(PROBLEMS, len(task.problems("test"))))
+    draft = Draft(own, longest, rate, min(PROBLEMS, len(task.problems("test"))))
     settled = settle_auto(draft.config(), shape)
-    say(f"looking at {wanted.model} on {tasks.evaluation_name(task)}")
-    seen = look(wanted.model, task, settled, LOOK_PROBLEMS, LOOK_SAMPLES)
+    say(f"looking at {own.model} on {tasks.evaluation_name(task)}")
+    seen = look(own.model, task, settled, LOOK_PROBLEMS, LOOK_SAMPLES)
     draft = dataclasses.replace(draft, hardware=fitting_hardware(planned(draft)))
     plan = planned(draft)
     say("measuring three steps")
@@ -149,7 +149,7 @@ def configuration(wanted: Wanted, name: str, say: Callable[[str], None]) -> str:
         f"Data: {data_line(task)}.",
         *look_lines(seen),
         f"Time: a step of {PROMPTS[0]} prompts took {probe.step:.3g} s, so that all cells take "
-        f"{about_duration(draft.seconds(plan, probe))}; {wanted.hours:g} h were asked for.",
+        f"{about_duration(draft.seconds(plan, probe))}; {own.hours:g} h were asked for.",
     ]
     return dataclasses.replace(draft, findings=findings).text(name)
 
@@ -180,7 +180,7 @@ def in_time(draft: Draft, plan: Plan, probe: StepProbe) -> Draft:
     for prompts, seeds in itertools.product(PROMPTS, SEEDS):
         sized = dataclasses.replace(draft, prompts=prompts, seeds=seeds)
         one, none = (dataclasses.replace(sized, steps=steps).seconds(plan, probe) for steps in (1, 0))
-        steps = int((3600 * draft.wanted.hours - none) / (one - none))
+        steps = int((3600 * draft.own.hours - none) / (one - none))
         if steps >= FEWEST:
             return dataclasses.replace(sized, steps=min(steps, MOST))
     return dataclasses.replace(sized, steps=FEWEST)

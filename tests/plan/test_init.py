@@ -17,15 +17,15 @@ from harness.commands import init as command
 from harness.launch.machine import Machine
 from harness.plan import init
 from harness.plan.estimate import Plan, plan_for
-from harness.plan.init import Draft, Wanted
+from harness.plan.init import Draft, Own
 from harness.plan.probe import StepProbe
 
-WANTED = Wanted("countdown-tiny", "countdown", "cpu", 1.0)
+OWN = Own("countdown-tiny", "countdown", "cpu", 1.0)
 CPU = Machine(ram=2**50, cores=2, free=2**50)
 
 
 def draft(**changes: Any) -> Draft:
-    return dataclasses.replace(Draft(WANTED, max_new_tokens=32, lr=1e-5, problems=64), **changes)
+    return dataclasses.replace(Draft(OWN, max_new_tokens=32, lr=1e-5, problems=64), **changes)
 
 
 def plan_of(sized: Draft, machine: Machine = CPU) -> Plan:
@@ -45,7 +45,7 @@ def plan_of(sized: Draft, machine: Machine = CPU) -> Plan:
     ],
 )
 def test_task_of_data(data: str, task: str) -> None:
-    assert dataclasses.replace(WANTED, data=data).task == task
+    assert dataclasses.replace(OWN, data=data).task == task
 
 
 def test_text_is_the_configuration_of_the_draft(tmp_path: Path) -> None:
@@ -77,13 +77,13 @@ def test_text_is_the_configuration_of_the_draft(tmp_path: Path) -> None:
     ],
 )
 def test_in_time_takes_the_most_that_the_hours_allow(hours: float, prompts: int, seeds: int, steps: int) -> None:
-    wanted = dataclasses.replace(WANTED, hours=hours)
-    found = init.in_time(draft(wanted=wanted), plan_of(draft()), StepProbe("a cell", 10.0, 0.01, 9.0))
+    own = dataclasses.replace(OWN, hours=hours)
+    found = init.in_time(draft(own=own), plan_of(draft()), StepProbe("a cell", 10.0, 0.01, 9.0))
     assert (found.prompts, len(found.seeds), found.steps) == (prompts, seeds, steps)
 
 
 def test_fitting_hardware(monkeypatch: pytest.MonkeyPatch) -> None:
-    large = draft(wanted=dataclasses.replace(WANTED, model="qwen2.5-0.5b-instruct"))
+    large = draft(own=dataclasses.replace(OWN, model="qwen2.5-0.5b-instruct"))
     [footprint] = plan_of(large).footprints
     needed = footprint.memory.needed("cpu")
 
