@@ -15,8 +15,9 @@ import baselines
 import tasks
 from harness.base import devices, files, identities, matmul, registry
 from harness.base.addresses import visible_address
-from harness.base.errors import Damaged, UserError, nearest
+from harness.base.errors import Damaged, UserError, nearest, shown
 from harness.base.shape import Shape
+from harness.base.task import Graded, Task
 from harness.cells.provenance import component_classes
 from harness.cells.source_digest import source_digest
 from harness.cells.spec import FILE as SPEC
@@ -302,6 +303,8 @@ def check_methods_fit(config: Config, settings: list[Config], shared: Shared) ->
             raise UserError(
                 f"axes varies {LR_AXIS}, but method {spec!r} has a learning rate of its own; allowed: one of the two"
             )
+        for task in config.tasks:
+            check_rewards(method, task, shared.task(task))
         for setting in settings:
             check_backend(setting, method)
             if setting.train.group < method.min_group:
@@ -320,6 +323,15 @@ def check_methods_fit(config: Config, settings: list[Config], shared: Shared) ->
             if isinstance(entry, Composition):
                 why = f"is short for {entry.spec}"
             raise UserError(f"method_options names {name!r}, which {why}; {nearest(name, known)}")
+
+
+def check_rewards(method: Method, spec: str, task: Task) -> None:
+    """Refuse scores as rewards for a method that would ignore them."""
+    if isinstance(task, Graded) and task.graded and method.objective.ignores_rewards:
+        raise UserError(
+            f"method {method.name!r} uses only which responses are right, so that the scores of {shown(spec)} would be "
+            "in vain; allowed: reward=verdict, or a method that learns from rewards"
+        )
 
 
 def check_evaluations(config: Config, shared: Shared) -> None:

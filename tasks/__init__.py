@@ -11,7 +11,7 @@ from harness.base import identities, registry
 from harness.base.errors import UserError, nearest
 from harness.base.plugins import extend_table
 from harness.base.schema import typed
-from harness.base.task import SPLITS, Problem, Recipe, Task, Verdict, Verifier, check_split, evaluation_name
+from harness.base.task import SPLITS, Described, Problem, Recipe, Task, Verdict, Verifier, check_split, evaluation_name
 from tasks.aime24 import AIME24
 from tasks.aime25 import AIME25
 from tasks.amc23 import AMC23
@@ -25,6 +25,7 @@ from tasks.gsm8k import GSM8K
 from tasks.lists import Lists
 from tasks.math500 import MATH500
 from tasks.plugins import check_task_plugin, read_lm_eval_file
+from tasks.problems import OwnProblems
 from tasks.rg import Rg
 from tasks.sentences import Sentences
 from tasks.sorting import Sorting
@@ -40,6 +41,7 @@ __all__ = [
     "Verifier",
     "build_task",
     "check_split",
+    "descriptions",
     "evaluation_name",
     "lm_eval_file",
     "lm_eval_settings",
@@ -59,6 +61,7 @@ TASKS: dict[str, type[Task]] = {
     "gsm8k": GSM8K,
     "lists": Lists,
     "math500": MATH500,
+    "problems": OwnProblems,
     "rg": Rg,
     "sentences": Sentences,
     "sorting": Sorting,
@@ -98,6 +101,12 @@ def problem_digests(trained: str, evaluated: Sequence[str], split: str, build: C
             problems[split] = [problem.identity() for problem in task.problems(split)]
         digests[spec] = identities.key(problems)
     return digests
+
+
+def descriptions(specs: Iterable[str], plugins: Iterable[str] = ()) -> list[str]:
+    """Return a sentence on each of the user's data sets among tasks."""
+    built = [build_task(spec, plugins) for spec in dict.fromkeys(specs)]
+    return [task.about() for task in built if isinstance(task, Described)]
 
 
 def model_recipe(settings: Mapping[str, Any]) -> Recipe:

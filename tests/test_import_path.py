@@ -117,8 +117,11 @@ def test_table_refuses_a_plugin_named_like_a_package(name: str) -> None:
 
 def test_table_refuses_a_hidden_plugin() -> None:
     with pytest.raises(
-        UserError, match=r"^plugin statistics has neither METHODS nor TASKS; it was read from .*statistics\.py$"
+        UserError,
+        match=r"^plugin statistics has neither METHODS nor TASKS nor JUDGES; it was read from .*statistics\.py$",
     ):
         baselines.table(["statistics"])
-    with pytest.raises(UserError, match=r"^plugin sys has neither METHODS nor TASKS; it was read from Python itself$"):
+    with pytest.raises(
+        UserError, match=r"^plugin sys has neither METHODS nor TASKS nor JUDGES; it was read from Python itself$"
+    ):
         baselines.table(["sys"])

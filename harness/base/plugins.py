@@ -16,6 +16,7 @@ from harness.base.errors import UserError, short, shown
 
 T = TypeVar("T")
 OFFERS = {"METHODS": "entrobench.methods", "TASKS": "entrobench.tasks"}  # tables of a module, groups of entry points
+JUDGES = "JUDGES"  # a table of a module alone: the functions that may judge problems of one's own, by name
 NAME = re.compile(r"[A-Za-z_][\w-]{0,99}")  # as it is written in a configuration file
 OURS = ("baselines", "configs", "entrobench", "harness", "tasks")  # packages that a plugin of that name would hide
 
@@ -62,9 +63,10 @@ def plugin_entries(offer: str, plugins: Iterable[str]) -> Iterator[tuple[str, An
         if plugin in OURS:
             raise UserError(f"plugin {plugin} has the name of a package of entrobench; give the file another name")
         module = import_plugin(plugin)
-        if not any(hasattr(module, name) for name in OFFERS):
+        tables = (*OFFERS, JUDGES)
+        if not any(hasattr(module, name) for name in tables):
             raise UserError(
-                f"plugin {plugin} has neither {' nor '.join(OFFERS)}; it was read from {module_origin(module)}"
+                f"plugin {plugin} has neither {' nor '.join(tables)}; it was read from {module_origin(module)}"
             )
         entries = getattr(module, offer, {})
         if not isinstance(entries, Mapping):

@@ -66,6 +66,10 @@ class Verifier(Protocol):
         """Judge pairs of a gold answer and an answer in processes of a module of the task, which may be killed."""
         ...
 
+    def scored_by(self, judge: str, questions: Sequence[tuple[str, str]]) -> list[tuple[Verdict, float]]:
+        """Judge like `judged_by`, by a module that also gives scores; without a score it is 0."""
+        ...
+
 
 class Task(Protocol):
     """A frozen dataclass of the task's options; it imports nothing heavy before its problems are read."""
@@ -97,6 +101,29 @@ class Task(Protocol):
 
         `trained_on` is the name of the task that the model was trained on; None if it is unknown.
         """
+        ...
+
+
+@runtime_checkable
+class Graded(Protocol):
+    """A task that may reward responses by scores instead of verdicts."""
+
+    @property
+    def graded(self) -> bool:
+        """Whether it does."""
+        ...
+
+    def scores(self, pairs: Sequence[tuple[Problem, str]], verifier: Verifier) -> list[tuple[Verdict, float]]:
+        """Judge responses to problems, with the reward of each."""
+        ...
+
+
+@runtime_checkable
+class Described(Protocol):
+    """A task on a data set of the user's."""
+
+    def about(self) -> str:
+        """Return a sentence on the data set: its problems, and what was left out."""
         ...
 
 
@@ -134,6 +161,12 @@ class Judged:
     verdict: Verdict
     answer: Answer | None
     goes_on: bool  # text follows the answer
+    score: float | None = None  # the reward before any method shapes it; None: that of the verdict
+
+    @property
+    def reward(self) -> float:
+        """The reward before any method shapes it."""
+        return self.verdict.reward if self.score is None else self.score
 
     @property
     def text(self) -> str | None:
@@ -143,12 +176,16 @@ class Judged:
 
 def judge_responses(task: Task, verifier: Verifier, pairs: Sequence[tuple[Problem, str]]) -> list[Judged]:
     """Return the verdicts on responses and their answers."""
-    verdicts, answers = task.verdicts(pairs, verifier), task.answers(pairs)
+    scored: Sequence[tuple[Verdict, float | None]]
+    if isinstance(task, Graded) and task.graded:
+        scored = task.scores(pairs, verifier)
+    else:
+        scored = [(verdict, None) for verdict in task.verdicts(pairs, verifier)]
     responses = [response for _, response in pairs]
     judged = []
-    for verdict, answer, response in zip(verdicts, answers, responses, strict=True):
+    for (verdict, score), answer, response in zip(scored, task.answers(pairs), responses, strict=True):
         goes_on = answer is not None and answer.end < len(response)
-        judged.append(Judged(verdict, answer, goes_on))
+        judged.append(Judged(verdict, answer, goes_on, score))
     return judged
 
 

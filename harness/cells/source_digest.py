@@ -1,8 +1,8 @@
 """Digests of source code, which are part of a cell's identity: an edit of a method or a task makes another cell.
 
-The digest of a class covers its definition and all that this uses of its module, of other methods and tasks, and of
-modules in the same package or directory. Comments, docstrings and the rest of these modules are left out: a corrected
-word does not make days of GPU work run again, nor does a second method in the same file.
+The digest of a class or a function covers its definition and all that this uses of its module, of other methods and
+tasks, and of modules in the same package or directory. Comments, docstrings and the rest of these modules are left out:
+a corrected word does not make days of GPU work run again, nor does a second method in the same file.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.util import resolve_name
 from pathlib import Path
+from types import FunctionType
 
 from harness.base import files, identities
 
@@ -31,10 +32,11 @@ DIGITS = 16  # the digests of earlier versions, of whole files, had 12 or 25
 Stamp = tuple[str, int, int]  # the path of a file, the time of its last change in nanoseconds, and its size
 
 
-def source_digest(cls: type) -> str:
-    """Return the digest of a class by its source as it is on disk now."""
-    class_modules = dict.fromkeys(base.__module__ for base in cls.__mro__)
-    packages = {"baselines", "tasks", *(top(name) for name in class_modules if top(name) not in NO_SOURCES)}
+def source_digest(part: type | FunctionType) -> str:
+    """Return the digest of a class or a function by its source as it is on disk now."""
+    defined = part.__mro__ if isinstance(part, type) else (part,)
+    modules = dict.fromkeys(each.__module__ for each in defined)
+    packages = {"baselines", "tasks", *(top(name) for name in modules if top(name) not in NO_SOURCES)}
     homes = {package_home(package) for package in packages} - {None}
 
     def counts(module: str) -> bool:
@@ -43,12 +45,12 @@ def source_digest(cls: type) -> str:
 
     used: dict[str, dict[Statement, None]] = {}  # by module
     # The list grows while it is walked: a name uses other names.
-    names = [(base.__module__, base.__qualname__.partition(".")[0]) for base in cls.__mro__]
+    names = [(each.__module__, each.__qualname__.partition(".")[0]) for each in defined]
     for number, (module, name) in enumerate(names):
         if not counts(module):
             continue
         source = parsed(module, *stamp(module))
-        if number < len(cls.__mro__) and name not in source.bound:
+        if number < len(defined) and name not in source.bound:
             name = ALL  # such as a class that a function made
         for statement in source.statements_of(name):
             if statement not in used.setdefault(module, {}):

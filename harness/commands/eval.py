@@ -45,6 +45,8 @@ def call(arguments: argparse.Namespace) -> int:
     model = models.resolve(arguments.model)
     specs = registry.split(arguments.tasks, ",")
     chosen_tasks = [tasks.build_task(spec, arguments.plugin) for spec in specs]
+    for line in tasks.descriptions(specs, arguments.plugin):
+        console.print(line)
     from harness.elsewhere import assess  # imports torch, so only after the names have been checked
 
     wanted = assess.Wanted(

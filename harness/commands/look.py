@@ -51,6 +51,8 @@ def call(arguments: argparse.Namespace) -> int:
     settled = settle_auto(config, model.shape())
     seen = looks.look(arguments.model, task, settled, arguments.problems, arguments.samples)
     console.print(f"{seen.model} ({folder}) on {seen.task}: a prompt, and the responses to it", style="bold")
+    for line in tasks.descriptions([arguments.task], arguments.plugin):
+        console.print(line)
     console.print(visible(seen.prompt))
     for response, verdict in seen.shown:
         console.print(f"  {verdict:<8}  {visible(response)!r}")

@@ -190,6 +190,9 @@ class UnusedVerifier:
     def judged_by(self, judge: str, questions: Sequence[tuple[str, str]]) -> list[Verdict]:
         raise AssertionError("this task needs no verifier")
 
+    def scored_by(self, judge: str, questions: Sequence[tuple[str, str]]) -> list[tuple[Verdict, float]]:
+        raise AssertionError("this task needs no verifier")
+
 
 def miniature_trainer(method: Method, model: Path, folder: Path, size: Size, steps: int) -> Trainer:
     """Return the trainer of a method before its first step, on the model that `write_model` has written."""

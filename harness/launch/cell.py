@@ -227,10 +227,14 @@ def check_version(spec: CellSpec) -> dict[str, str]:
     build = partial(tasks.build_task, plugins=config.plugins)
     problems = tasks.problem_digests(task, evaluated, config.eval.split, build)
     edited = changed_parts(spec.identity, {"source": sources, "problems": problems})
+    recorded = [spec.identity["task"], *spec.identity["evaluation_tasks"]]
+    for name, identity in zip([task, *evaluated], recorded, strict=True):
+        # Options are part of the name; what they do not say, such as the rows of a file, may have changed.
+        if identity | identities.component_identity(build(name)) != identity:
+            edited.append(name)
     if edited:
-        raise UserError(
-            f"{', '.join(edited)} was edited while the matrix ran; `entrobench run` plans cells of the new version"
-        )
+        names = ", ".join(dict.fromkeys(edited))
+        raise UserError(f"{names} was edited while the matrix ran; `entrobench run` plans cells of the new version")
     return sources
 
 

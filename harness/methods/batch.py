@@ -158,13 +158,14 @@ class TokenBatch:
         budget: int,
         device: str,
         *,
+        right: Sequence[bool] | None = None,  # of the responses; None: those with a reward above 0
         answers: Sequence[str | None] | None = None,  # of the responses, in the task's normal form; None: unknown
         places: Sequence[int] | None = None,  # of the prompts among those of all ranks; None: 0, 1 ...
         copies: Sequence[Sequence[int]] | None = None,  # `Distinct.copy_of` of each group; None: not known yet
         seed: int = 0,
         progress: float = 0.0,
     ) -> TokenBatch:
-        """Return a batch of whole groups, all of one size; a reward above 0 means a right response."""
+        """Return a batch of whole groups, all of one size."""
         if copies is None:
             copies = [distinct_responses(group).copy_of for group in groups]
         # Of the responses.
@@ -180,6 +181,8 @@ class TokenBatch:
                 finished.append(rollout.finished)
                 tokens += rollout.prompt + rollout.response
                 behaviour_logp += rollout.logp
+        if right is None:
+            right = [reward > 0 for reward in rewards]
         if answers is None:
             answers = [None] * len(numbers)
         lengths_B = torch.tensor(lengths, device=device)
@@ -191,7 +194,7 @@ class TokenBatch:
             lengths_B=lengths_B,
             groups_B=torch.tensor(numbers, device=device),
             rewards_B=torch.tensor(rewards, dtype=torch.float32, device=device),
-            right_B=torch.tensor(rewards, device=device) > 0,
+            right_B=torch.tensor(right, dtype=torch.bool, device=device),
             answers_B=torch.tensor(answer_numbers(answers, len(groups[0])), device=device),
             finished_B=torch.tensor(finished, device=device),
             places_B=(first_G[:, None] + torch.arange(len(groups[0]), device=device)).flatten(),

@@ -31,6 +31,7 @@ from harness.table.verified import COUNTED, JUDGED, REPORTED
 from harness.tracking.sync import params_of
 from harness.verify.pool import FAILURES, TooManyFailures, check_failures
 from tasks import Problem, Task, Verdict, Verifier
+from tasks.problems import DATA, OwnProblems
 from tasks.scoring import distinct_right, judged, scores, solutions
 
 LISTED = 5  # findings of one cell, at most
@@ -42,8 +43,23 @@ class Library:
 
     def __init__(self, plugins: Sequence[str]) -> None:
         self.methods = baselines.table(plugins)
-        self.task = cache(lambda spec: tasks.build_task(spec, plugins))
+        self.task = cache(lambda spec: present_task(spec, plugins))
         self.problems = cache(lambda spec, split: {each.id: each for each in self.task(spec).problems(split)})
+
+    def identity(self, spec: str, recorded: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the identity of a task; refuse the one of a cell if its data set is another one here."""
+        own = identities.component_identity(self.task(spec))
+        if own.get(DATA) != recorded.get(DATA):
+            raise UserError("its data set here has other problems")
+        return own
+
+
+def present_task(spec: str, plugins: Sequence[str]) -> Task:
+    """Return a task; refuse to download a data set because a pack names it."""
+    task = tasks.build_task(spec, plugins)
+    if isinstance(task, OwnProblems) and task.must_download:
+        raise UserError("its data set is not on this machine")
+    return task
 
 
 @dataclass
@@ -129,12 +145,14 @@ def audit_answers(audit: CellAudit, verifier: Verifier, library: Library) -> Non
         name = record["task"]
         if name not in specs:
             continue  # which `other_records` names
+        written, recorded = specs[name]
         try:
-            task = library.task(specs[name])
-            problems = library.problems(specs[name], spec.config.eval.of(name).split)
+            library.identity(written, recorded)
+            task = library.task(written)
+            problems = library.problems(written, spec.config.eval.of(name).split)
             trained_on = library.task(spec.key.task).name
         except UserError as error:
-            audit.notes.append(f"the task {specs[name]} is not available here ({error})")
+            audit.notes.append(f"the task {written} is not available here ({error})")
             continue
         findings = other_problems(record, audit.spec, task, problems, trained_on)
         samples = answers_path(path)
@@ -248,7 +266,7 @@ def check_names(audit: CellAudit, library: Library) -> None:
     written += zip(spec.config.eval.tasks or [key.task], identity["evaluation_tasks"], strict=True)
     for name, of_identity in written:
         try:
-            own = identities.component_identity(library.task(name))
+            own = library.identity(name, of_identity)
         except UserError as error:
             audit.notes.append(f"the task {name} is not available here ({error})")
             continue
@@ -276,13 +294,13 @@ def contains(present: Sequence[Mapping[str, Any]], recorded: Sequence[Mapping[st
     return True
 
 
-def evaluation_specs(spec: CellSpec) -> dict[str, str]:
-    """Return the specs of the evaluation tasks, by the names of their evaluations."""
+def evaluation_specs(spec: CellSpec) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Return the specs and identities of the evaluation tasks, by the names of their evaluations."""
     named = {}
     written = spec.config.eval.tasks or [spec.key.task]
     for each, identity in zip(written, spec.identity["evaluation_tasks"], strict=True):
         # An evaluation is named in the identity if it has options, and else like its task.
-        named[identity.get("name", each.partition("(")[0].strip())] = each
+        named[identity.get("name", each.partition("(")[0].strip())] = (each, identity)
     return named
 
 

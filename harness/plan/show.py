@@ -9,6 +9,7 @@ from math import ceil
 
 from rich.console import Console
 
+import tasks
 from harness import runs
 from harness.base import terminal
 from harness.base.devices import Device
@@ -83,6 +84,7 @@ def work_lines(config: Config) -> Iterator[str]:
     responses = sum(count.responses for count in evaluation.values())
     sets = [f"{name} {problems_text(count)}" for name, count in evaluation.items()]
     yield f"evaluation, a cell: {times} x ({', '.join(sets)}), {short_count(times * responses * new)} tokens at most"
+    yield from tasks.descriptions([*config.tasks, *config.eval.tasks], config.plugins)
     for name, count in cost.filter_responses(config).items():
         yield (
             f"difficulty filter of {name}, once for each model: {problems_text(count)}, "

@@ -73,6 +73,8 @@ def run_matrix(
     stopped = sum(cell.progress().state == STOPPED for cell in chosen)
     counts = f"{done} done before, {f'{stopped} stopped by hand, ' if stopped else ''}{len(todo)} to run"
     console.print(f"matrix {config.name}: {number}, {counts}")
+    for line in tasks.descriptions([*config.tasks, *config.eval.tasks], config.plugins):
+        console.print(line)
     if todo:
         if where == "local":
             look_at_models(todo)

@@ -16,7 +16,7 @@ import numpy as np
 import tasks
 from harness.base import files, identities
 from harness.base.errors import Damaged
-from harness.base.task import Verdict
+from harness.base.task import Graded, Verdict
 from harness.cells.source_digest import source_digest
 from harness.config import Config
 from harness.config.sections import LOOK_PROBLEMS, LOOK_SAMPLES
@@ -115,6 +115,7 @@ def sampled(name: str, task: Task, config: Config, problems: int, samples: int) 
     from harness.verify.pool import VerifierPool
 
     disable_progress_bar()
+    tasks.task_table(config.plugins)  # imports them in a process of its own, too
     model = models.resolve(name)
     folder = model.folder()
     tokenizer = opened(AutoTokenizer, folder)
@@ -145,6 +146,8 @@ def sampled(name: str, task: Task, config: Config, problems: int, samples: int) 
     notes = []
     if not chats and INSTRUCT.search(f"{model.name} {model.path or ''}"):
         notes.append("its name is that of a model for chats, and it has no chat template: it reads plain text")
+    if isinstance(task, Graded) and task.graded:
+        notes.append("training rewards scores; a look counts right responses alone")
     responses = len(evaluation.right) * samples
     seen = Look(
         model=name,

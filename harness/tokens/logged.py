@@ -78,7 +78,9 @@ RESPONSES = MetricSection(
     "Rewards and responses",
     "Of the rollout batch that the step trains on.",
     (
-        LoggedMetric("reward/mean", RESPONSE_SHARE, "verified as right, before a control shapes the rewards"),
+        LoggedMetric(
+            "reward/mean", RESPONSE_SHARE, "verified as right, before a control shapes the rewards; or their mean score"
+        ),
         LoggedMetric("reward/groups_without_signal", "share of groups", "all responses have the same reward"),
         LoggedMetric(
             "responses/distinct", RESPONSE_SHARE, "distinct responses of a group, by tokens; mean over groups"

@@ -58,7 +58,7 @@ class Answered:
     @property
     def rewards(self) -> list[float]:
         """The rewards as the task gives them, before any method shapes them."""
-        return [verdict.reward for verdict in self.verdicts]
+        return [response.reward for response in self.judged]
 
     @property
     def has_signal(self) -> bool:
@@ -105,6 +105,7 @@ class Collected:
             flattened(group.rewards for group in self.answered),
             budget,
             device,
+            right=[verdict == Verdict.RIGHT for verdict in self.verdicts],
             answers=[response.text for group in self.judged for response in group],
             places=[group.place for group in self.answered],
             copies=[group.copy_of for group in self.answered],
@@ -350,18 +351,18 @@ def packed_groups(collected: Collected) -> dict[str, Any]:
     }
 
 
-def packed_judged(judged: Judged) -> tuple[str, tuple[str | None, int] | None, bool]:
+def packed_judged(judged: Judged) -> tuple[str, tuple[str | None, int] | None, bool, float | None]:
     """Return a judgment as plain values."""
     answer = None
     if judged.answer is not None:
         answer = (judged.answer.text, judged.answer.end)
-    return str(judged.verdict), answer, judged.goes_on
+    return str(judged.verdict), answer, judged.goes_on, judged.score
 
 
-def unpacked_judged(verdict: str, answer: Sequence[Any] | None, goes_on: bool) -> Judged:
-    """Return the judgment of packed values."""
+def unpacked_judged(verdict: str, answer: Sequence[Any] | None, goes_on: bool, score: float | None = None) -> Judged:
+    """Return the judgment of packed values; checkpoints of earlier versions have no scores."""
     unpacked_answer = None if answer is None else Answer(*answer)
-    return Judged(Verdict(verdict), unpacked_answer, goes_on)
+    return Judged(Verdict(verdict), unpacked_answer, goes_on, score)
 
 
 def answered_group(place: int, problem: Problem, rollouts: list[Rollout], results: Sequence[JudgedRollout]) -> Answered:

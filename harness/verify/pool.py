@@ -30,6 +30,7 @@ from harness.verify.text import extract, quick_verdict, tidy
 
 log = logging.getLogger(__name__)
 FAILURES = (Verdict.TIMEOUT, Verdict.ERROR)  # of the verifier, not of the model
+JUDGED = (Verdict.RIGHT, Verdict.WRONG)
 FEWEST_FAILURES = 5  # fewer say nothing about their share
 MEMORY = 2 << 30  # bytes of address space of a worker
 LATEST_START_S = 120.0  # the import of sympy takes about a second, but longer on a busy machine or a network disk
@@ -142,13 +143,21 @@ class VerifierPool:
             return self.idle_by_judge[judge]
 
     def judged_by(self, judge: str, questions: Sequence[tuple[str, str]]) -> list[Verdict]:
-        """Return the verdicts of another judge, a module's name, on pairs of gold answer and answer.
+        """Return the verdicts of another judge, a module's name, on pairs of gold answer and answer."""
+        return [verdict for verdict, _ in self.replies(judge, questions)]
 
-        Equal pairs are judged once.
-        """
+    def scored_by(self, judge: str, questions: Sequence[tuple[str, str]]) -> list[tuple[Verdict, float]]:
+        """Return the verdicts of another judge with its scores; 0 where an answer has none."""
+        scored = []
+        for verdict, note in self.replies(judge, questions):
+            scored.append((verdict, float(note) if verdict in JUDGED else 0.0))
+        return scored
+
+    def replies(self, judge: str, questions: Sequence[tuple[str, str]]) -> list[tuple[Verdict, str]]:
+        """Return a judge's verdicts and what it notes on each; equal pairs are judged once."""
         distinct = dict.fromkeys(questions)
-        verdicts = self.threads.map(partial(self.judge, judge=judge), distinct)
-        by_question = dict(zip(distinct, verdicts, strict=True))
+        replies = self.threads.map(partial(self.judge, judge=judge), distinct)
+        by_question = dict(zip(distinct, replies, strict=True))
         return [by_question[question] for question in questions]
 
     def verdicts(self, pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
@@ -173,16 +182,16 @@ class VerifierPool:
             return Verdict.UNPARSED
         return quick_verdict(tidy(gold), tidy(answer))
 
-    def judge(self, pair: tuple[str, str], judge: str = MATHEMATICS) -> Verdict:
+    def judge(self, pair: tuple[str, str], judge: str) -> tuple[Verdict, str]:
         idle = self.idle(judge)
         worker = idle.get()
         try:
-            verdict, reason = worker.ask(*pair)
+            verdict, note = worker.ask(*pair)
         finally:
             idle.put(worker)
         if verdict in FAILURES:
-            log.warning("%s: %s, on %.200r against %.200r", verdict, reason, pair[1], pair[0])
-        return verdict
+            log.warning("%s: %s, on %.200r against %.200r", verdict, note, pair[1], pair[0])
+        return verdict, note
 
     def close(self) -> None:
         self.threads.shutdown(cancel_futures=True)

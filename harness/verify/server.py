@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from harness.base.garbage import keep_all
 
-Reply = tuple[str, str]  # a verdict, and a reason if it is neither right nor wrong
+Reply = tuple[str, str]  # a verdict, and its reason if it is neither right nor wrong, or the score of a graded answer
 
 SUSPECT_STATE = 75  # exit code of a child that reported an error: an exception may leave a library in a broken state
 

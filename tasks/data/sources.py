@@ -7,7 +7,7 @@ import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -189,7 +189,7 @@ def read_file(file: Path) -> Rows:
     # column into floats.
     if file.suffix != ".parquet":
         return read_json_rows(file)
-    return count_rows(parquet_batches(file), str(file))
+    return count_rows(parquet_batches(file, COLUMNS), str(file))
 
 
 def read_json_rows(file: Path) -> Rows:
@@ -217,21 +217,24 @@ def json_objects(file: Path) -> Iterator[Any]:
 def parse_json(text: bytes, file: Path, line: int) -> Any:
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"line {line} of {file} is not valid JSON: {error}") from error
 
 
-def parquet_batches(file: Path) -> Iterator[pyarrow.RecordBatch]:
+def parquet_batches(file: Path, known: Collection[str | int] = ()) -> Iterator[pyarrow.RecordBatch]:
+    """Yield a file's rows with their known columns.
+
+    Without any of them all are read, so that a refusal can name them.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         # Without pre_buffer=False, Arrow reads whole row groups ahead: most of the memory of a preparation.
         table = pq.ParquetFile(file, pre_buffer=False)
-        columns = [name for name in table.schema_arrow.names if name in COLUMNS]
-        # Without a known column all are read, so that the refusal of form_of can name them.
+        columns = [name for name in table.schema_arrow.names if name in known]
         yield from table.iter_batches(BATCH, columns=columns or None)
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowException, OSError) as error:
         raise UserError(f"{file} cannot be read as Parquet: {str(error).splitlines()[0]}") from error
 
 

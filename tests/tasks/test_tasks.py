@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
 import os
 import random
@@ -45,7 +44,7 @@ from tasks.scoring import majority, metric_list
 pytestmark = pytest.mark.slow
 
 REPEATS = {"aime24": 32, "aime25": 32, "amc23": 32, "coloring": 32, "countdown": 32}
-REPEATS |= {"dapo500": 8, "dapo_math": 8, "gsm8k": 8, "math500": 8, "rg": 8}
+REPEATS |= {"dapo500": 8, "dapo_math": 8, "gsm8k": 8, "math500": 8, "problems": 8, "rg": 8}
 REPEATS |= {"lists": 32, "sentences": 32, "sorting": 32}
 EMBEDDED = {"coloring": 16, "countdown": 32, "lists": 40, "sentences": 24, "sorting": 24}  # most tokens of a response
 ENCODER = base_model.tokenizer(CountdownRecipe())
@@ -74,6 +73,7 @@ def test_lm_eval_settings_of_every_task(name: str, prepared: Path, monkeypatch: 
     rows = [{"id": split, "problem": split, "answer": answer} for split, answer in everything.items()]
     monkeypatch.setattr(cache, "problem_rows", lambda name, split: rows)
     monkeypatch.setattr("tasks.math.held_out", lambda problem: problem == "validation")
+    monkeypatch.setattr("tasks.problems.OwnProblems.rows", lambda task, split: rows)
     monkeypatch.setattr("tasks.rg.questions", lambda *_: list(enumerate(everything)))
     monkeypatch.setattr("tasks.rg.question_split", str)
     with quiet():
@@ -566,13 +566,3 @@ def test_example_of_the_documentation(tmp_path: Path) -> None:
     assert "Sums of two numbers" in entrobench("list", "tasks", cwd=tmp_path)
     command = re.findall(r"^    entrobench (eval .*sums.*)$", ADD_A_TASK, re.MULTILINE)[0]
     check_samples_of_sums(entrobench(*shlex.split(command), cwd=tmp_path), tmp_path)
-
-
-def test_example_of_a_problem_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (example,) = re.findall(r"```python\n((?:(?!```).)*class Olympiad.*?)```", ADD_A_TASK, re.DOTALL)
-    (tmp_path / "my_problems.py").write_text(example)
-    (tmp_path / "olympiad.jsonl").write_text('{"id": "1", "problem": "1+1?", "answer": "2"}\n')
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    task = importlib.import_module("my_problems").TASKS["olympiad"](instruction="")
-    assert task.problems("test") == [Problem("1", "1+1?", "2")]
