@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from harness.base import files
 from harness.base.errors import Damaged, UserError
-from harness.cells.log import why_no_signal
+from harness.cells.log import silent_end, why_no_signal
 from harness.cells.spec import CellSpec
 from harness.cells.state import State
 from harness.config import Config
@@ -150,9 +150,17 @@ def cell_outcome(folder: Path, spec: CellSpec, lines: list[dict[str, Any]]) -> d
         "hours": hours,
         "tasks": last_evaluations(folder, spec, lines),
     }
-    if why := why_no_signal(lines):  # absent otherwise, so that the digests of other outcomes stay as they were
+    # Both are absent otherwise, so that the digests of other outcomes stay as they were.
+    if why := why_no_signal(lines, responses_of_step(spec)):
         outcome["untrained"] = why
+    if ended := silent_end(lines, spec.config.stop):
+        outcome["ended"] = ended
     return outcome
+
+
+def responses_of_step(spec: CellSpec) -> int:
+    """Return the number of responses that a training step of a cell learns from; 0 if it was trained elsewhere."""
+    return 0 if spec.trainer is not None else spec.config.train.prompts * spec.config.train.group
 
 
 def devices(spec: CellSpec, device: str) -> float:

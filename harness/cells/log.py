@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeGuard
@@ -76,20 +77,42 @@ def collapse(lines: Iterable[Mapping[str, Any]], below: float | None) -> int | N
     return None
 
 
-def early_end(lines: Iterable[Mapping[str, Any]], stop: Stop) -> int | None:
-    """Return the first step after which `stop` ends a cell; None without such a step."""
-    for line in lines:
-        step: int = line["step"]
-        if collapse([line], stop.entropy_below) is not None:
-            return step
-        if stop.tokens is not None and line["metrics"].get("tokens/generated_total", 0) >= stop.tokens:
-            return step
-    return None
+@dataclass
+class Ending:
+    """The step after which `stop` ends a cell, as far as the lines tell that were added."""
+
+    stop: Stop
+    step: int | None = None  # None: training goes on
+    silent: int = 0  # steps in a row without a signal, up to the last line
+
+    @classmethod
+    def of(cls, lines: Iterable[Mapping[str, Any]], stop: Stop) -> Ending:
+        ending = cls(stop)
+        for line in lines:
+            ending.add(line)
+        return ending
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        """Look at the next line; the first one that ends the cell counts."""
+        if self.step is not None:
+            return
+        stop, metrics = self.stop, line["metrics"]
+        if SHARE in metrics:
+            self.silent = self.silent + 1 if metrics[SHARE] == 1 else 0
+        collapsed = collapse([line], stop.entropy_below) is not None
+        spent = stop.tokens is not None and metrics.get("tokens/generated_total", 0) >= stop.tokens
+        if collapsed or spent or self.is_silent:
+            self.step = line["step"]
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the last steps had no signal for as long as `stop` allows."""
+        return self.stop.without_signal is not None and self.silent >= self.stop.without_signal
 
 
 def last_step(lines: Iterable[Mapping[str, Any]], config: Config) -> int:
     """Return the step at which the training of a cell ends, as far as its lines tell."""
-    end = early_end(lines, config.stop)
+    end = Ending.of(lines, config.stop).step
     return config.train.steps if end is None else end
 
 
@@ -134,7 +157,8 @@ SHARE = "reward/groups_without_signal"
 NO_SIGNAL = "no step had a signal, so nothing was learned"
 HALF = 0.5  # share of responses from which on a sign is named
 
-# Remedies, which `diagnose` names as well.
+# Remedies; `diagnose` names all but the first as well.
+NEVER_ENDED = "raise rollout.max_new_tokens, or correct the model's chat template or end_tokens"
 UNREADABLE = "read some responses; teach the format before training, or stop while answers can still be read"
 TRUNCATED = "raise the limit of tokens, or leave truncated responses out of the loss (overlong)"
 SATURATED = "train on harder problems (train.filter), or stop here"
@@ -145,10 +169,20 @@ CONSTANT = (
 FEW_SIGNALS = "draw groups until enough of them have a signal (train.resample), or filter problems by their pass rate"
 
 
-def why_no_signal(lines: Sequence[Mapping[str, Any]]) -> str | None:
+def silent_end(lines: Sequence[Mapping[str, Any]], stop: Stop) -> str | None:
+    """Return a sentence on training that had a signal and ended because its last steps had none; None for others."""
+    ending = Ending.of(lines, stop)
+    if ending.step is None or not ending.is_silent or why_no_signal(lines):
+        return None
+    why = why_no_signal(lines[-ending.silent :])
+    return f"training ended at step {ending.step}, since its last {ending.silent} steps had no signal: {why}"
+
+
+def why_no_signal(lines: Sequence[Mapping[str, Any]], responses: int = 0) -> str | None:
     """Return the likely cause and its remedy if no training step in some lines of metrics.jsonl had a signal.
 
-    None if one had, or if there is no training step among them.
+    None if one had, or if there is no training step among them. `responses`: of a step, to state how many rewards
+    were 0.
     """
     steps = [line["metrics"] for line in lines if SHARE in line["metrics"]]
     if not steps or any(metrics[SHARE] < 1 for metrics in steps):
@@ -161,18 +195,23 @@ def why_no_signal(lines: Sequence[Mapping[str, Any]]) -> str | None:
     if unparsed >= HALF:
         facts.append(f"{portion(unparsed)} answers unparsed")
         remedies.append(UNREADABLE)
-    if truncated >= HALF:
+    if truncated == 1:
+        facts.append("no response ended within rollout.max_new_tokens")
+        remedies.append(NEVER_ENDED)
+    elif truncated >= HALF:
         facts.append(f"{portion(truncated)} responses cut off by rollout.max_new_tokens")
         remedies.append(TRUNCATED)
     if right == 1:
         facts.append("all answers right")
         remedies.append(SATURATED)
     elif right > 0:
-        facts.append("in each group all answers were right, or all wrong")
+        facts.append("equal rewards in each group")
         remedies.append(FEW_SIGNALS)
     elif not facts:
         facts.append("all answers wrong")
         remedies.append(CONSTANT)
+    if responses and right == 0:
+        facts.insert(0, f"all {len(steps) * responses:,} training rewards were 0")
     return f"{', '.join(facts)}; {'; '.join(remedies)}"
 
 

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 from harness.base.errors import UserError, nearest, short
 from harness.base.schema import choice, number, numbers, typed
+from harness.base.units import plural
 
 BY_TASK = ("problems", "samples", "k", "temperature")  # the settings that eval.by_task may set for a single task
 PUBLISHED, TUNED = "published", "tuned"  # rulesets
@@ -208,13 +209,29 @@ class Stop:
     """A cell ends after the first step with a lower `entropy/mean`, and that step is its result; null: never."""
     tokens: int | None = number(None, least=1)
     """A cell ends after the first step with which it has sampled this many tokens in training; null: never."""
+    without_signal: int | None = number(None, least=1)
+    """A cell ends after this many steps in a row without a signal, in each group of which all rewards were equal; null:
+    never, so that all cells of a comparison have all of their steps."""
 
     def plain(self) -> dict[str, Any]:
-        """Return the settings; a number of tokens only if there is one, so that ids from before it stay the same."""
+        """Return the settings; those of later versions only if they are set, so that ids from before stay the same."""
         settings = dataclasses.asdict(self)
-        if self.tokens is None:
-            del settings["tokens"]
+        for name in ("tokens", "without_signal"):
+            if settings[name] is None:
+                del settings[name]
         return settings
+
+    @property
+    def rule(self) -> str:
+        """When a cell ends early, as people read it; empty if it never does."""
+        reasons = []
+        if self.entropy_below is not None:
+            reasons.append(f"after a step with an entropy below {self.entropy_below:g}")
+        if self.without_signal is not None:
+            reasons.append(f"after {plural(self.without_signal, 'step')} in a row without a signal")
+        if self.tokens is not None:
+            reasons.append(f"with {self.tokens:,} sampled tokens")
+        return f"a cell ends early {', or '.join(reasons)} (stop)" if reasons else ""
 
 
 @dataclass

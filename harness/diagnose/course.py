@@ -39,9 +39,15 @@ class EntropyCourse:
 
 def course_of(run: LoggedRun) -> EntropyCourse:
     """Return the verdict on a run; refuse a curve that is not an entropy."""
-    course, shares = entropy_course(run), run.signal("without_signal")
-    if course.verdict in (HEALTHY, TOO_SHORT) and shares is not None and min(shares.values) >= 1:
+    course = entropy_course(run)
+    if course.verdict not in (HEALTHY, TOO_SHORT):
+        return course
+    shares, reward = run.signal("without_signal"), run.signal("reward")
+    if shares is not None and min(shares.values) >= 1:
         return EntropyCourse(UNTRAINED, "no step had a signal: in each group all responses had the same reward")
+    # Of a trainer that logs no shares. Two steps of other rewards would hardly have the same mean.
+    if shares is None and reward is not None and len(reward.values) > 1 and max(reward.values) == min(reward.values):
+        return EntropyCourse(UNTRAINED, f"{reward.key} was {reward.values[0]:g} in every step")
     return course
 
 

@@ -28,7 +28,7 @@ from harness.base.errors import CellFailure, UserError
 from harness.base.processes import python_command, wait_for_all
 from harness.cells import checksums, evaluations, lease
 from harness.cells.checksums import CHECKPOINTS
-from harness.cells.log import NO_SIGNAL, MetricsLog, collapse, last_step, why_no_signal
+from harness.cells.log import NO_SIGNAL, MetricsLog, collapse, last_step, silent_end, why_no_signal
 from harness.cells.source_digest import harness_digest, source_digest
 from harness.cells.spec import CellSpec, changed_parts
 from harness.cells.state import State, is_stopped
@@ -299,11 +299,11 @@ def finish(trainer: Any, folder: Path, status: StatusWriter) -> None:
         checksums.write_checksums(folder)  # before the state, so that every cell that is done has checksums
         lines = MetricsLog(folder).read()
         collapsed = collapse(lines, trainer.parts.config.stop.entropy_below)
-        why = why_no_signal(lines)
-        if why is not None:
-            why = f"{NO_SIGNAL}: {why}"
-            print(why, flush=True)
-        reason = "; ".join(filter(None, (State.read(folder).reason, why))) or None
+        why = why_no_signal(lines, evaluations.responses_of_step(CellSpec.read(folder)))
+        silence = f"{NO_SIGNAL}: {why}" if why else silent_end(lines, trainer.parts.config.stop)
+        if silence:
+            print(silence, flush=True)
+        reason = "; ".join(filter(None, (State.read(folder).reason, silence))) or None
         status.note(state="done", collapsed=collapsed, untrained=why is not None, reason=reason)
     if not settings.keep_last:
         trainer.checkpoints.keep(0)

@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.base.units import plural
-from harness.cells.log import NO_SIGNAL
 from harness.page.content import PageContent, ScoreTable, last_answers
 from harness.page.figures import Figure
 from harness.table.columns import MIXED, format_estimate, method_text, sign_mark
 from harness.table.compare import Comparison
 from harness.table.frames import BASE_MODEL
 from harness.table.leaderboard import LeaderboardRow
+from harness.table.render import remarks, untrained_flags
 from harness.table.statistics import Estimate
 from harness.table.verdict import LOSES, TRADES, WINS
 
@@ -52,20 +52,12 @@ def findings_of(content: PageContent, pareto: Mapping[str, list[tuple[str, Figur
 
 def finding_sentences(table: ScoreTable) -> list[str]:
     """Return the cells that learned nothing, what the baseline did to the base model, and the verdicts."""
-    sentences = [f"{flag}." for flag in untrained_flags(table)]
+    sentences = [f"{flag}." for flag in untrained_flags(table.rows)]
     by_method = {row.method: row for row in table.rows if row.avg_at_k is not None}
     base = by_method.get(BASE_MODEL)
     if base is not None and base.baseline in by_method:
         sentences.append(baseline_sentence(base, by_method[base.baseline]))
     return [*sentences, verdict_sentence(table)]
-
-
-def untrained_flags(table: ScoreTable) -> list[str]:
-    """Return the flags of the rows that say that a cell learned nothing."""
-    flags: dict[str, None] = {}
-    for row in table.rows:
-        flags |= dict.fromkeys(flag for flag in row.flags if NO_SIGNAL in flag)
-    return list(flags)
 
 
 def baseline_sentence(base: LeaderboardRow, row: LeaderboardRow) -> str:
@@ -197,7 +189,7 @@ def table_sentences(table: ScoreTable, baseline: str) -> list[str]:
     flags: dict[str, None] = {}
     for row in table.rows:
         mixed |= dict.fromkeys(row.mixed)
-        flags |= dict.fromkeys(flag for flag in row.flags if NO_SIGNAL not in flag)  # which the finding says
+        flags |= dict.fromkeys(remarks(row))  # the finding has the others
     sentences += [f"{MIXED} {sentence[0].upper()}{sentence[1:]}." for sentence in mixed]
     if not others:
         return [*sentences, f"There is only the baseline, {baseline}: nothing is compared."]

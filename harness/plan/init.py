@@ -34,6 +34,7 @@ METHODS = ("grpo", "clip_b")
 GROUP = 8  # responses to a prompt
 FEWEST, MOST = 20, 200  # steps
 PROMPTS, SEEDS = (16, 8, 4), ((0, 1, 2), (0, 1), (0,))  # the first that leave time for the fewest steps
+SILENT = 10  # steps: with a signal in one group of ten, ten steps of 8 prompts have none once in 4,600 times
 PROBLEMS, SAMPLES, K = 64, 16, 8  # of an evaluation, of which there are two
 RATE = 1e-5  # of so few steps: 1e-6 needs hundreds of prompts in each
 SMALL, RATE_OF_SMALL = 10**7, 3.5e-4  # parameters of models that are made here
@@ -112,6 +113,7 @@ eval:
   problems: {self.problems}
   samples: {SAMPLES}
   k: {K}
+stop: {{without_signal: {SILENT}}}  # steps in a row after which a cell ends; remove it to compare methods
 checkpoint: {{keep: 1}}
 hardware: {json.dumps({"device": self.own.device, **self.hardware})}
 """

@@ -75,6 +75,9 @@ def run_matrix(
     console.print(f"matrix {config.name}: {number}, {counts}")
     for line in tasks.descriptions([*config.tasks, *config.eval.tasks], config.plugins):
         console.print(line)
+    for rule in dict.fromkeys(cell.config.stop.rule for cell in todo):
+        if rule:
+            console.print(rule)
     if todo:
         if where == "local":
             look_at_models(todo)
@@ -89,8 +92,8 @@ def run_matrix(
     untrained = [cell for cell in chosen if State.known(cell.folder).untrained]
     if untrained:
         console.print(
-            f"{len(untrained)} of {plural(len(chosen), 'cell')} learned nothing, since no step had a signal; the notes "
-            "below the table say why, and docs/trouble.md what to do",
+            f"{len(untrained)} of {plural(len(chosen), 'cell')} learned nothing, since no step had a signal; above the "
+            f"table stands why, in docs/trouble.md what to do; `entrobench diagnose {untrained[0].folder}` says more",
             style="red",
         )
     return int(bool(failed or untrained))

@@ -21,7 +21,7 @@ from harness.table.columns import COLUMNS, DEFAULT, header_names, is_symmetric, 
 from harness.table.compare import Comparison
 from harness.table.frames import ROW, Frames, done_cells
 from harness.table.leaderboard import LeaderboardRow
-from harness.table.render import records_frame, render_rows, row_notes
+from harness.table.render import records_frame, render_rows, row_notes, untrained_flags
 from harness.table.select import Part
 from harness.table.statistics import Estimate
 
@@ -176,10 +176,11 @@ def estimate_columns(header: str, estimate: Estimate | None) -> dict[str, float 
 
 def as_html(title: str, rows: Sequence[LeaderboardRow]) -> str:
     """Return the table as a page."""
+    above = "".join(f"<p>{in_html(flag)}.</p>" for flag in untrained_flags(rows))
     notes = "".join(f"<p>{in_html(note)}</p>" for note in row_notes(rows))
     return (
         f"<!doctype html><meta charset=utf-8><title>{in_html(title)}</title><style>{STYLE}</style>"
-        f"<h1>{in_html(title)}</h1>{table_html(rows)}{notes}"
+        f"<h1>{in_html(title)}</h1>{above}{table_html(rows)}{notes}"
     )
 
 

@@ -196,6 +196,8 @@ def read_frames(experiment: Experiment, expected: Sequence[Expected], baseline: 
                 row |= {"state": DONE, **measures_of(outcome, record, runs[cell.cell])}
                 if why := outcome.get("untrained"):
                     row["flags"] = [*row["flags"], f"{cell.method} seed {cell.seed}: {NO_SIGNAL} ({why})"]
+                if ended := outcome.get("ended"):
+                    row["flags"] = [*row["flags"], f"{cell.method} seed {cell.seed}: {ended}"]
                 answers += answers_of(record, cell.cell, evaluated)
             rows.append(row)
     frames = Frames(cells_frame(rows), answers_frame(answers))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.base import terminal
 from harness.base.errors import one_of
+from harness.cells.log import NO_SIGNAL
 from harness.config import PUBLISHED, TUNED
 from harness.table.columns import (
     BETTER,
@@ -56,7 +57,7 @@ def render_rows(
     notes = row_notes(rows)
     for (task, model), section in sections.items():
         title = f"{task}, {model}"
-        if any(row.flags for row in section):
+        if any(map(remarks, section)):
             title += FLAG
         lines = table_lines(section, columns)
         if how == "table" and width is not None:
@@ -67,7 +68,7 @@ def render_rows(
                 if WITHOUT_INTERVALS not in notes:
                     notes.insert(0, WITHOUT_INTERVALS)
         tables.append((title, lines, drop_order(lines[0])))
-    return render_document(rows, tables, notes, how, width)
+    return render_document(rows, tables, notes, how, width, above=[f"{flag}." for flag in untrained_flags(rows)])
 
 
 def columns_that_fit(lines: list[list[str]], width: int) -> int:
@@ -81,9 +82,15 @@ def columns_that_fit(lines: list[list[str]], width: int) -> int:
 
 
 def render_document(
-    records: Sequence[Any], tables: Sequence[Table], notes: Sequence[str], how: str, width: int | None = None
+    records: Sequence[Any],
+    tables: Sequence[Table],
+    notes: Sequence[str],
+    how: str,
+    width: int | None = None,
+    *,
+    above: Sequence[str] = (),
 ) -> str:
-    """Return the records as JSON or CSV, or the tables of them with their notes."""
+    """Return the records as JSON or CSV, or the tables of them with their notes; `above`: sentences before them."""
     one_of("--format", how, FORMATS)
     if how == "json":
         # Not from a frame: estimates are objects here, and three columns everywhere else.
@@ -91,18 +98,20 @@ def render_document(
         return json.dumps(plain, indent=2, allow_nan=False) + "\n"
     if how == "csv":
         return as_csv(records)
-    parts = []
+    parts = [f"{as_text(sentence, how, width)}\n" for sentence in above]
     for title, lines, order in tables:
         if how == "md":
             parts.append(as_markdown(title, lines))
         else:
             parts.append(terminal.boxed(title, lines, width, order, "--format csv"))
-    for note in notes:
-        if how == "md":
-            parts.append(f"- {as_prose(note)}")
-        else:
-            parts.append(terminal.folded(terminal.visible(note), width))
+    bullet = "- " if how == "md" else ""
+    parts += [f"{bullet}{as_text(note, how, width)}" for note in notes]
     return "\n".join([*parts, ""])
+
+
+def as_text(sentence: str, how: str, width: int | None) -> str:
+    """Return a sentence of ours in Markdown, or folded to the width of a terminal."""
+    return as_prose(sentence) if how == "md" else terminal.folded(terminal.visible(sentence), width)
 
 
 def finite_values(value: Any) -> Any:
@@ -191,7 +200,17 @@ def row_notes(rows: Sequence[LeaderboardRow]) -> list[str]:
             texts.append(
                 f"{row_place(row)}: the entropy of {collapse_text(row)} fell so low that training ended there."
             )
-    return [*texts, *sorted({f"{FLAG.strip()} {row.task}: {flag}" for row in rows for flag in row.flags})]
+    return [*texts, *sorted({f"{FLAG.strip()} {row.task}: {flag}" for row in rows for flag in remarks(row)})]
+
+
+def untrained_flags(rows: Sequence[LeaderboardRow]) -> list[str]:
+    """Return the flags that say that a cell learned nothing, which stand above a table."""
+    return list(dict.fromkeys(flag for row in rows for flag in row.flags if NO_SIGNAL in flag))
+
+
+def remarks(row: LeaderboardRow) -> list[str]:
+    """Return the other flags of a row."""
+    return [flag for flag in row.flags if NO_SIGNAL not in flag]
 
 
 def verdict_note(baseline: str) -> str:

@@ -16,7 +16,7 @@ from harness.base import seeds
 from harness.base.errors import CellFailure
 from harness.cells.checksums import CHECKPOINTS
 from harness.cells.evaluations import evaluation_due
-from harness.cells.log import MetricsLog, early_end
+from harness.cells.log import Ending, MetricsLog
 from harness.methods.batch import TokenBatch, TokenStats
 from harness.methods.composition import Signal
 from harness.rollout import proof
@@ -40,7 +40,7 @@ class Trainer:
         self.log = MetricsLog(folder)
         self.checkpoints = checkpoints or Checkpoints(folder / CHECKPOINTS, parts.cell, parts.config.checkpoint.keep)
         self.done_steps = -1  # -1: not even the evaluation before training is done
-        self.early_end: int | None = None  # the step after which `stop` ends training
+        self.ending = Ending(parts.config.stop)
 
     def run(self, on_durable: Callable[[int], None], leaving: Callable[[], bool] = lambda: False) -> None:
         """Train from the last checkpoint to the end, or until rank 0 is asked to stop (`leaving`).
@@ -61,7 +61,7 @@ class Trainer:
             record = dict(self.parts.pool.record) if step == 0 else self.train_step(step, watch)
             # Before the evaluation: this may make the step the last one, which is always evaluated. The numbers are
             # those of all ranks, so each rank decides the same; the scores below are there on rank 0 alone.
-            self.early_end = early_end([{"step": step, "metrics": record}], self.config.stop)
+            self.ending.add({"step": step, "metrics": record})
             with watch.phase("evaluate"):  # also without an evaluation, so that each line of the log has its seconds
                 if self.evaluation_due(step):
                     record |= self.evaluate(step)
@@ -85,7 +85,7 @@ class Trainer:
     @property
     def last_step(self) -> int:
         """The step at which training ends, as far as it is known."""
-        return self.config.train.steps if self.early_end is None else self.early_end
+        return self.config.train.steps if self.ending.step is None else self.ending.step
 
     def train_step(self, step: int, watch: Stopwatch) -> dict[str, float]:
         """Sample, judge, update, and hand the new weights to the engine; return the record of the step."""
@@ -264,9 +264,10 @@ class Trainer:
         if ranks.own_rank() == 0:
             # Later steps are trained and logged again; without a checkpoint all are, since `done_steps` is -1.
             self.log.truncate(self.done_steps)
-            # From the log, which alone has it: a cell that ended early must not train on when it is resumed.
-            self.early_end = early_end(self.log.read(), self.config.stop)
-        self.early_end = ranks.of_first(self.early_end)
+            # From the log, which alone has it: a cell that ended early must not train on when it is resumed, and steps
+            # without a signal are counted on.
+            self.ending = Ending.of(self.log.read(), self.config.stop)
+        self.ending = ranks.of_first(self.ending)
 
 
 def with_reference(current: TokenStats, old: TokenStats, part: TokenBatch) -> TokenStats:

@@ -10,6 +10,7 @@ from pandas import DataFrame
 
 from harness.base.errors import UserError
 from harness.diagnose.course import course_of, entropy_course
+from harness.diagnose.signals import VERL
 from harness.table.verdict import collapsed_and_exploded
 
 
@@ -55,6 +56,23 @@ def test_entropy_course_verdicts(entropy: list[float], verdict: str) -> None:
 )
 def test_course_of_a_run_without_a_signal(entropy: list[float], shares: list[float], verdict: str) -> None:
     assert course_of(logged_run(entropy=entropy, without_signal=shares)).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("reward", "verdict"),
+    [
+        ([0.0] * 40, "nothing was learned"),
+        ([0.0] * 39 + [0.01], "healthy"),
+        ([0.0], "healthy"),  # one value may be the mean of anything
+    ],
+)
+def test_course_of_a_log_whose_reward_never_varies(reward: list[float], verdict: str) -> None:
+    assert course_of(logged_run(VERL, entropy=[1.0] * 40, reward=reward)).verdict == verdict
+
+
+def test_course_of_equal_means_with_a_signal() -> None:
+    curves = {"entropy": [1.0] * 40, "reward": [0.5] * 40, "without_signal": [0.9] * 40}
+    assert course_of(logged_run(**curves)).verdict == "healthy"
 
 
 @pytest.mark.parametrize(

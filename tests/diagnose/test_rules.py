@@ -34,7 +34,7 @@ def spike(height: float) -> list[float]:
 CASES: dict[str, tuple[str, Signals, int, Signals]] = {
     "entropy_not_finite": ("fell", {"entropy": [*ENTROPY["fell"][:30], nan, *ENTROPY["fell"][31:]]}, 31, {}),
     "gradient_not_finite": ("exploded", {"gradient": [1.0] * 7 + [nan] * 33}, 8, {"gradient": constant(1.0)}),
-    "constant_reward": ("healthy", {"reward": constant(0.0)}, 1, {"reward": [*constant(0.0)[1:], 0.01]}),
+    "constant_reward": ("fell", {"reward": constant(0.0)}, 1, {"reward": [*constant(0.0)[1:], 0.01]}),
     "engine_mismatch": ("fell", {"mismatch": step_at(3, 1e-6, 0.03)}, 3, {"mismatch": step_at(3, 1e-6, 0.0299)}),
     "strong_bonus": ("exploded", {"bonus": [0.3]}, 1, {"bonus": [0.0]}),
     "negative_mass": (

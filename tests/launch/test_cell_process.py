@@ -22,7 +22,9 @@ from harness.cells import lease, source_digest, state
 from harness.cells.provenance import Made
 from harness.cells.state import State
 from harness.commands import status
-from harness.launch import cell
+from harness.diagnose.readers import read_run
+from harness.diagnose.rules import diagnose_run
+from harness.launch import cell, launcher
 from harness.launch.status_writer import StatusWriter
 from harness.rollout import models
 from tasks.countdown import Countdown
@@ -153,23 +155,33 @@ def test_run_matrix_without_a_signal(
     tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(cell, "write_log", lambda place: None)
-    short = ["train.prompts=4", "train.group=4", "eval.problems=2", "train.steps=2", "rollout.max_new_tokens=1"]
+    short = ["train.prompts=4", "train.group=4", "eval.problems=2", "stop.without_signal=3", "rollout.max_new_tokens=1"]
     settings = config.load_config(
         "smoke", [*short, "methods=[grpo]", f"results={tmp_path}", f"tracking.uri={mlflow_uri}"]
     )
     (planned,) = matrix.cells(settings)
-    matrix.claim(settings)
-    planned.spec.write(planned.folder)
-    cell.main(str(planned.folder))
-    sentence = "no step had a signal, so nothing was learned"
-    record = State.read(planned.folder)
-    assert (record.state, record.untrained) == ("done", True)
-    assert str(record.reason).startswith(f"{sentence}: all answers unparsed")
-    capsys.readouterr()
+
+    def run_here(todo: list[matrix.Cell], *_: object) -> None:
+        todo[0].spec.write(todo[0].folder)
+        cell.main(str(todo[0].folder))
+
+    monkeypatch.setattr(launcher, "run_cells", run_here)
     assert runs.run_matrix(settings) == 1
-    output = capsys.readouterr().out
-    assert f"\u2020 countdown: grpo seed 0: {sentence} (all answers unparsed" in " ".join(output.split())
-    assert "1 of 1 cell learned nothing" in output
+    sentence = "no step had a signal, so nothing was learned"
+    why = "all 48 training rewards were 0, all answers unparsed, no response ended within rollout.max_new_tokens"
+    record = State.read(planned.folder)
+    assert (record.state, record.untrained, record.durable_step) == ("done", True, 3)
+    assert str(record.reason).startswith(f"{sentence}: {why}; ")
+    output = " ".join(capsys.readouterr().out.split())
+    above, table, below = output.partition("countdown, countdown-tiny method")
+    assert "a cell ends early after 3 steps in a row without a signal (stop)" in above
+    assert f"grpo seed 0: {sentence} ({why}; " in above
+    assert table
+    assert sentence not in below
+    told = "1 of 1 cell learned nothing, since no step had a signal; above the table stands why"
+    assert told in below
+    assert f"`entrobench diagnose {planned.folder}` says more" in below
+    assert diagnose_run(read_run(planned.folder)).verdict == "nothing was learned"
 
 
 def test_stop_cells_before_they_begin(planned: matrix.Cell) -> None:

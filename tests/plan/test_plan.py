@@ -30,6 +30,7 @@ from harness.base import files
 from harness.base.errors import UserError
 from harness.base.shape import Shape, shape_of_config
 from harness.base.units import GIB
+from harness.cells.log import Ending
 from harness.cells.state import STOP_MARK
 from harness.config import Config
 from harness.launch.machine import Device, Machine, cuda_devices, this_machine
@@ -469,7 +470,8 @@ def test_compute_bytes_of_auto(dtype: str, device: str, size: int) -> None:
 @pytest.mark.parametrize(("steps", "every"), [(10, 0), (10, 1), (10, 4), (10, 5), (10, 10), (10, 11), (1, 1), (3, 2)])
 def test_evaluations_are_counted_as_the_trainer_does_them(steps: int, every: int) -> None:
     trainer = Trainer.__new__(Trainer)  # without a model: which steps are due is a matter of the configuration
-    trainer.config, trainer.early_end = small(train={"steps": steps}, eval={"every": every}), None
+    trainer.config = small(train={"steps": steps}, eval={"every": every})
+    trainer.ending = Ending(trainer.config.stop)
     due = [step for step in range(steps + 1) if trainer.evaluation_due(step)]
     assert due[0] == 0
     assert due[-1] == steps

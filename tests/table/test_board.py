@@ -11,11 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from boards import MOST_DISTINCT, MadeUpMatrix, json_rows, show_table, smoke_matrix, trained_rows
+from cells import write_cell
 
 from harness import runs
 from harness.base import identities
 from harness.base.errors import UserError
 from harness.cells.evaluations import right_distinct
+from harness.cells.log import NO_SIGNAL, SHARE
 from harness.cells.state import change
 from harness.config import Config
 from harness.table import board
@@ -246,6 +248,23 @@ def test_leaderboard_with_collapsed_cells(tmp_path: Path, mlflow_uri: str, at: l
         "grpo, countdown, countdown-tiny: the entropy of 2 of 2 at steps 14, 15 fell so low that training ended there."
     )
     assert text in said
+
+
+def test_leaderboard_with_cells_without_a_signal(tmp_path: Path, mlflow_uri: str, at: list[str]) -> None:
+    """One that never had one, and one that ended early because it had none any more."""
+    made = smoke_matrix(tmp_path, mlflow_uri, "methods=[grpo]", "stop.without_signal=2", "train.prompts=4").send_all()
+    silent = {SHARE: 1.0, "reward/mean": 0.0}
+    for cell, steps in zip(made.cells, ([silent, silent], [{SHARE: 0.5}, silent, silent]), strict=True):
+        write_cell(cell.folder, steps=[{}, *steps], made=None)
+        sync.sync(cell.folder, mlflow_uri)
+    publish(made.config, made.cells)
+    asked = ("--experiment", "made", *at)
+    never, ended = sorted(trained_rows(json_rows(*asked))[0]["flags"])
+    responses = 2 * 4 * made.config.train.group
+    assert never.startswith(f"grpo seed 0: {NO_SIGNAL} (all {responses} training rewards were 0, all answers wrong; ")
+    assert ended.startswith("grpo seed 1: training ended at step 3, since its last 2 steps had no signal: all answers")
+    above, _, below = show_table(*asked, "--format", "md").partition("**countdown, countdown-tiny †**")
+    assert (f"{never}.\n" in above, never in below, ended in above, ended in below) == (True, False, False, True)
 
 
 def test_leaderboard_refuses_bad_input(tmp_path: Path, mlflow_uri: str, at: list[str]) -> None:

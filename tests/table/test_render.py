@@ -9,6 +9,7 @@ import io
 import pytest
 
 from harness.base.terminal import visible
+from harness.cells.log import NO_SIGNAL
 from harness.table.leaderboard import LeaderboardRow
 from harness.table.render import render_rows as render
 from harness.table.statistics import Estimate
@@ -112,6 +113,19 @@ def test_render_escapes_links_in_markdown() -> None:
     assert r"**countdown, \[m\](http://evil) †**" in text
     assert r"see \[here\](http://evil) \<b>" in text
     assert "](" not in text.replace(r"\](", "")
+
+
+@pytest.mark.parametrize("how", ["md", "table"])
+def test_render_says_above_a_table_that_nothing_was_learned(how: str) -> None:
+    nothing, other = f"grpo seed 0: {NO_SIGNAL} (all answers wrong)", "contaminated: 3 of 6"
+    rows = [row("base model", 0.25), row("grpo", 0.25)]
+    text = render([dataclasses.replace(each, flags=[nothing, other]) for each in rows], how)
+    above, title, below = text.partition("countdown, tiny †")
+    assert above.splitlines()[0] == f"{nothing}."
+    assert title
+    assert (below.count(nothing), below.count(f"† countdown: {other}")) == (0, 1)
+    alone = render([dataclasses.replace(each, flags=[nothing]) for each in rows], how)
+    assert "†" not in alone
 
 
 STEERING = "\x1b[31m\u202eright-to-left\u2066\u200b\u061c\r\ud800\U000e0041"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from harness.methods.batch import TokenBatch
 from harness.tokens.metrics import Stopwatch
 from harness.train.collect import Collected
 from harness.train.policy import Policy, check_vocabulary
+from harness.train.trainer import Trainer
 from tasks.countdown import evaluate_expression
 
 pytestmark = pytest.mark.slow
@@ -210,7 +212,7 @@ def test_run_ends_at_a_collapse(tmp_path: Path) -> None:
     stopped = build(tmp_path / "stopped", "grpo", stop)
     durable: list[int] = []
     stopped.run(durable.append)
-    assert stopped.early_end == durable[-1] == end
+    assert stopped.ending.step == durable[-1] == end
     actual = records(tmp_path / "stopped")
     assert_ended_early(actual, end, expected)
     cell.check_complete(stopped)
@@ -218,7 +220,7 @@ def test_run_ends_at_a_collapse(tmp_path: Path) -> None:
     before = list(durable)
     resumed = build(tmp_path / "stopped", "grpo", stop)
     resumed.run(durable.append)
-    assert (resumed.early_end, durable) == (end, [*before, end]), "it stays stopped"
+    assert (resumed.ending.step, durable) == (end, [*before, end]), "it stays stopped"
     assert same(weights(resumed), weights(stopped))
     assert records(tmp_path / "stopped") == actual
     cell.check_complete(resumed)
@@ -243,6 +245,29 @@ def test_run_ends_at_a_number_of_tokens(tmp_path: Path) -> None:
         stopped.run(lambda step: None)
         assert_ended_early(records(folder), end, expected)
         cell.check_complete(stopped)
+
+
+def has_done(trainer: Trainer, step: int) -> bool:
+    return trainer.done_steps >= step
+
+
+@pytest.mark.slow
+def test_run_ends_without_a_signal(tmp_path: Path) -> None:
+    """Answers of one token are never right. A run that is interrupted after each step counts on."""
+    silent = ["rollout.max_new_tokens=1", "checkpoint.every=2"]
+    whole = build(tmp_path / "whole", "grpo", *silent)
+    before = weights(whole)
+    whole.run(lambda step: None)
+    expected = records(tmp_path / "whole")
+    assert [line["reward/groups_without_signal"] for line in expected[1:]] == [1.0] * 4
+    for step in (1, 2, 3):
+        resumed = build(tmp_path / "stopped", "grpo", *silent, "stop.without_signal=3")
+        resumed.run(lambda step: None, partial(has_done, resumed, step))
+        assert (resumed.ending.silent, resumed.done_steps) == (step, step)
+    assert (resumed.ending.step, resumed.last_step) == (3, 3)
+    assert_ended_early(records(tmp_path / "stopped"), 3, expected)
+    cell.check_complete(resumed)
+    assert same(weights(resumed), before), "nothing was learned"
 
 
 def test_train_step_answer_metrics(tmp_path: Path) -> None:

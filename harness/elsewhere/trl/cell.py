@@ -30,7 +30,6 @@ from harness import ranks
 from harness.base import files
 from harness.base.errors import CellFailure
 from harness.cells import checksums
-from harness.cells.log import early_end
 from harness.cells.spec import CellSpec
 from harness.config import Config
 from harness.elsewhere.portable import PortableMethod, PortableSignal
@@ -92,7 +91,7 @@ class TrlTraining(Trainer):
         step, control = self.done_steps + 1, self.trainer.control
         assert step == self.trainer.step - 1
         # Before the evaluation: this may make the step the last one, which is always evaluated.
-        self.early_end = early_end([{"step": step, "metrics": record}], self.config.stop)
+        self.ending.add({"step": step, "metrics": record})
         self.evaluated(step, record, Stopwatch(self.parts.heartbeat))
         early = ranks.of_first(self.leaving())  # one rank's answer for all, or some would wait for the others forever
         control.should_save = early or step % self.config.checkpoint.every == 0 or step == self.last_step

@@ -244,7 +244,7 @@ def test_run_resumed(tmp_path: Path) -> None:
 def test_run_ends_at_a_collapse(tmp_path: Path) -> None:
     training = built(tmp_path / "cell", "stop.entropy_below=9", "dynamics.every=0")
     training.run(lambda step: None)
-    assert (training.early_end, training.done_steps, training.last_step) == (1, 1, 1)
+    assert (training.ending.step, training.done_steps, training.last_step) == (1, 1, 1)
     last = MetricsLog(tmp_path / "cell").read()[-1]
     assert last["step"] == 1
     assert "eval/countdown/avg" in last["metrics"]
