@@ -23,7 +23,7 @@ from harness.cells.source_digest import source_digest
 from harness.cells.spec import FILE as SPEC
 from harness.cells.spec import MARKER, CellKey, CellSpec, changed_parts, id_in, is_adopted, training_key
 from harness.cells.state import Progress
-from harness.config import TRL, Config, Eval, setting_label, variants
+from harness.config import TRL, Config, Eval, check_adapters_fit, setting_label, variants
 from harness.methods import composition
 from harness.methods.composition import Method
 from harness.methods.refusals import check_backend
@@ -82,7 +82,10 @@ class Shared:
         """Return a setting of the matrix with `auto` resolved for a model on this machine."""
         key = setting_label(config.setting), model
         if key not in self.known:
-            self.known[key] = Settled(settle_auto(config, self.model(model).shape()))
+            shape = self.model(model).shape()
+            if config.train.lora is not None and shape is not None:
+                check_adapters_fit(config.train.lora, shape)
+            self.known[key] = Settled(settle_auto(config, shape))
         return self.known[key]
 
 
@@ -98,8 +101,8 @@ def settle_auto(config: Config, shape: Shape | None) -> Config:
         dtype = "bfloat16" if device == "cuda" or bfloat16_pays(shape) else "float32"
     # By the requested device: for `auto`, the installed vLLM decides by the device that it was built for.
     engine = choice.resolve_engine(config.rollout.engine, config.hardware.device, shape)
-    if config.train.backend == TRL:
-        engine = choice.EMBEDDED  # which evaluates; TRL samples by itself
+    if config.train.backend == TRL or config.train.lora is not None:
+        engine = choice.EMBEDDED  # for TRL it only evaluates; of adapters it gets weights merged in float32
     return dataclasses.replace(
         config,
         train=dataclasses.replace(config.train, dtype=dtype),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from harness.base.schema import check, within
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")  # model_type of the models that the embedded engine decodes
 MOST = 10**9  # for each count: larger numbers are mistakes, and would overflow estimates
 COUNT = within(least=1, most=MOST)
+LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")  # in each layer
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,23 @@ class Shape:
         biases = self.qkv_bias * (self.queries + 2 * self.keys)
         norms = 2 * self.hidden + self.qk_norm * 2 * self.head_dim
         return attention + biases + 3 * self.hidden * self.mlp + norms
+
+    @property
+    def linear(self) -> dict[str, tuple[int, int]]:
+        """The inputs and outputs of the products in each layer, by their names in LINEAR."""
+        return {
+            "q_proj": (self.hidden, self.queries),
+            "k_proj": (self.hidden, self.keys),
+            "v_proj": (self.hidden, self.keys),
+            "o_proj": (self.queries, self.hidden),
+            "gate_proj": (self.hidden, self.mlp),
+            "up_proj": (self.hidden, self.mlp),
+            "down_proj": (self.mlp, self.hidden),
+        }
+
+    def adapters(self, rank: int, targets: Sequence[str]) -> int:
+        """Return the number of parameters of adapters (LoRA) of this rank for some of LINEAR."""
+        return self.layers * rank * sum(sum(self.linear[name]) for name in targets)
 
     @property
     def body(self) -> int:

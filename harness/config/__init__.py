@@ -18,6 +18,7 @@ from harness.base.errors import UserError, nearest, short, shown
 from harness.base.registry import split
 from harness.base.schema import section, typed
 from harness.config.checks import (
+    check_adapters_fit,
     check_candidate_counts,
     check_misplaced_keys,
     check_names,
@@ -39,6 +40,7 @@ from harness.config.sections import (
     Filter,
     Hardware,
     Launch,
+    Lora,
     Mismatch,
     Resample,
     RolloutConfig,
@@ -70,6 +72,7 @@ __all__ = [  # with the sections, so that other modules need only this one
     "Filter",
     "Hardware",
     "Launch",
+    "Lora",
     "Mismatch",
     "Resample",
     "RolloutConfig",
@@ -79,6 +82,7 @@ __all__ = [  # with the sections, so that other modules need only this one
     "Train",
     "Tune",
     "Verify",
+    "check_adapters_fit",
     "choice_path",
     "config_of_overrides",
     "find",

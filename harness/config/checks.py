@@ -10,12 +10,17 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from harness.base.addresses import may_be_written
-from harness.base.errors import UserError, short, shown
+from harness.base.errors import UserError, nearest, one_of, short, shown
 from harness.base.schema import section
-from harness.config.sections import MOST_CANDIDATES, Config, Eval, Filter, Resample
+from harness.base.shape import ARCHITECTURES, LINEAR, Shape
+from harness.config.sections import MOST_CANDIDATES, Config, Eval, Filter, Lora, Resample
 
 MOST_CELLS = 5_000  # of a matrix
 LONGEST_SPEC = 2_000  # characters of a method or a task with its options
+NO_TARGETS = {  # layers that users expect among train.lora.targets
+    "lm_head": "log p is computed from chunks of the head's weight, which an adapter would not reach",
+    "embed_tokens": "it has no product to add an adapter to, and is the head of models that tie both",
+}
 NAME = re.compile(r"\w[\w .,+=@()-]{0,99}")  # of a matrix, and so of its folder and of its experiment in MLflow
 # Names in the results folder that are not matrices: evaluations, and the store with its files, locks and journals.
 RESERVED = re.compile(r"eval|mlartifacts|mlflow\.db.*", re.IGNORECASE)
@@ -166,6 +171,8 @@ def validate(config: Config) -> None:
         validate_filter(train.filter)
     if train.resample is not None:
         validate_resample(train.resample, config)
+    if train.lora is not None:
+        validate_adapters(train.lora, config)
     if config.rollout.lag >= train.steps:
         raise UserError(
             f"rollout.lag is {config.rollout.lag}, but train.steps is {train.steps}, and no step comes "
@@ -204,6 +211,43 @@ def validate_resample(settings: Resample, config: Config) -> None:
             f"train.resample.multiplier is {settings.multiplier:g}; train.prompts x multiplier ({float(candidates):g}) "
             f"must be a whole number{multiple}"
         )
+
+
+def validate_adapters(settings: Lora, config: Config) -> None:
+    if not settings.targets:
+        raise UserError(f"train.lora.targets is empty; allowed: one and more of {', '.join(LINEAR)}")
+    for name in settings.targets:
+        if settings.targets.count(name) > 1:
+            raise UserError(f"train.lora.targets names {shown(name)} twice")
+        if name in NO_TARGETS:
+            raise UserError(f"train.lora.targets names {name!r}, but {NO_TARGETS[name]}; {nearest(name, LINEAR)}")
+        one_of("train.lora.targets", name, LINEAR)
+    if config.rollout.engine == "vllm":
+        raise UserError(
+            "rollout.engine is 'vllm', and train.lora is set; vLLM would get the adapters merged into rounded weights, "
+            "which changes each update (allowed: auto or embedded)"
+        )
+    if config.hardware.world > 1:
+        raise UserError(
+            f"a cell has {config.hardware.world} ranks (hardware.ranks, hardware.nodes), and train.lora is set, which "
+            "trains on one; allowed: 1"
+        )
+
+
+def check_adapters_fit(settings: Lora, shape: Shape) -> None:
+    """Refuse adapters for a model that the embedded engine cannot decode, or larger than its layers."""
+    allowed = ", ".join(ARCHITECTURES)
+    if shape.architecture not in ARCHITECTURES:
+        raise UserError(
+            f"the model's architecture (model_type) is {shape.architecture!r}; with train.lora, allowed: {allowed}"
+        )
+    for name in settings.targets:
+        size = min(shape.linear[name])
+        if settings.rank > size:
+            raise UserError(
+                f"train.lora.rank is {settings.rank}, but {name} of the model has only {size} "
+                f"{'inputs' if size == shape.linear[name][0] else 'outputs'}; allowed: 1 to {size}"
+            )
 
 
 def validate_evaluation(settings: Eval, where: str) -> None:

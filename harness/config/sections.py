@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 from harness.base.errors import UserError, nearest, short
 from harness.base.schema import choice, number, numbers, typed
+from harness.base.shape import LINEAR
 from harness.base.units import plural
 
 BY_TASK = ("problems", "samples", "k", "temperature")  # the settings that eval.by_task may set for a single task
@@ -64,6 +65,18 @@ class Resample:
 
 
 @dataclass
+class Lora:
+    """LoRA: the model is frozen, and adapters of its linear layers are trained, each of which adds alpha/rank B A x."""
+
+    rank: int = number(16, least=1)
+    """Rows of A and columns of B; at most the inputs and the outputs of each adapted layer."""
+    alpha: int = number(32, least=1)
+    """The adapters' output is multiplied by alpha / rank."""
+    targets: list[str] = field(default_factory=lambda: list(LINEAR))
+    """Linear layers with an adapter, by their names in transformers."""
+
+
+@dataclass
 class Train:
     """The training loop and its optimizer, AdamW."""
 
@@ -92,6 +105,8 @@ class Train:
     """Difficulty filter of the problems; null: every problem is trained on."""
     resample: Resample | None = None
     """Dynamic sampling; null: a step trains on its first `train.prompts` groups, with or without signal."""
+    lora: Lora | None = None
+    """Adapters, which peft has to be installed for (docs/gpu.md); null: all weights are trained."""
     dtype: str = choice("auto", ("auto", "float32", "bfloat16"))
     """Type of the computation; master weights are float32. auto: bfloat16 on cuda, and on a CPU
     that multiplies in it at least 1.5 times as fast, which is measured once; there, models of a hidden size of up to
@@ -100,13 +115,15 @@ class Train:
     """Trainer of the cells. trl: GRPOTrainer with our methods, which has to be installed (docs/elsewhere.md)."""
 
     def plain(self) -> dict[str, Any]:
-        """Return the settings of the training; the trainer only if it is another than our own.
+        """Return the settings of the training; the trainer only if it is another than our own, adapters only if any.
 
         Identities, protocols and parameters from before there was a choice stay as they are.
         """
         settings = dataclasses.asdict(self)
         if self.backend == OWN:
             del settings["backend"]
+        if self.lora is None:
+            del settings["lora"]
         return settings
 
 

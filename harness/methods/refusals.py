@@ -51,8 +51,9 @@ def verl_refusal(method: Method) -> str | None:
 REFUSALS: dict[str, Callable[[Method], str | None]] = {"trl": trl_refusal, "verl": verl_refusal}
 
 
-# TRL as the trainer of cells (train.backend)
+# The trainers of cells: TRL (train.backend), or our own
 
+PEFT = "peft"  # the distribution that makes the adapters of train.lora
 TRL_DISTRIBUTIONS = ("trl", "accelerate")  # that train
 LEAST_GROUP = 2  # of GRPOTrainer, which refuses a smaller num_generations
 
@@ -73,6 +74,7 @@ def check_backend(config: Config, method: Method) -> None:
         "rollout.lag": (config.rollout.lag, not config.rollout.lag, "0"),
         "correction.kind": (config.correction.kind, config.correction.kind == "off", "off"),
         "train.resample": ("set", train.resample is None, "null"),
+        "train.lora": ("set", train.lora is None, "null"),
         "train.group": (train.group, train.group >= LEAST_GROUP, f"{LEAST_GROUP} and more"),
     }
     for key, (value, honored, allowed) in allowed_values.items():
@@ -81,13 +83,16 @@ def check_backend(config: Config, method: Method) -> None:
             raise UserError(f"{key} is {shown_value}, which train.backend={TRL} cannot do; allowed: {allowed}")
 
 
-def backend_obstacle(config: Config) -> str | None:
+def trainer_obstacle(config: Config) -> str | None:
     """Return why the trainer of the cells cannot run on this machine, in one sentence; None if it can."""
-    if config.train.backend != TRL:
-        return None
-    for package in TRL_DISTRIBUTIONS:
+    needed: dict[str, tuple[str, str]] = {}  # by package: the setting that needs it, and its extra
+    if config.train.backend == TRL:
+        needed |= dict.fromkeys(TRL_DISTRIBUTIONS, (f"train.backend is {TRL!r}", "trl"))
+    if config.train.lora is not None:
+        needed[PEFT] = ("train.lora is set", "lora")
+    for package, (setting, extra) in needed.items():
         try:
             metadata.version(package)
         except metadata.PackageNotFoundError:
-            return f"train.backend is {TRL!r}, but {package} is not installed here; pip install -e '.[trl]'"
+            return f"{setting}, but {package} is not installed here; pip install -e '.[{extra}]'"
     return None

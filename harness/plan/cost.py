@@ -204,28 +204,61 @@ def logits_at_once(config: Config) -> int:
     return LOGITS["cpu" if config.hardware.device == "cpu" else "cuda"]
 
 
+@dataclass(frozen=True)
+class Parameters:
+    """The numbers of trained parameters of policy and critic, and of parameters that are not trained."""
+
+    policy: int
+    critic: int
+    reference: int
+    adapted: int = 0  # of the models beside whose layers adapters are trained
+
+    @classmethod
+    def of(cls, shape: Shape, config: Config, needs: Needs) -> Parameters:
+        critic = shape.critic if "values" in needs else 0
+        reference = shape.parameters if "ref_logp" in needs else 0
+        lora = config.train.lora
+        if lora is None:
+            return cls(shape.parameters, critic, reference)
+        adapters, output = shape.adapters(lora.rank, lora.targets), shape.hidden + 1  # of a critic: trained as a whole
+        if not critic:
+            return cls(adapters, 0, reference, adapted=shape.parameters)
+        return cls(adapters, adapters + output, reference, adapted=shape.parameters + critic - output)
+
+    @property
+    def trained(self) -> int:
+        return self.policy + self.critic
+
+    @property
+    def checkpoint(self) -> int:
+        """The bytes of a checkpoint: what is trained, with AdamW's moments."""
+        return 3 * FLOAT * self.trained
+
+
 def memory_estimate(shape: Shape, config: Config, needs: Needs, size: int, engine: EngineLimits) -> Memory:
-    """Return the memory of a method with these needs, for a compute type of `size` bytes."""
-    hardware = config.hardware
-    critic = shape.critic if "values" in needs else 0
-    reference = shape.parameters if "ref_logp" in needs else 0
+    """Return the memory of a method with these needs, for a compute type of `size` bytes.
+
+    With adapters, activations are those of a model that is trained as a whole, of which not all are kept.
+    """
+    hardware, parameters = config.hardware, Parameters.of(shape, config, needs)
     always = {
-        "weights": per_rank(FLOAT * (shape.parameters + critic + reference), config),
-        "AdamW": 0 if hardware.offload else per_rank(2 * FLOAT * (shape.parameters + critic), config),
+        "weights": per_rank(FLOAT * (parameters.trained + parameters.reference + parameters.adapted), config),
+        "AdamW": 0 if hardware.offload else per_rank(2 * FLOAT * parameters.trained, config),
     }
     # A checkpoint is copied to main memory before it is written; with offload, the moments and a copy of all weights
-    # are there too.
-    checkpoint = per_rank(3 * FLOAT * (shape.parameters + critic), config)
-    main_memory = PROGRAM + checkpoint
+    # are there too. Adapters are merged into a copy of the model, which is saved when there is no checkpoint.
+    checkpoint = per_rank(parameters.checkpoint, config)
+    merged = FLOAT * shape.parameters if config.train.lora is not None and config.checkpoint.save_model else 0
+    main_memory = PROGRAM + max(checkpoint, merged)
     if hardware.offload:
-        main_memory += checkpoint + per_rank(FLOAT * reference, config)
+        main_memory += checkpoint + per_rank(FLOAT * parameters.reference, config)
     longest = longest_sequence(config)
     batch = per_rank(step_responses(config).responses, config) * longest
     # At least one sequence, however long, and at most a minibatch.
     micro_batch = min(max(hardware.micro_tokens, longest), tokens_of_update(config))
     training = {
         # Policy and critic are updated in turn, so only the larger gradients count.
-        "gradients": per_rank(FLOAT * max(shape.parameters, critic), config),
+        "gradients": per_rank(FLOAT * max(parameters.policy, parameters.critic), config),
         "casts": cast_bytes(shape, size, hardware.recompute),
         "activations": micro_batch * activation_bytes(shape, size, hardware.recompute),
         "logits": LOGIT_COPIES * FLOAT * min(logits_at_once(config), micro_batch * shape.vocabulary),
@@ -256,9 +289,7 @@ def memory_estimate(shape: Shape, config: Config, needs: Needs, size: int, engin
 
 def disk_bytes(shape: Shape, config: Config, needs: Needs) -> tuple[int, int]:
     """Return the bytes of a checkpoint, and of all that a finished cell leaves on disk."""
-    critic = shape.critic if "values" in needs else 0
-    checkpoint = 3 * FLOAT * (shape.parameters + critic)
-    settings = config.checkpoint
+    checkpoint, settings = Parameters.of(shape, config, needs).checkpoint, config.checkpoint
     return checkpoint, checkpoint * settings.keep_last + FLOAT * shape.parameters * settings.save_model
 
 

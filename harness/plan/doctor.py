@@ -150,6 +150,7 @@ def find_sets(prepared: Mapping[str, bool]) -> MachineFinding:
 PACKAGES = {  # by finding: the package, the state without it, and the remedy
     "engine embedded": ("transformers", BROKEN, "reinstall entrobench in a new environment"),
     "trainer trl": ("trl", MISSING, "pip install -e '.[trl]'; only train.backend=trl needs it"),
+    "adapters": ("peft", MISSING, "pip install -e '.[lora]'; only train.lora needs it"),
 }
 
 
@@ -192,6 +193,7 @@ def findings(config: Config) -> Iterator[MachineFinding]:
         yield find_package("engine embedded")
         yield find_vllm(device)
         yield find_package("trainer trl")
+        yield find_package("adapters")
         yield find_sets({name: cache.find_card(name) is not None for name in sets.SETS})
         yield find_folder("cache", files.default_cache(), "set ENTROBENCH_CACHE to a folder that can")
         yield find_folder("results", Path(config.results), "choose another results=")

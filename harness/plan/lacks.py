@@ -16,7 +16,7 @@ from harness.base.units import gib, plural
 from harness.config import OWN, Config
 from harness.launch.machine import Machine
 from harness.matrix import Cell
-from harness.methods.refusals import backend_obstacle
+from harness.methods.refusals import trainer_obstacle
 from harness.plan import cost
 from harness.plan.cost import Footprint, Needs
 from harness.rollout import choice
@@ -74,7 +74,7 @@ class Obstacles:
         yield from reasons
 
     def no_trainer(self) -> Iterator[str]:
-        if reason := backend_obstacle(self.config):
+        if reason := trainer_obstacle(self.config):
             yield reason
 
     def too_large(self) -> Iterator[str]:

@@ -250,16 +250,10 @@ def whole_weight(weight: Tensor) -> Tensor:
     return weight.full_tensor() if isinstance(weight, DTensor) else weight
 
 
-def whole_on_first(state: Any) -> Any:
-    """Return a state dict with whole tensors on rank 0, and None in their places on other ranks."""
-    if isinstance(state, dict):
-        return {key: whole_on_first(value) for key, value in state.items()}
-    if not isinstance(state, DTensor):
-        return state
-    gathered = whole_weight(state)  # by all ranks, since it is a collective
-    if own_rank() != 0:
-        return None
-    return gathered.cpu()
+def whole_on_first(weight: Tensor) -> Tensor | None:
+    """Return the whole weight on rank 0, in the machine's memory, and None on the other ranks."""
+    whole = whole_weight(weight)  # by all ranks, since it is a collective
+    return whole.cpu() if own_rank() == 0 else None
 
 
 def here(weight: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ from harness.base.shape import ARCHITECTURES
 from harness.methods.batch import Rollout
 from harness.methods.distinct import shared_beginning
 from harness.rollout.choice import EMBEDDED_SEQUENCES
+from harness.rollout.merged import MergedWeights
 from harness.rollout.protocol import OnGroup, no_progress
 from harness.tokens.head import wide_product
 
@@ -163,14 +164,14 @@ class EmbeddedEngine:
         self.head_dim = model.model.layers[0].self_attn.head_dim
         self.inv_freq = rotary.inv_freq.to(self.device, torch.float32)
         self.rotary_scale = torch.tensor(rotary.attention_scaling, device=self.device)
-        held = ranks.local_weights(model)
-        weights = {name: held[name] for name, _ in model.named_parameters()}  # a tied head is not listed twice
+        weights = MergedWeights(model)
+        tied = model.lm_head.weight is model.model.embed_tokens.weight
         self.embedding = self._fused(weights, "model.embed_tokens.weight")
-        self.head = self._fused(weights, "lm_head.weight") if "lm_head.weight" in weights else self.embedding
+        self.head = self.embedding if tied else self._fused(weights, "lm_head.weight")
         self.norm = self._fused(weights, "model.norm.weight")
         self.layers = [self._layer(weights, f"model.layers.{i}.") for i in range(config.num_hidden_layers)]
 
-    def _layer(self, weights: dict[str, Tensor], at: str) -> Layer:
+    def _layer(self, weights: Mapping[str, Tensor], at: str) -> Layer:
         def linear(*names: str) -> Linear:
             weight = self._fused(weights, *[f"{at}{name}.weight" for name in names])
             biases = [f"{at}{name}.bias" for name in names]
@@ -192,7 +193,7 @@ class EmbeddedEngine:
             down=linear("mlp.down_proj"),
         )
 
-    def _fused(self, weights: dict[str, Tensor], *names: str) -> Tensor:
+    def _fused(self, weights: Mapping[str, Tensor], *names: str) -> Tensor:
         """Copy the named weights, one below the other, into a buffer that later loads fill again.
 
         Sharded weights are gathered for one call at a time, which bounds the memory. They are cast before they are

@@ -12,25 +12,26 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from harness import ranks
 from harness.base.errors import CellFailure
 from harness.config import Bounds
+from harness.rollout.merged import MergedWeights
 from harness.rollout.protocol import Engine
 
 WIDTH = 16  # columns of each parameter; adjacent ones, which cost no more than one
 NAMED = 3  # parameters named in an error
 
 
-def choose_columns(module: nn.Module, seed: int) -> dict[str, slice]:
+def choose_columns(weights: Mapping[str, Tensor], seed: int) -> dict[str, slice]:
     """Draw WIDTH adjacent columns of each matrix, by name, and all of each vector.
 
     A tied head is checked under its own name too, since an engine may keep a copy of it.
     """
     rng = np.random.default_rng(seed)
     columns = {}
-    for name, weight in module.named_parameters(remove_duplicate=False):
+    for name, weight in weights.items():
         if weight.dim() > 1:
             start = int(rng.integers(max(weight.shape[-1] - WIDTH, 0) + 1))
             columns[name] = slice(start, start + WIDTH)
@@ -45,8 +46,9 @@ def check_engine_weights(engine: Engine, module: nn.Module, dtype: torch.dtype, 
     Of a sharded module, only the checked columns are gathered. All ranks gather the same columns in the same order
     before any of them may fail, since a rank that left a collective operation would leave the others waiting.
     """
-    columns = choose_columns(module, seed)
-    weights, arrived = ranks.local_weights(module), engine.weights(columns)
+    weights = MergedWeights(module)
+    columns = choose_columns(weights.unmerged, seed)
+    arrived = engine.weights(columns)
     wrong = []
     for name, part in columns.items():
         wanted = ranks.whole_weight(weights[name][..., part].to(dtype))

@@ -22,7 +22,7 @@ from harness.launch.launcher import Launcher
 from harness.launch.local import Local
 from harness.launch.machine import GpuPool, this_machine
 from harness.matrix import Cell, cells, claim
-from harness.methods.refusals import backend_obstacle
+from harness.methods.refusals import trainer_obstacle
 from harness.rollout import choice, digests, models
 from tasks.data import cache
 
@@ -214,7 +214,7 @@ def check_engines(matrix: Sequence[Cell]) -> None:
     """Refuse cells whose trainer or engine cannot run on this machine."""
     one_of_each_backend = {cell.config.train.backend: cell.settled for cell in matrix}
     for config in one_of_each_backend.values():
-        if reason := backend_obstacle(config):
+        if reason := trainer_obstacle(config):
             raise UserError(reason)
     one_of_each_model = {cell.model: cell for cell in matrix}
     for name, cell in one_of_each_model.items():

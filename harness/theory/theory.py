@@ -154,7 +154,7 @@ def optimiser_steps(trainer: Trainer, batch: TokenBatch) -> Rows:
     predicted_T = dynamics.push_of(method, signal, old, [batch]).predicted(old, old.logp, policy.temperature)
     gradient = entropy_gradient(policy, batch)
     start = {name: x.detach().clone() for name, x in policy.masters.items()}
-    before = parameters_to_vector(policy.module.parameters()).detach().clone()
+    before = parameters_to_vector(policy.weights.values()).detach().clone()
     fresh_optimizer = policy.optimizer.state_dict()  # without moments, since no step has been made
 
     def restore() -> None:
@@ -172,7 +172,7 @@ def optimiser_steps(trainer: Trainer, batch: TokenBatch) -> Rows:
         policy.apply(rate)
         after = policy.stats(batch).entropy
         assert after is not None
-        moved = parameters_to_vector(policy.module.parameters()).detach() - before
+        moved = parameters_to_vector(policy.weights.values()).detach() - before
         rows.append(
             {
                 "lr": rate,
@@ -187,12 +187,12 @@ def optimiser_steps(trainer: Trainer, batch: TokenBatch) -> Rows:
 
 
 def entropy_gradient(policy: Policy, batch: TokenBatch) -> Tensor:
-    """Return the gradient of the batch's mean entropy with respect to all parameters."""
+    """Return the gradient of the batch's mean entropy with respect to all weights that are trained."""
     for part in policy.micro_batches(batch):
         entropy_T = policy.current(part, frozenset({"entropy_grad"})).entropy
         assert entropy_T is not None
         policy.backward(entropy_T.sum() / len(batch.index_T))
-    gradient = torch.cat([p.grad.flatten() for p in policy.module.parameters() if p.grad is not None]).clone()
+    gradient = torch.cat([p.grad.flatten() for p in policy.weights.values() if p.grad is not None]).clone()
     policy.network.zero_grad(set_to_none=True)  # not the optimizer, which with offload has other tensors
     return gradient
 

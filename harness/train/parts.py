@@ -23,7 +23,7 @@ from harness.cells.spec import CellSpec
 from harness.cells.state import State
 from harness.config import OWN, TRL, Config
 from harness.methods.composition import Method, method_classes
-from harness.methods.refusals import TRL_DISTRIBUTIONS
+from harness.methods.refusals import PEFT, TRL_DISTRIBUTIONS
 from harness.rollout import choice, engines, models
 from harness.rollout.ends import end_tokens
 from harness.rollout.proof import check_engine_weights
@@ -108,6 +108,8 @@ def record_attempt(folder: Path, config: Config, sources: dict[str, str], base_m
     packages = [*choice.DISTRIBUTIONS] if config.rollout.engine == "vllm" else []
     if config.train.backend == TRL:
         packages += TRL_DISTRIBUTIONS
+    if config.train.lora is not None:
+        packages.append(PEFT)
     provenance.begin_attempt(folder, sources, config.hardware.device, gpu, packages, base_model=base_model, **more)
 
 
@@ -137,18 +139,18 @@ def build_parts(
     model = models.resolve(spec.key.model)
     base = model.folder()
     train = dataclasses.replace(config.train, lr=method.learning_rate(config.train.lr))
-    common = (train, config.rollout.temperature, device, dtype, config.hardware, heartbeat.forward)
+    common = (config.rollout.temperature, device, dtype, config.hardware, heartbeat.forward)
     # TRL shards the policy, if anything does, so it starts from whole weights on every rank.
     alone = contextlib.nullcontext() if config.train.backend == OWN else ranks.as_only_rank()
     with alone:
-        policy = Policy(base, *common)
+        policy = Policy(base, train, *common, spec.key.seed)
     if policy.dropout and ranks.own_rank() == 0:
         former = ", ".join(f"{name} {value:g}" for name, value in policy.dropout.items())
         say(f"dropout of the model is set to 0, since every pass must be of one policy: {former}")
     critic = None
     if "values" in method.needs:
         critic_lr = vars(method.objective)["critic_lr"]  # an option of every objective that needs values
-        critic = Critic(base, train, critic_lr, device, dtype, config.hardware, heartbeat.forward)
+        critic = Critic(base, train, critic_lr, *common[1:], spec.key.seed)
     tokenizer = opened(AutoTokenizer, base)
     check_vocabulary(tokenizer, policy.module, base)
     ends = end_tokens(tokenizer, base, model.chat)
@@ -174,7 +176,7 @@ def build_parts(
     assert problems is not None
     reference = None
     if "ref_logp" in method.needs and config.train.backend == OWN:  # TRL loads it again
-        reference = Policy(base, *common)
+        reference = Policy(base, dataclasses.replace(train, lora=None), *common)
     return Parts(
         cell=spec.id,
         config=config,

@@ -17,10 +17,11 @@ from harness.base import files
 from harness.base.errors import CellFailure, UserError
 from harness.config import Hardware, Train
 from harness.methods.batch import TokenBatch, TokenStats
+from harness.rollout.merged import MergedWeights
 from harness.rollout.protocol import no_progress
 from harness.tokens.head import Head, wide
 from harness.tokens.statistics import token_stats
-from harness.train import invariants, packing, weights
+from harness.train import invariants, lora, packing, weights
 from harness.train.hidden import hidden_states, response_tokens
 
 
@@ -28,7 +29,8 @@ class Learner:
     """A model with its optimizer. `backward` adds up gradients; `step` applies them.
 
     `module` is the model. `network` is the model with the computation on its hidden states: the unit of one forward
-    pass, for which several ranks gather their weights.
+    pass, for which several ranks gather their weights. With `train.lora` its adapters alone are trained, and `seed`
+    determines their first values.
     """
 
     module: nn.Module
@@ -43,12 +45,15 @@ class Learner:
         dtype: torch.dtype,
         hardware: Hardware,
         on_progress: Callable[[], None],
+        seed: int,
     ) -> None:
         self.on_progress = on_progress
         self.network = network.train()
         self.train, self.lr, self.device, self.dtype = train, lr, device, dtype
         self.micro, self.recompute = hardware.micro_tokens, hardware.recompute
         model = next(part for part in network.modules() if isinstance(part, PreTrainedModel))
+        if train.lora is not None:
+            lora.add_adapters(model, train.lora, seed)
         self.dropout = weights.without_dropout(model)
         self.packing = packing.prepare_for_packing(model)
         if self.recompute:
@@ -61,7 +66,8 @@ class Learner:
             weights.settle(network, model, folder, device)
         else:
             network.to(device)
-        self.weights = dict(self.module.named_parameters())  # a tied head once
+        named = self.module.named_parameters()  # a tied head once
+        self.weights = {name: weight for name, weight in named if weight.requires_grad}  # those that are trained
         # The tensors that the optimizer updates: the weights, or with offload copies on the CPU, where its moments lie.
         self.masters: Mapping[str, Tensor] = self.weights
         if hardware.offload:
@@ -248,11 +254,12 @@ class Policy(Learner):
         dtype: torch.dtype,
         hardware: Hardware,
         on_progress: Callable[[], None] = no_progress,
+        seed: int = 0,
     ) -> None:
         model = weights.outline(folder, AutoModelForCausalLM)
         self.module, self.temperature = weights.with_linear_head(model, folder), temperature
         scorer = Scorer(self.module, temperature, device)
-        super().__init__(scorer, folder, train, train.lr, device, dtype, hardware, on_progress)
+        super().__init__(scorer, folder, train, train.lr, device, dtype, hardware, on_progress, seed)
 
     @property
     def vocabulary(self) -> int:
@@ -273,12 +280,15 @@ class Policy(Learner):
         return self._forward(batch, entropy=grad or "entropy_now" in needs, entropy_grad=grad)
 
     def save(self, folder: Path, *others: Any) -> None:
-        """Save the model, and others such as its tokenizer, as a folder in the format of transformers."""
+        """Save the model, and others such as its tokenizer, as a folder in the format of transformers.
+
+        Adapters are merged into its weights, so that it can be loaded like any other.
+        """
         # save_pretrained recognizes tied weights by their memory, which copies gathered from shards do not share.
-        tied = dict(self.module.named_parameters(remove_duplicate=False)).keys() - self.weights.keys()
-        held = ranks.local_weights(self.module)
-        without_tied = {name: x for name, x in held.items() if name not in tied}
-        whole = ranks.whole_on_first(without_tied)
+        once = dict(self.module.named_parameters())
+        tied = dict(self.module.named_parameters(remove_duplicate=False)).keys() - once.keys()
+        merged = MergedWeights(self.module)
+        whole = {name: ranks.whole_on_first(merged[name]) for name in merged if name not in tied}
         if ranks.own_rank() == 0:
             with files.atomic_folder(folder) as place:
                 self.module.save_pretrained(place, state_dict=whole)
@@ -322,9 +332,10 @@ class Critic(Learner):
         dtype: torch.dtype,
         hardware: Hardware,
         on_progress: Callable[[], None] = no_progress,
+        seed: int = 0,
     ) -> None:
         self.module = ValueModel(folder, device)
-        super().__init__(self.module, folder, train, lr, device, dtype, hardware, on_progress)
+        super().__init__(self.module, folder, train, lr, device, dtype, hardware, on_progress, seed)
 
     def values(self, batch: TokenBatch) -> Tensor:
         """Return the value of each token's context, without gradient, in the order of the batch's tokens."""

@@ -1,0 +1,345 @@
+"""Adapters (LoRA): exact gradients, an engine that samples with them, resumed runs, saved models, and refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from commands import refusal
+from float64 import compute_in_float64
+from mortal import Killed
+from tiny import MODELS, randomize, worst_difference
+from torch import Tensor
+from trainers import build, records, same, weights
+from transformers import PreTrainedModel
+
+from harness import config
+from harness.base.errors import CellFailure, UserError
+from harness.base.shape import LINEAR
+from harness.config import Hardware, Lora, Train
+from harness.matrix import Cell
+from harness.methods.batch import Rollout, TokenBatch
+from harness.rollout.embedded import EmbeddedEngine
+from harness.rollout.merged import MergedWeights
+from harness.rollout.proof import check_engine_weights
+from harness.train import parts
+from harness.train.policy import Critic, Learner, Policy
+from harness.train.weights import load_model
+
+pytest.importorskip("peft")
+
+SETTINGS = Lora(rank=3, alpha=5)
+SCALE = 5 / 3
+TEMPERATURE = 0.8
+SHORT = "train.lora.rank=4"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a random model of two layers, tied, with grouped heads and biases."""
+    model = MODELS["qwen2-tied"]()
+    randomize(model, 0)
+    model.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def adapted_model(learner: Learner) -> PreTrainedModel:
+    return next(part for part in learner.network.modules() if isinstance(part, PreTrainedModel))
+
+
+def build_learner(kind: type[Policy | Critic], folder: Path, lora: Lora | None, **hardware: Any) -> Policy | Critic:
+    """Return a policy or a critic whose adapters, and the critic's output, are not zero."""
+    third = TEMPERATURE if kind is Policy else 1e-3
+    train = Train(lora=lora, lr=1e-2)
+    learner = kind(folder, train, third, "cpu", torch.float32, Hardware(device="cpu", **hardware))
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for name, weight in learner.module.named_parameters():
+            if ".lora_" in name or name.startswith("head."):
+                weight.copy_(0.3 * torch.randn(weight.shape, generator=generator))
+    return learner
+
+
+def a_batch() -> TokenBatch:
+    groups = []
+    for number, prompt in enumerate(([5, 6], [7, 8, 9, 10])):
+        responses = [[11 + number, 12, 13], [14, 15], [16, 17, 18, 19 + number]]
+        groups.append([Rollout(prompt, response, [-1.0] * len(response), True) for response in responses])
+    return TokenBatch.of(groups, [0.0] * 6, 4, "cpu")
+
+
+def add_gradients(learner: Policy | Critic, batch: TokenBatch) -> None:
+    """Add the gradients of a sum over all tokens, of log p and entropy or of values."""
+    for part in learner.micro_batches(batch):
+        factors_T = 1.0 + part.index_T
+        if isinstance(learner, Policy):
+            stats = learner.current(part, frozenset({"entropy_grad"}))
+            assert stats.entropy is not None
+            learner.backward(((stats.logp + 0.3 * stats.entropy) * factors_T).sum())
+        else:
+            learner.backward((learner.current(part) ** 2 * factors_T).sum())
+
+
+# Gradients
+
+
+@pytest.mark.parametrize("hardware", [{}, {"recompute": True}, {"micro_tokens": 9}], ids=str)
+@pytest.mark.parametrize("kind", [Policy, Critic])
+def test_gradients_are_those_of_full_training_by_the_chain_rule(
+    kind: type[Policy | Critic], hardware: dict[str, Any], folder: Path
+) -> None:
+    """With W + s B A in the place of W: dL/dB = s dL/dW A', dL/dA = s B' dL/dW; in micro-batches, too."""
+    adapted = build_learner(kind, folder, SETTINGS, **hardware)
+    full = build_learner(kind, folder, None)
+    for learner in (adapted, full):
+        compute_in_float64(learner.network)
+    merged = MergedWeights(adapted.module)
+    with torch.no_grad():
+        for name, weight in full.module.named_parameters():
+            weight.copy_(merged[name])
+    for learner in (adapted, full):
+        add_gradients(learner, a_batch())
+    whole = dict(full.module.named_parameters())
+    layers = [name for name, module in adapted.module.named_modules() if hasattr(module, "lora_A")]
+    assert len(layers) == 2 * len(LINEAR)
+    for name in layers:
+        layer: Any = adapted.module.get_submodule(name)
+        A, B = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+        by_weight = whole[f"{name}.weight"].grad
+        assert by_weight is not None
+        assert by_weight.abs().max() > 1e-3
+        torch.testing.assert_close(B.grad, SCALE * by_weight @ A.detach().T, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(A.grad, SCALE * B.detach().T @ by_weight, rtol=1e-10, atol=1e-12)
+    trained = {name for name in adapted.weights if ".lora_" not in name}
+    assert trained == (set() if kind is Policy else {"head.weight", "head.bias"})
+    for name in trained:
+        torch.testing.assert_close(adapted.weights[name].grad, whole[name].grad, rtol=1e-10, atol=1e-12)
+    frozen = dict(adapted.module.named_parameters()).keys() - adapted.weights.keys()
+    assert all(adapted.module.get_parameter(name).grad is None for name in frozen)
+
+
+def test_statistics_are_those_of_the_merged_model(folder: Path, tmp_path: Path) -> None:
+    policy = build_learner(Policy, folder, SETTINGS)
+    assert isinstance(policy, Policy)
+    policy.save(tmp_path / "saved")
+    assert {file.name for file in (tmp_path / "saved").iterdir()} == {file.name for file in folder.iterdir()}
+    merged = Policy(tmp_path / "saved", Train(), TEMPERATURE, "cpu", torch.float32, Hardware(device="cpu"))
+    for learner in (policy, merged):
+        compute_in_float64(learner.network)
+    with torch.no_grad():  # without the rounding of the saved weights
+        for name, weight in merged.module.named_parameters():
+            exact = MergedWeights(policy.module)[name]
+            torch.testing.assert_close(weight, exact, rtol=1e-6, atol=1e-7)
+            weight.copy_(exact)
+    ours, theirs = policy.stats(a_batch()), merged.stats(a_batch())
+    torch.testing.assert_close(ours.logp, theirs.logp, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(ours.entropy, theirs.entropy, rtol=1e-12, atol=1e-12)
+
+
+def test_first_adapters_depend_on_the_seed_alone(folder: Path) -> None:
+    def adapters(seed: int) -> Mapping[str, Tensor]:
+        return Policy(folder, train, 1.0, "cpu", torch.float32, Hardware(device="cpu"), seed=seed).weights
+
+    train = Train(lora=SETTINGS)
+    state = torch.random.get_rng_state()
+    first = adapters(1)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    torch.manual_seed(99)
+    again, other = adapters(1), adapters(2)
+    for name, weight in first.items():
+        assert torch.equal(again[name], weight)
+        assert torch.equal(other[name], weight) == ("lora_B" in name), name
+        assert ("lora_B" in name) == (not weight.any()), "the model before training is the base model"
+
+
+# The engine
+
+
+def sampled(engine: EmbeddedEngine) -> list[list[Rollout]]:
+    return engine.generate([[1, 2], [4, 5, 6, 7]], 4, seeds=[11, 12], temperature=TEMPERATURE, max_new_tokens=8)
+
+
+@pytest.mark.parametrize("name", ["qwen2-tied", "qwen3-untied"])
+def test_updates_arrive_in_the_engine(name: str, tmp_path: Path) -> None:
+    """Its log-probabilities after an update are those of the merged model, and not those from before."""
+    model = MODELS[name]()
+    randomize(model, 0)
+    model.save_pretrained(tmp_path / "base")
+    policy = Policy(tmp_path / "base", Train(lora=SETTINGS), TEMPERATURE, "cpu", torch.float32, Hardware(device="cpu"))
+    engine = EmbeddedEngine([3], "cpu", torch.float32)
+    engine.load(policy.module)
+    before = model.eval()
+    for update in range(2):
+        groups = sampled(engine)
+        assert worst_difference(before, groups) < 1e-4
+        add_gradients(policy, a_batch())
+        policy.apply(0.05)
+        with pytest.raises(CellFailure, match="the load was skipped"):
+            check_engine_weights(engine, policy.module, torch.float32, update)
+        engine.load(policy.module)
+        check_engine_weights(engine, policy.module, torch.float32, update)
+        policy.save(tmp_path / f"saved {update}")
+        after = load_model(tmp_path / f"saved {update}").eval()
+        groups = sampled(engine)
+        assert worst_difference(after, groups) < 1e-4
+        assert worst_difference(before, groups) > 0.1
+        before = after
+
+
+def test_weights_are_merged_in_float32_and_then_rounded(folder: Path) -> None:
+    policy = build_learner(Policy, folder, SETTINGS)
+    engine = EmbeddedEngine([3], "cpu", torch.bfloat16)
+    engine.load(policy.module)
+    check_engine_weights(engine, policy.module, torch.bfloat16, 0)
+    layer: Any = policy.module.get_submodule("model.layers.1.mlp.down_proj")
+    product = layer.lora_B["default"].weight @ layer.lora_A["default"].weight
+    exact = layer.base_layer.weight + product * SCALE
+    held = engine.weights({"model.layers.1.mlp.down_proj.weight": slice(None)})
+    assert torch.equal(held["model.layers.1.mlp.down_proj.weight"], exact.detach().to(torch.bfloat16))
+
+
+# Cells
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["grpo(kl_coef=0.1)+clip_b(share=0.1)", "ppo+entropy_bonus", "ce_gppo+kl_cov"])
+def test_methods_train_adapters_alone(method: str, tmp_path: Path) -> None:
+    """The ratio of the first update is 1 after each synchronization, and the engine is the trained policy."""
+    trainer = build(tmp_path, method, SHORT, "train.updates=1", "train.lr=1e-2")
+    base = load_model(trainer.parts.policy.module.config.name_or_path)
+    trainer.run(lambda step: None)
+    for record in records(tmp_path)[1:]:
+        assert record["ratio/max"] == pytest.approx(1, abs=1e-3)
+        assert record["ratio/min"] == pytest.approx(1, abs=1e-3)
+        assert record["mismatch/max"] < 1e-4
+    merged = MergedWeights(trainer.policy.module)
+    for name, weight in base.named_parameters():
+        assert torch.equal(merged.unmerged[name], weight), "the base is frozen"
+        adapted = name.endswith(tuple(f"{layer}.weight" for layer in LINEAR))
+        assert torch.equal(merged[name], weight) != adapted, name
+    reference = trainer.parts.reference
+    assert (reference is not None) == ("kl_coef" in method)
+    if reference is not None:
+        assert same([*reference.module.parameters()], [*base.parameters()])
+
+
+@pytest.mark.slow
+def test_resumed_run_is_the_same_bit_for_bit(tmp_path: Path) -> None:
+    settings = (SHORT, "train.lr=1e-2", "rollout.lag=1", "checkpoint.every=1", "checkpoint.keep_last=true")
+    whole = build(tmp_path / "whole", "ppo", *settings)
+    whole.run(lambda step: None)
+
+    def kill(step: int) -> None:
+        if step == 2:
+            raise Killed
+
+    with pytest.raises(Killed):
+        build(tmp_path / "killed", "ppo", *settings).run(kill)
+    again, durable = build(tmp_path / "killed", "ppo", *settings), list[int]()
+    again.run(durable.append)
+    assert durable == [2, 3, 4]
+    assert records(tmp_path / "killed") == records(tmp_path / "whole")
+    assert same(weights(again), weights(whole))
+    newest = whole.checkpoints.latest()
+    assert newest is not None
+    assert all(".lora_" in name or name.startswith("critic.") for name in newest.names), "no frozen weight"
+    assert {name for name in newest.of("critic") if ".lora_" not in name and name.startswith("weight.")} == {
+        "weight.head.weight",
+        "weight.head.bias",
+    }
+
+
+@pytest.mark.slow
+def test_moments_in_the_memory_of_the_machine_change_no_bit(tmp_path: Path) -> None:
+    runs = []
+    for offload in (False, True):
+        trainer = build(tmp_path / str(offload), "grpo", SHORT, "train.steps=2", f"hardware.offload={offload}")
+        trainer.run(lambda step: None)
+        runs.append((records(tmp_path / str(offload)), weights(trainer)))
+    assert runs[0][0] == runs[1][0]
+    assert same(runs[0][1], runs[1][1])
+
+
+def planned(*overrides: str, model: str = "countdown-tiny") -> Cell:
+    settings = config.load_config("demo", [f"models=[{model}]", *overrides])
+    return Cell.of(settings, "grpo", "countdown", model, seed=0)
+
+
+def test_adapters_are_part_of_a_cells_identity() -> None:
+    plain = planned()
+    assert planned("train.lora=null").id == plain.id
+    assert "lora" not in plain.identity["train"]
+    ids = {planned(f"train.lora.{text}").id for text in ("rank=4", "rank=5", "alpha=8", "targets=[q_proj]")}
+    assert len(ids | {plain.id}) == 5
+    spec = planned(SHORT).spec
+    assert spec.config.train.lora == Lora(rank=4)
+    assert planned(SHORT, "rollout.engine=auto").settled.rollout.engine == "embedded"
+
+
+def test_packages_of_adapters_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded: list[Any] = []
+    monkeypatch.setattr(parts.provenance, "begin_attempt", lambda *given, **_: recorded.append(given[-1]))
+    for overrides in ((), (SHORT,)):
+        parts.record_attempt(tmp_path, planned(*overrides).settled, {}, "digest")
+    assert recorded == [[], ["peft"]]
+
+
+# Refusals
+
+
+REFUSED: dict[tuple[str, ...], str] = {
+    ("train.lora.rank=0",): r"train.lora.rank is 0; allowed: 1 and more",
+    ("train.lora.alpha=0",): r"train.lora.alpha is 0; allowed: 1 and more",
+    ("train.lora.dropout=0.1",): r"unknown key train.lora.dropout; allowed: alpha, rank, targets",
+    ("train.lora.targets=[]",): r"train.lora.targets is empty; allowed: one and more of q_proj, ",
+    ("train.lora.targets=[q_proj,q_proj]",): r"train.lora.targets names 'q_proj' twice",
+    ("train.lora.targets=[query]",): r"train.lora.targets is 'query'; allowed: down_proj, .*",
+    ("train.lora.targets=[lm_head]",): r"names 'lm_head', but log p is computed from chunks of the head's weight",
+    ("train.lora.targets=[embed_tokens]",): r"names 'embed_tokens', but .* is the head of models that tie both",
+    (SHORT, "rollout.engine=vllm"): r"rollout.engine is 'vllm', and train.lora is set; .*allowed: auto or embedded",
+    (SHORT, "hardware.ranks=2"): r"a cell has 2 ranks .* and train.lora is set, which trains on one; allowed: 1",
+    (SHORT, "train.backend=trl"): r"train.lora is set, which train.backend=trl cannot do; allowed: null",
+    ("train.lora.rank=65", "train.lora.targets=[up_proj]"): r"train.lora.rank is 65, but up_proj .* only 64 inputs",
+    ("train.lora.rank=65", "train.lora.targets=[down_proj]"): r"but down_proj .* only 64 outputs; allowed: 1 to 64",
+}
+
+
+@pytest.mark.parametrize("overrides", REFUSED, ids=" ".join)
+def test_mistakes_are_one_sentence_before_anything_starts(overrides: tuple[str, ...], tmp_path: Path) -> None:
+    settings = ("demo", "tasks=[countdown]", "models=[countdown-tiny]", f"results={tmp_path / 'results'}", *overrides)
+    sentence = refusal("run", *settings)
+    assert len(sentence) < 330
+    with pytest.raises(UserError, match=REFUSED[overrides]):
+        raise UserError(sentence)
+    assert not (tmp_path / "results").exists()
+
+
+def test_other_architectures_are_refused(tmp_path: Path) -> None:
+    text = (parts.models.MODELS / "qwen2.5-7b-instruct.yaml").read_text()
+    (tmp_path / "mine.yaml").write_text(text.replace("architecture: qwen2", "architecture: phi3"))
+    cell = planned(SHORT, model=str(tmp_path / "mine.yaml"))
+    with pytest.raises(UserError, match=r"\(model_type\) is 'phi3'; with train.lora, allowed: llama, mistral, qwen2"):
+        _ = cell.settled
+
+
+def test_missing_peft_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed: Callable[[str], str] = metadata.version
+
+    def version(name: str) -> str:
+        if name == "peft":
+            raise metadata.PackageNotFoundError
+        return installed(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    sentence = refusal("run", "demo", "models=[countdown-tiny]", f"results={tmp_path / 'results'}", SHORT)
+    assert sentence == "entrobench: train.lora is set, but peft is not installed here; pip install -e '.[lora]'\n"
+    assert not (tmp_path / "results").exists()
+
+
+def test_larger_adapters_than_a_models_layers_are_refused_when_it_is_read(folder: Path) -> None:
+    with pytest.raises(UserError, match=r"train\.lora\.rank is 40, but k_proj of the model has only 32 outputs"):
+        Policy(folder, Train(lora=Lora(rank=40)), 1.0, "cpu", torch.float32, Hardware(device="cpu"))
