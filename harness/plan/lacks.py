@@ -201,7 +201,8 @@ def fits_of(footprint: Footprint, kind: str, room: int) -> list[Fit]:
     further: list[dict[str, Any]] = [{}]
     if kind == "cuda":
         options["offload"] = True
-        further.append({"ranks": 2 * hardware.ranks})
+        if footprint.config.train.lora is None:  # adapters are trained on one rank
+            further.append({"ranks": 2 * hardware.ranks})
     new = [key for key, value in options.items() if getattr(hardware, key) != value]
     for more in further:
         for number in range(len(new) + 1):
