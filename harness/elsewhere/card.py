@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 from collections.abc import Mapping, Sequence
@@ -15,12 +16,12 @@ import baselines
 import tasks
 from harness.base import files, identities, seeds
 from harness.base.errors import Damaged
-from harness.cells.evaluations import evaluation_path, pass_at_k, read_evaluation
+from harness.cells.evaluations import all_evaluations, pass_at_k
 from harness.cells.log import MetricsLog
 from harness.cells.provenance import Made
 from harness.cells.spec import CellSpec
 from harness.methods.composition import Method
-from harness.rollout import digests, models
+from harness.rollout import digests
 from harness.rollout.gguf import GgufFile, read_header
 from harness.rollout.models import Model
 from harness.rollout.rendering import render_prompt
@@ -30,6 +31,7 @@ from harness.train.parts import evaluation_tasks_of
 
 CARD = "README.md"
 MODEL_FILE = "model.yaml"
+FENCE = b"---\n"  # before and after the metadata of a card
 LICENSE = ("license", "license_name", "license_link")  # the keys of a card's metadata
 COLUMNS = ("avg_at_k", "pass_at_k", "delta_to_baseline", "delta_pass_at_k", "verdict", "seeds_done")
 SNIPPET = """\
@@ -112,20 +114,20 @@ def license_of(model: Model) -> dict[str, str]:
         settings = read_header(origin.recipe.path).settings
         said = {name: settings.get(f"general.{name.replace('_', '.')}") for name in LICENSE}
     elif (folder := origin.present_folder()) is not None and (folder / CARD).is_file():
-        _, fence, rest = files.read_bytes(folder / CARD).partition(b"---\n")
-        try:
-            said = files.parse_yaml(rest.partition(b"\n---")[0], folder / CARD) if fence else {}
-        except Damaged:  # a card that no one can read says nothing
-            said = {}
+        text = files.read_bytes(folder / CARD).replace(b"\r\n", b"\n")
+        if text.startswith(FENCE):
+            with contextlib.suppress(Damaged):  # a card that cannot be read says nothing
+                said = files.parse_yaml(text.removeprefix(FENCE).partition(b"\n---")[0], folder / CARD)
     return {name: said[name] for name in LICENSE if isinstance(said, dict) and isinstance(said.get(name), str)}
 
 
 def license_text(model: Model, license_keys: Mapping[str, str]) -> str:
     if license_keys:
         return " ".join(license_keys.values())
-    if model.origin_model.path is None:
-        return "none, as entrobench made it"
-    return "not known here; look it up before you publish this model"
+    origin = model.origin_model
+    if origin.path is not None or isinstance(origin.recipe, GgufFile):
+        return "not known here; look it up before you publish this model"
+    return "none, as entrobench made it"
 
 
 def facts(
@@ -167,8 +169,10 @@ def bullets(texts: Mapping[str, str]) -> str:
 def own_scores(cell: Path, spec: CellSpec, last: int) -> str:
     """Return the scores of this model alone, by its last evaluation."""
     lines = [["task", "problems", "K", "Avg@K", "k", "Pass@k"]]
-    for name in evaluation_tasks_of(spec.config, spec.key.task, models.PLAIN):
-        right_JN = np.array(read_evaluation(evaluation_path(cell, name, last))["right"])
+    for _, record in all_evaluations(cell):
+        if record["step"] != last:
+            continue
+        name, right_JN = record["task"], np.array(record["right"])
         problems, samples = right_JN.shape
         k = spec.config.eval.of(name).k
         passed = pass_at_k(samples, right_JN.sum(axis=1), k).mean()

@@ -9,6 +9,7 @@ import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -207,14 +208,16 @@ def test_export_command_mistakes(
 
 
 @pytest.mark.slow
-def test_export_needs_the_table(trained: tuple[Config, Path], tmp_path: Path, migrated: Path) -> None:
-    """Of results that were moved to a place without MLflow's store."""
+@pytest.mark.parametrize("is_there", [True, False])
+def test_export_needs_the_table(is_there: bool, trained: tuple[Config, Path], tmp_path: Path, migrated: Path) -> None:
+    """Of results that were moved to a place with another store, or none."""
     copy = Path(shutil.copytree(trained[1], tmp_path / "results" / "smoke" / trained[1].name))
-    shutil.copy(migrated, tmp_path / "mlflow.db")
+    if is_there:
+        shutil.copy(migrated, tmp_path / "results" / "mlflow.db")
     spec = CellSpec.read(copy)
-    spec.settings["tracking"]["uri"] = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    spec.settings["tracking"]["uri"] = None
     spec.write(copy)
-    assert "has no experiment 'smoke'; `entrobench run` or" in refusal("export", str(copy), str(tmp_path / "out"))
+    assert "; `entrobench run` or `entrobench sync` " in refusal("export", str(copy), str(tmp_path / "out"))
 
 
 # Settings of prompts, and licenses
@@ -239,7 +242,9 @@ def test_prompt_settings_are_those_of_training(template: str | None, tmp_path: P
             "---\nlicense: other\nlicense_name: own\nlicense_link: LICENSE\n---\n",
             {"license": "other", "license_name": "own", "license_link": "LICENSE"},
         ),
+        ("---\r\nlicense: mit\r\n---\r\n", {"license": "mit"}),
         ("# license: mit\n", {}),
+        ("# A model\n---\nlicense: mit\n---\n", {}),
         ("---\nlicense: [mit\n---\n", {}),
         ("---\n- license\n---\n", {}),
         (None, {}),
@@ -252,6 +257,18 @@ def test_license_of_a_folder(text: str | None, said: dict[str, str], tmp_path: P
         (tmp_path / "README.md").write_text(text)
     mine = models.resolve(str(tmp_path))
     assert (card.license_of(mine), card.hub_name(mine)) == (said, None)
+
+
+@pytest.mark.parametrize("said", [{"license": "apache-2.0"}, {}])
+def test_license_of_a_gguf_file(said: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.gguf").touch()
+    settings = {f"general.{name}": value for name, value in said.items()}
+    monkeypatch.setattr(card, "read_header", lambda path: SimpleNamespace(settings=settings))
+    mine = models.resolve(str(tmp_path / "mine.gguf"))
+    assert card.license_of(mine) == said
+    assert card.license_text(mine, said) == (
+        "apache-2.0" if said else "not known here; look it up before you publish this model"
+    )
 
 
 def test_a_base_model_of_the_hub_is_named() -> None:
