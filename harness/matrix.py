@@ -18,6 +18,7 @@ from harness.base.addresses import visible_address
 from harness.base.errors import Damaged, UserError, nearest, shown
 from harness.base.shape import Shape
 from harness.base.task import Graded, Task
+from harness.base.units import plural
 from harness.cells.provenance import component_classes
 from harness.cells.source_digest import source_digest
 from harness.cells.spec import FILE as SPEC
@@ -30,6 +31,7 @@ from harness.methods.refusals import check_backend
 from harness.methods.verbs import Composition
 from harness.rollout import choice, models
 from tasks import check_split, evaluation_name
+from tasks.problems import OwnProblems
 
 LR_AXIS = "train.lr"
 BACKEND_AXIS = "train.backend"
@@ -353,9 +355,25 @@ def check_evaluations(config: Config, shared: Shared) -> None:
                 "name one of them"
             )
         evaluated[name] = spec
+    for trained, spec in itertools.product(config.tasks, config.eval.tasks):
+        check_apart(trained, spec, config, shared)
     for name in config.eval.by_task:
         if name not in evaluated:
             raise UserError(f"eval.by_task names {name!r}, which is not evaluated; {nearest(name, evaluated)}")
+
+
+def check_apart(trained: str, evaluated: str, config: Config, shared: Shared) -> None:
+    """Refuse two data sets of the user's of which one is trained on problems of the other's evaluation."""
+    one, other = shared.task(trained), shared.task(evaluated)
+    if not (isinstance(one, OwnProblems) and isinstance(other, OwnProblems)):
+        return
+    split = config.eval.of(shared.evaluation_name(evaluated)).split
+    both = {problem.id for problem in one.problems("train")} & {problem.id for problem in other.problems(split)}
+    if both:
+        raise UserError(
+            f"{plural(len(both), 'problem')} of eval.tasks {shown(evaluated)} would be trained on with "
+            f"{shown(trained)}; leave them out of one of the two"
+        )
 
 
 def check_distinct(matrix: list[Cell]) -> None:

@@ -26,15 +26,14 @@ def task_of(spec: str) -> Task:
 
 
 def dataset(spec: str, **_: Any) -> dict[str, Dataset]:
-    """Return the splits to evaluate on, and the worked examples of the task as one named `shots`, if it has any.
+    """Return the splits to evaluate on, and the worked examples of the task as one named `shots`.
 
     lm-eval passes all metadata of the YAML file; only the spec is used here.
     """
     task = task_of(spec)
     splits = {split: task.problems(split) for split in task.splits if split != "train"}
     asked = next(iter(splits.values()))[0]  # all problems of a task have the same shots
-    if asked.shots:
-        splits["shots"] = [Problem(prompt, prompt, response) for prompt, response in asked.shots]
+    splits["shots"] = [Problem(prompt, prompt, response) for prompt, response in asked.shots]
     return {split: dataset_of(problems, spec=spec) for split, problems in splits.items()}
 
 

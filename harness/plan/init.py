@@ -17,6 +17,7 @@ from typing import Any
 import tasks
 from harness import config as configs
 from harness.base.errors import UserError
+from harness.base.task import Described
 from harness.base.units import about_duration, gib
 from harness.config import Config
 from harness.config.sections import LOOK_PROBLEMS, LOOK_SAMPLES
@@ -58,7 +59,7 @@ class Own:
         if self.data.endswith(ROWS):
             return f"problems(file={json.dumps(self.data)})"
         if HUB.fullmatch(self.data):
-            return f"problems(hub={self.data})"
+            return f"problems(hub={json.dumps(self.data)})"
         return self.data
 
 
@@ -189,7 +190,9 @@ def in_time(draft: Draft, plan: Plan, probe: StepProbe) -> Draft:
 
 
 def data_line(task: Task) -> str:
-    """Return the number of problems in each split."""
+    """Return the number of problems in each split, and what was left out of a data set of one's own."""
+    if isinstance(task, Described):
+        return task.about()
     return ", ".join(f"{len(task.problems(split)):,} {split}" for split in task.splits) + " problems"
 
 

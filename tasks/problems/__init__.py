@@ -12,7 +12,7 @@ import inspect
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -24,6 +24,7 @@ from harness.base.task import SPLITS, Answer, Problem, Verdict, Verifier
 from harness.cells.source_digest import source_digest
 from harness.verify.box import find_box
 from harness.verify.text import extract
+from tasks.language import SHOTS
 from tasks.math import Math
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class OwnProblems(Math):
     answer: str = "answer"
     validation: float = number(0.1, least=0, most=1)  # share of the problems
     test: float = number(0.1, least=0, most=1)
+    shots: int = number(0, least=0, most=SHOTS)  # worked examples before each problem, which are in no split
     judge: str = MATHEMATICS  # or exact, or PLUGIN.NAME, a function in the table JUDGES of a plugin
     reward: str = choice(VERDICT, (VERDICT, SCORE))  # score: what the function returns, and not 1 or 0
 
@@ -85,7 +87,8 @@ class OwnProblems(Math):
             raise UserError(
                 "the task problems has no data; write problems(file=mine.jsonl) or problems(hub=owner/name)"
             )
-        return read(Source(name, file, self.problem, self.answer, self.validation, self.test, self.splits))
+        columns, shares = (self.problem, self.answer), (self.validation, self.test)
+        return read(Source(name, file, *columns, *shares, self.splits, self.shots))
 
     @property
     def on_hub(self) -> HubColumns | None:
@@ -124,7 +127,8 @@ class OwnProblems(Math):
         data = self.data.digest if self.file or self.hub else None
         function = self.own_judge()
         judge = self.judge if function is None else f"{self.judge} {source_digest(function)}"
-        return {DATA: data, "instruction": self.instruction, "judge": judge, "reward": self.reward}
+        options = {"instruction": self.instruction, "shots": self.shots, "judge": judge, "reward": self.reward}
+        return {DATA: data, **options}
 
     def about(self) -> str:
         """Return a sentence on the data set: its problems, and what was left out."""
@@ -133,6 +137,12 @@ class OwnProblems(Math):
         if not data.absent:
             return sentence
         return f"{sentence}; not compared with {', '.join(data.absent)} (`entrobench data prepare`)"
+
+    def problems(self, split: str) -> list[Problem]:
+        problems = super().problems(split)
+        form = r"\boxed{%s}" if self.judge in (MATHEMATICS, EXACT) else "%s"
+        shots = tuple((self.prompt(problem), form % answer) for problem, answer in self.data.shots.items())
+        return [replace(problem, shots=shots) for problem in problems]
 
     def rows(self, split: str) -> list[dict[str, str]]:
         from tasks.data.clean import problem_digest

@@ -29,6 +29,7 @@ class Source:
     validation: float
     test: float
     splits: tuple[str, ...]  # those with a share
+    shots: int  # problems that are set aside as worked examples
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Data:
     """The problems of a data set, and what was left out of it."""
 
     splits: dict[str, dict[str, str]]  # answers by problem, in the order of the problems' digests
+    shots: dict[str, str]
     rows: int
     copies: int  # of problems of other rows
     overlaps: dict[str, int]  # problems left out of train and validation, by the evaluation set that has them
@@ -43,10 +45,10 @@ class Data:
 
     @cached_property
     def digest(self) -> str:
-        """The digest of all problems with their splits; it ignores the order of the rows."""
+        """The digest of all problems with their use; it ignores the order of the rows."""
         return cache.digest_lines(
-            json.dumps([split, problem, answer])
-            for split, problems in self.splits.items()
+            json.dumps([use, problem, answer])
+            for use, problems in {**self.splits, "shots": self.shots}.items()
             for problem, answer in problems.items()
         )[:12]
 
@@ -77,8 +79,10 @@ def read_once(source: Source, stamp: object, fingerprints: object) -> Data:
         splits["train"].pop(problem, None)
         splits["validation"].pop(problem, None)
     wanted = {split: splits[split] for split in source.splits}
+    first = wanted[source.splits[0]]  # train, if there is one
+    shots = {problem: first.pop(problem) for problem in list(first)[: source.shots]}
     overlaps = Counter(sets_by_problem.values())
-    data = Data(wanted, len(problems) + copies, copies, overlaps, absent)
+    data = Data(wanted, shots, len(problems) + copies, copies, overlaps, absent)
     for split, kept in wanted.items():
         if not kept:
             without = "" if split == "train" else f", or set problems.{split}=0"

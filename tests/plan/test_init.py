@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from commands import refusal, run_command
 
+import tasks
 from harness import config, matrix
 from harness.base.errors import UserError
 from harness.base.units import GIB
@@ -17,7 +18,7 @@ from harness.commands import init as command
 from harness.launch.machine import Machine
 from harness.plan import init
 from harness.plan.estimate import Plan, plan_for
-from harness.plan.init import Draft, Own
+from harness.plan.init import Draft, Own, data_line
 from harness.plan.probe import StepProbe
 
 OWN = Own("countdown-tiny", "countdown", "cpu", 1.0)
@@ -40,12 +41,19 @@ def plan_of(sized: Draft, machine: Machine = CPU) -> Plan:
         ("lists(most=3)", "lists(most=3)"),
         ("my/rows.jsonl", 'problems(file="my/rows.jsonl")'),
         ("a b.csv", 'problems(file="a b.csv")'),
-        ("owner/name", "problems(hub=owner/name)"),
-        ("owner/name@main", "problems(hub=owner/name@main)"),
+        ("owner/name", 'problems(hub="owner/name")'),
+        ("owner/name@main", 'problems(hub="owner/name@main")'),
     ],
 )
 def test_task_of_data(data: str, task: str) -> None:
     assert dataclasses.replace(OWN, data=data).task == task
+
+
+def test_line_on_data_of_ones_own(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(f'{{"problem": "{number} + 1 = ?", "answer": {number + 1}}}\n' for number in range(100)))
+    assert data_line(tasks.build_task(f"problems(file={rows})")).startswith(f"{rows} (data=")
+    assert data_line(tasks.build_task("countdown")).endswith(" test problems")
 
 
 def test_text_is_the_configuration_of_the_draft(tmp_path: Path) -> None:

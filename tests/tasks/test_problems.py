@@ -153,6 +153,25 @@ def test_problems_of_evaluation_sets_are_left_out_of_training() -> None:
     assert after.absent == ["dapo500", "aime25", "amc23", "gsm8k"]
 
 
+def test_worked_examples_are_in_no_split(judges: str) -> None:
+    write()
+    train = own().problems("train")
+    examples = train[:2]
+    task = own(shots=2, instruction="Be quick.")
+    shots = tuple((f"{each.prompt}\n\nBe quick.", rf"\boxed{{{each.answer}}}") for each in examples)
+    for split in task.splits:
+        problems = task.problems(split)
+        assert all(problem.shots == shots for problem in problems)
+        assert [problem.id for problem in problems] == [
+            problem.id for problem in own().problems(split) if problem not in examples
+        ]
+    assert own(shots=2, judge="my_judges.close").problems("test")[0].shots[0] == (train[0].prompt, train[0].answer)
+    assert own(shots=2, test=1.0, validation=0.0).problems("test")[0].shots
+    assert own(shots=2).data.digest != own().data.digest
+    with pytest.raises(UserError, match=r"^problems.shots is 9; allowed: 0 to 8$"):
+        own(shots=9)
+
+
 # Rows
 
 
@@ -264,6 +283,22 @@ def test_no_training_problem_is_left() -> None:
     assert str(error.value) == (
         "mine.jsonl leaves its train split empty (200 rows, 0 copies; problems: 0 train, 0 validation, 16 test; left "
         "out of training: 184 that aime24 has); add problems"
+    )
+
+
+def test_files_for_training_and_testing_share_no_problem() -> None:
+    write("train.jsonl", dict(list(ROWS.items())[:120]))
+    write("test.jsonl", dict(list(ROWS.items())[120:]))
+    tested = "problems(file=test.jsonl, validation=0, test=1)"
+    overrides = ["tasks=['problems(file=train.jsonl, test=0)']", f"eval.tasks=['{tested}']"]
+    assert matrix.cells(config.load_config("smoke", overrides))
+    write("test.jsonl", dict(list(ROWS.items())[100:]))
+    shared = {*list(ROWS)[100:120]} & data(file="train.jsonl", test=0.0).splits["train"].keys()
+    with pytest.raises(UserError) as error:
+        matrix.cells(config.load_config("smoke", overrides))
+    assert str(error.value) == (
+        f"{len(shared)} problems of eval.tasks {tested!r} would be trained on with 'problems(file=train.jsonl, "
+        "test=0)'; leave them out of one of the two"
     )
 
 
@@ -387,8 +422,13 @@ def test_identity_is_that_of_the_problems(judges: str) -> None:
     write()
     before = identity()
     assert before == {
-        "component": "OwnProblems", "data": before["data"], "instruction": "", "judge": "math", "reward": "verdict"
-    }  # fmt: skip
+        "component": "OwnProblems",
+        "data": before["data"],
+        "instruction": "",
+        "shots": 0,
+        "judge": "math",
+        "reward": "verdict",
+    }
     write_rows("moved.jsonl", [{"q": problem, "a": answer} for problem, answer in reversed(ROWS.items())])
     assert identity(file="moved.jsonl", problem="q", answer="a") == before
     assert tasks.evaluation_name(OwnProblems(file="mine.jsonl")) == f"problems(data={before['data']})"
@@ -444,14 +484,17 @@ def test_plan_of_the_documented_configurations(commands: Commands, judges: str) 
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_lm_evals_own_command(commands: Commands) -> None:
+@pytest.mark.parametrize("shots", [0, 2])
+def test_lm_evals_own_command(shots: int, commands: Commands) -> None:
     write()
-    metadata = json.dumps({"spec": "problems(file=mine.jsonl, judge=exact)"})
+    metadata = json.dumps({"spec": f"problems(file=mine.jsonl, judge=exact, shots={shots})"})
     asked = ["run", "--include_path", str(REPOSITORY / "tasks"), "--model", "dummy", "--tasks", "problems"]
+    asked += ["--num_fewshot", str(shots)]
     commands.lm_eval(*asked, "--metadata", metadata, "--limit", "2", "--output_path", "out", "--log_samples")
     [path] = Path("out").glob("**/samples_problems_*.jsonl")
     samples = [json.loads(line) for line in path.read_text().split("\n")[:-1]]
-    prompts = [problem.prompt for problem in OwnProblems(file="mine.jsonl").problems("test")[:2]]
+    problems = OwnProblems(file="mine.jsonl", shots=shots).problems("test")[:2]
+    prompts = ["\n\n".join([*(f"{a} {b}" for a, b in each.shots), each.prompt]) for each in problems]
     assert [sample["arguments"]["gen_args_0"]["arg_0"] for sample in samples] == prompts
 
 

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import invented
@@ -74,6 +75,7 @@ def test_lm_eval_settings_of_every_task(name: str, prepared: Path, monkeypatch: 
     monkeypatch.setattr(cache, "problem_rows", lambda name, split: rows)
     monkeypatch.setattr("tasks.math.held_out", lambda problem: problem == "validation")
     monkeypatch.setattr("tasks.problems.OwnProblems.rows", lambda task, split: rows)
+    monkeypatch.setattr("tasks.problems.OwnProblems.data", SimpleNamespace(shots={}))
     monkeypatch.setattr("tasks.rg.questions", lambda *_: list(enumerate(everything)))
     monkeypatch.setattr("tasks.rg.question_split", str)
     with quiet():
@@ -85,6 +87,8 @@ def test_lm_eval_settings_of_every_task(name: str, prepared: Path, monkeypatch: 
     assert settings.filter_list == [{"name": "all", "filter": [{"function": "take_first_k", "k": repeats}]}]
     assert settings.test_split == ("validation" if name == "dapo_math" else "test")
     generation = {"until": [], "do_sample": True, "temperature": 0.7, "max_gen_toks": 7168}
+    if name == "problems":
+        generation["max_gen_toks"] = 1024
     if name in EMBEDDED:
         generation |= {"temperature": 1.0, "max_gen_toks": EMBEDDED[name]}
     assert settings.generation_kwargs == generation
