@@ -145,7 +145,10 @@ def facts(
     verdict = "; ".join(f"{row.verdict or 'none'} against {row.baseline} on {row.task}" for row in standing.own)
     if standing.method == standing.own[0].baseline:
         verdict = "none, as this is the baseline"
-    updates = train.updates * train.epochs
+    updates, adapters = train.updates * train.epochs, ""
+    if train.lora is not None:
+        layers = ", ".join(train.lora.targets)
+        adapters = f"; adapters (LoRA) of rank {train.lora.rank} and alpha {train.lora.alpha} for {layers}, merged"
     changed = ", with files that differ from it" if made.dirty else ""
     return {
         "Base model": f"{model.summary()}, digest {(made.base_model or '')[: digests.SHOWN]}",
@@ -153,7 +156,7 @@ def facts(
         "Method": f"`{spec.key.method}`: {' + '.join(options)}",
         "Training": f"{train.prompts} prompts x {train.group} responses and {updates} updates a step, learning rate "
         f"{method.learning_rate(train.lr):g}, temperature {config.rollout.temperature:g}, up to "
-        f"{config.rollout.max_new_tokens} tokens, {train.dtype}",
+        f"{config.rollout.max_new_tokens} tokens, {train.dtype}{adapters}",
         "Verdict": verdict,
         "Ruleset": config.ruleset,
         "Seeds": f"{standing.own[0].seeds_done} of {standing.own[0].seeds_expected} done",

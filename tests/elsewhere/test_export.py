@@ -23,7 +23,7 @@ from harness.base import files
 from harness.cells import evaluations, state
 from harness.cells.provenance import Made
 from harness.cells.spec import CellSpec
-from harness.config import Config, load_config
+from harness.config import Config, Lora, load_config
 from harness.elsewhere import card, export
 from harness.launch import cell
 from harness.matrix import cells, claim
@@ -129,6 +129,17 @@ def test_card_has_the_settings_of_prompts_that_no_folder_has(trained: tuple[Conf
     assert block(text, "```yaml") == 'path: "me/mine"\nsystem: "4="'
     assert text.count("    entrobench eval --model model.yaml --tasks ") == 2
     assert "prompt = '4=" in block(text, "```python")
+
+
+@pytest.mark.slow
+def test_card_names_adapters(trained: tuple[Config, Path], exported: Path) -> None:
+    folder = trained[1]
+    spec, tokenizer = CellSpec.read(folder), AutoTokenizer.from_pretrained(folder / "model")
+    spec.config.train.lora = Lora(rank=4, targets=["q_proj", "v_proj"])
+    given = (models.resolve("countdown-tiny"), tokenizer, (1,), export.standing(folder, spec), "me/mine")
+    text = " ".join(card.model_card(folder, spec, *given).split())
+    assert "adapters (LoRA) of rank 4 and alpha 32 for q_proj, v_proj, merged" in text
+    assert "LoRA" not in (exported / "README.md").read_text()
 
 
 # Mistakes
