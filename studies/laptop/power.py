@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from harness import config
 from harness.base import files
 from harness.cells import evaluations
 from harness.cells.evaluations import pass_at_k
@@ -37,11 +36,12 @@ def last_scores(pilot: Path) -> dict[float, dict[str, Floats]]:
     """Return the scores (C, S, J) after the last step by learning rate and method, with the seeds in order."""
     by_cell: dict[float, dict[str, dict[int, Floats]]] = defaultdict(lambda: defaultdict(dict))
     for folder in sorted(path.parent for path in pilot.glob("*/config.yaml")):
-        key, settings = CellSpec.read(folder).key, config.load_config(str(folder / "config.yaml"))
+        spec = CellSpec.read(folder)
         *_, (_, record) = evaluations.all_evaluations(folder)
         right = np.array(record["right"], dtype=int)
         both = right.mean(axis=1), pass_at_k(right.shape[1], right.sum(axis=1), K)
-        by_cell[settings.train.lr][key.method.partition("(")[0]][key.seed] = np.stack(both)
+        method = spec.key.method.partition("(")[0]
+        by_cell[spec.settings["train"]["lr"]][method][spec.key.seed] = np.stack(both)
     scores: dict[float, dict[str, Floats]] = {}
     for rate, of_methods in sorted(by_cell.items()):
         seeds = sorted(of_methods[BASELINE])
