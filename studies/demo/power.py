@@ -58,13 +58,13 @@ def root(covariance: Any) -> Floats:
     return np.array((vectors * np.sqrt(np.maximum(values, 0))) @ vectors.T)
 
 
-def is_win(x_CSJ: Floats) -> bool:
+def is_win(x_CSJ: Floats, factor: int = HOLM) -> bool:
     """Return whether a method with these differences wins, as far as it can tell without the other methods."""
-    avg, passed = (significance(x_SJ.mean(), HOLM * (crossed_p_value(x_SJ) or math.nan)) for x_SJ in x_CSJ)
+    avg, passed = (significance(x_SJ.mean(), factor * (crossed_p_value(x_SJ) or math.nan)) for x_SJ in x_CSJ)
     return verdict(passed, avg) == WINS
 
 
-def power(effect: Mapping[str, Any], seeds: int, problems: int) -> float:
+def power(effect: Mapping[str, Any], seeds: int, problems: int, factor: int = HOLM) -> float:
     """Return the share of simulated experiments in which the method wins."""
     random = np.random.default_rng(0)
     shapes = {"seeds": (seeds, 1), "problems": (1, problems), "residuals": (seeds, problems)}
@@ -72,7 +72,7 @@ def power(effect: Mapping[str, Any], seeds: int, problems: int) -> float:
     wins = 0
     for _ in range(EXPERIMENTS):
         parts = [random.standard_normal((*shape, 2)) @ roots[name] for name, shape in shapes.items()]
-        wins += is_win(np.moveaxis(effect["mean"] + parts[0] + parts[1] + parts[2], 2, 0))
+        wins += is_win(np.moveaxis(effect["mean"] + parts[0] + parts[1] + parts[2], 2, 0), factor)
     return wins / EXPERIMENTS
 
 

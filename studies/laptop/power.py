@@ -1,5 +1,7 @@
 """What the pilot decides: the learning rate, and the power of designs for a difference of 0.1 in Pass@8.
 
+Power counts Holm's largest factor for as many methods as are compared with GRPO.
+
     python -m studies.laptop.power PILOT    # the folder with the pilot's cells
 
 docs/evidence/laptop.md has the rule.
@@ -17,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from harness.base import files
+from harness.base.units import plural
 from harness.cells import evaluations
 from harness.cells.evaluations import pass_at_k
 from harness.cells.spec import CellSpec
@@ -27,7 +30,7 @@ DECISION = Path(__file__).parents[2] / "results/reference/laptop-matrix-pilot/de
 K = 8
 DIFFERENCE = 0.1  # in Pass@8, with none in Avg@16
 CLOSE = 0.01  # in Avg@16: the lower learning rate counts
-SEEDS, PROBLEMS = (5, 6, 7, 8), (64, 96, 128)
+COMPARED, SEEDS, PROBLEMS = (6, 1), (5, 8, 10, 14, 16), (64, 96)
 
 # Axes: C the scores Avg@16 and Pass@8, S seed, J problem.
 
@@ -66,8 +69,11 @@ def designs(scores: dict[float, dict[str, Floats]]) -> dict[str, float]:
         "mean": np.array([0.0, DIFFERENCE]),
         "seeds": np.mean([each["seeds"] for each in effects.values()], axis=0),
     }
-    sizes = itertools.product(SEEDS, PROBLEMS)
-    return {f"{seeds} seeds, {problems} problems": power(effect, seeds, problems) for seeds, problems in sizes}
+    shares = {}
+    for methods, seeds, problems in itertools.product(COMPARED, SEEDS, PROBLEMS):
+        words = f"{plural(methods, 'method')}, {seeds} seeds, {problems} problems"
+        shares[words] = power(effect, seeds, problems, methods)
+    return shares
 
 
 def decision(pilot: Path) -> dict[str, Any]:
