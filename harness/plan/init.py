@@ -38,6 +38,7 @@ PROMPTS, SEEDS = (16, 8, 4), ((0, 1, 2), (0, 1), (0,))  # the first that leave t
 SILENT = 10  # steps: with a signal in one group of ten, ten steps of 8 prompts have none once in 4,600 times
 PROBLEMS, SAMPLES, K = 64, 16, 8  # of an evaluation, of which there are two
 RATE = 1e-5  # of so few steps: 1e-6 needs hundreds of prompts in each
+ADAPTERS, RATE_OF_ADAPTERS = "{rank: 16}", 3e-5
 SMALL, RATE_OF_SMALL = 10**7, 3.5e-4  # parameters of models that are made here
 ROWS = (".jsonl", ".json", ".csv", ".parquet")
 HUB = re.compile(r"[\w.-]+/[\w.-]+(@[\w.-]+)?", re.ASCII)
@@ -51,6 +52,7 @@ class Own:
     data: str  # a file with problems and answers, owner/name on the hub, or a task
     device: str
     hours: float
+    lora: bool = False
     plugins: Sequence[str] = ()
 
     @property
@@ -88,6 +90,7 @@ class Draft:
         """Return the content of the file."""
         findings = "\n".join(f"# {line}" for line in self.findings)
         plugins = f"plugins: {json.dumps([*self.own.plugins])}\n" if self.own.plugins else ""
+        adapters = f"  lora: {ADAPTERS}  # adapters are trained, and not the model\n" if self.own.lora else ""
         return f"""\
 # GRPO and Clip_B on a model and data of one's own, written on {date.today():%d %B %Y}: change what you like
 #
@@ -108,7 +111,7 @@ seeds: {json.dumps([*self.seeds])}  # one alone cannot tell how much seeds diffe
   group: {GROUP}  # responses to each prompt
   updates: 2  # of each batch; with one, no ratio is ever clipped
   lr: {self.lr:.1e}
-rollout:
+{adapters}rollout:
   max_new_tokens: {self.max_new_tokens}
 eval:
   problems: {self.problems}
@@ -137,7 +140,7 @@ def configuration(own: Own, name: str, say: Callable[[str], None]) -> str:
     if shape is None:
         raise UserError(f"nothing can be fitted to {own.model}: its config.json is of a kind whose size is unknown")
     longest = tasks.lm_eval_settings(task)["generation_kwargs"]["max_gen_toks"]
-    rate = RATE_OF_SMALL if shape.parameters < SMALL else RATE
+    rate = RATE_OF_ADAPTERS if own.lora else RATE_OF_SMALL if shape.parameters < SMALL else RATE
     draft = Draft(own, longest, rate, min(PROBLEMS, len(task.problems("test"))))
     settled = settle_auto(draft.config(), shape)
     say(f"looking at {own.model} on {tasks.evaluation_name(task)}")
@@ -149,7 +152,7 @@ def configuration(own: Own, name: str, say: Callable[[str], None]) -> str:
     draft = in_time(draft, plan, probe)
     findings = [
         f"Model: {shape.parameters:,} parameters, computed in {settled.train.dtype} on {settled.hardware.device}.",
-        f"Data: {data_line(task)}.",
+        f"Data: {(tasks.descriptions([own.task], own.plugins) or [data_line(task)])[0]}.",
         *look_lines(seen),
         f"Time: a step of {PROMPTS[0]} prompts took {probe.step:.3g} s, so that all cells take "
         f"{about_duration(draft.seconds(plan, probe))}; {own.hours:g} h were asked for.",

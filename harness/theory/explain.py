@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -152,9 +153,9 @@ def with_shares(methods: Mapping[str, Method]) -> dict[str, list[str]]:
 
 
 def offset(explanation: Mapping[str, Any]) -> float:
-    """Return the part of the entropy's predicted fall under plain GRPO that a method takes back."""
+    """Return the part of the entropy's predicted fall under plain GRPO that a method takes back; nan if it rises."""
     fall = -explanation["plain_predicted"]
-    return (explanation["predicted"] + fall) / fall if fall > 0 else 0.0
+    return (explanation["predicted"] + fall) / fall if fall > 0 else math.nan
 
 
 def recommended(offsets: Mapping[str, float]) -> list[str]:
@@ -178,15 +179,26 @@ def print_strengths(console: Console, of_clips: Mapping[str, Sequence[str]], exp
             # The rest has no advantage, and so no gradient under any method.
             parts = [row for quadrant, row in rows[spec].items() if quadrant not in ("rest", "all")]
             dropped = sum(row["dropped"] * row["share"] for row in parts)
-            lines.append([spec, f"{dropped:.1%}", f"{whole[spec]['predicted']:+.5f}", f"{offset(whole[spec]):.0%}"])
+            lines.append(
+                [
+                    spec,
+                    f"{dropped:.1%}",
+                    f"{whole[spec]['predicted']:+.5f}",
+                    f"{offset(whole[spec]):.0%}".replace("nan%", ""),
+                ]
+            )
         chosen = recommended({spec: offset(whole[spec]) for spec in specs})
         candidates.append(f"    {clip}: [{', '.join(map(repr, chosen))}]")
     names = ("dropped", "entropy", "of GRPO's fall")
     columns = [Column("how strong?"), *(Column(name, right=True) for name in names)]
     terminal.show_table(console, columns, lines, pad_edge=False)
-    console.print(
-        "\ntune:\n  candidates:  # where about half of the predicted fall is taken back", *candidates, sep="\n"
-    )
+    if any(math.isnan(offset(row)) for row in whole.values()):
+        console.print(
+            "\nno strength is recommended: under plain GRPO the entropy is not predicted to fall on these batches"
+        )
+        return
+    head = ["", "tune:", "  candidates:  # about half of the predicted fall is taken back by the second"]
+    console.print(*head, *candidates, sep="\n")
 
 
 def print_moment(console: Console, moment: str, explanations: Sequence[dict[str, Any]]) -> None:

@@ -68,7 +68,12 @@ def test_text_is_the_configuration_of_the_draft(tmp_path: Path) -> None:
     assert (evaluation.problems, evaluation.samples, evaluation.k) == (64, 16, 8)
     assert settings.rollout.max_new_tokens == 32
     assert (settings.hardware.device, settings.hardware.threads, settings.hardware.recompute) == ("cpu", 2, True)
+    assert settings.train.lora is None
     assert "# Look: ...\n" in path.read_text()
+    path.write_text(draft(own=dataclasses.replace(OWN, lora=True), lr=3e-5).text("mine.yaml"))
+    with_adapters = config.load_config(str(path)).train
+    assert with_adapters.lora is not None
+    assert (with_adapters.lora.rank, with_adapters.lr) == (16, 3e-5)
 
 
 @pytest.mark.parametrize(

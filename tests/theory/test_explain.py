@@ -107,7 +107,12 @@ def test_print_strengths_of_known_rows(capsys: pytest.CaptureFixture[str]) -> No
         [specs[2], "13.0%", "+0.00100", "125%"],
     ]
     assert f"    clip_b: {specs}".split() == lines[-1]
-    assert explain.offset({"plain_predicted": 0.1, "predicted": 0.2}) == 0.0, "there is no fall"
+    assert math.isnan(explain.offset({"plain_predicted": 0.1, "predicted": 0.2})), "there is no fall"
+    explain.print_strengths(Console(width=100), {"clip_b": specs}, [{**row, "plain_predicted": 0.001} for row in rows])
+    said = capsys.readouterr().out
+    assert "no strength is recommended: under plain GRPO the entropy is not predicted to fall" in said
+    assert "nan" not in said
+    assert "tune" not in said
 
 
 def test_explain_in_the_documentation() -> None:
