@@ -82,6 +82,7 @@ def test_commands_run(command: str, folder: Path, monkeypatch: pytest.MonkeyPatc
 def test_slow_commands_are_parsed(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert command in OURS, "no page has it any more"
     monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text("base: smoke\n")
     arguments = cli.parse_command(shlex.split(command)[1:])
     if getattr(arguments, "config", None):
         assert matrix.cells(config_of_arguments(arguments))
