@@ -368,7 +368,8 @@ def check_apart(trained: str, evaluated: str, config: Config, shared: Shared) ->
     if not (isinstance(one, OwnProblems) and isinstance(other, OwnProblems)):
         return
     split = config.eval.of(shared.evaluation_name(evaluated)).split
-    both = {problem.id for problem in one.problems("train")} & {problem.id for problem in other.problems(split)}
+    trained_on = {problem.id for problem in one.problems("train")}
+    both = [problem for problem in other.problems(split) if problem.id in trained_on]
     if both:
         raise UserError(
             f"{plural(len(both), 'problem')} of eval.tasks {shown(evaluated)} would be trained on with "

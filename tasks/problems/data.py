@@ -46,11 +46,10 @@ class Data:
     @cached_property
     def digest(self) -> str:
         """The digest of all problems with their use; it ignores the order of the rows."""
-        return cache.digest_lines(
-            json.dumps([use, problem, answer])
-            for use, problems in {**self.splits, "shots": self.shots}.items()
-            for problem, answer in problems.items()
-        )[:12]
+        lines = []
+        for use, problems in {**self.splits, "shots": self.shots}.items():
+            lines += [json.dumps([use, *pair]) for pair in problems.items()]
+        return cache.digest_lines(lines)[:12]
 
     @property
     def counts(self) -> str:
