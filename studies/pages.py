@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -60,6 +61,8 @@ SHORT = ["method", "Avg@K", "Pass@16", "Pass@16 - grpo", "verdict", "distinct ri
 FULL = ["method", "Avg@K", "Pass@16", "Avg@K - grpo", "Pass@16 - grpo", "distinct right", "entropy, end"]
 DEMO_FULL = [*FULL[:5], "verdict", *FULL[5:]]
 TUNED_FULL = ["method", "chosen", "Avg@K", "Pass@16", "Avg@K - grpo", "Pass@16 - grpo", "verdict", "distinct right"]
+# Of pictures: text stays text, and the same curves give the same file.
+REPEATABLE = {"svg.fonttype": "none", "svg.hashsalt": "entrobench", "font.family": "sans-serif"}
 SHOWN_FIRST = ["base model", "grpo", "clip_b", "clip_v", "adaptive_entropy"]
 
 TITLE = re.compile(r"^\*\*(.*)\*\*$", re.MULTILINE)  # of a table in leaderboard.md
@@ -234,9 +237,9 @@ def fill(page: str) -> str:
     return FIGURE.sub(figure, page)
 
 
-def recorded_curves(config: str) -> DataFrame:
-    """Return entropy and Pass@16 over steps: means over seeds (geometric for entropy) and the seeds' range."""
-    curves = entrobench.load(config).curves(ENTROPY, PASS_AT_16)
+def recorded_curves(metrics: Sequence[str], config: str, *overrides: str) -> DataFrame:
+    """Return metrics over steps: means over seeds (geometric for entropy) and the seeds' range."""
+    curves = entrobench.load(config, *overrides).curves(*metrics)
     by_step = curves.groupby(["metric", "method", "step"])["value"]
     summary = by_step.agg(mean="mean", low="min", high="max").reset_index()
     # The leaderboard's mean of entropies is the geometric one, so that of the picture is, too.
@@ -248,7 +251,8 @@ def recorded_curves(config: str) -> DataFrame:
 
 def draw_panel(axes: Axes, curves: DataFrame, title: str) -> None:
     """Draw one metric, a line for each method with its name at the end of the line."""
-    for method, (color, dashes) in STYLES.items():
+    styles = {method: style for method, style in STYLES.items() if method in set(curves["method"])}
+    for method, (color, dashes) in styles.items():
         line = curves[curves["method"] == method]
         # Pass@16 is evaluated at few steps; markers show which.
         marker = "o" if len(line) < 10 else ""
@@ -258,11 +262,11 @@ def draw_panel(axes: Axes, curves: DataFrame, title: str) -> None:
     ends = curves[curves["step"] == last].set_index("method")["mean"]
     low, high = axes.get_ylim()
     place = low - 1.0
-    for method in sorted(STYLES, key=lambda name: ends[name]):
+    for method in sorted(styles, key=lambda name: ends[name]):
         # Names closer than about a twelfth of the panel's height would overlap.
         place = max(ends[method], place + (high - low) / 12)
         axes.annotate(
-            method, (1.02 * last, place), color=STYLES[method][0], fontsize=9, va="center", annotation_clip=False
+            method, (1.02 * last, place), color=styles[method][0], fontsize=9, va="center", annotation_clip=False
         )
     axes.set_title(title, fontsize=10, loc="left")
     axes.set_xlim(0, last)
@@ -271,9 +275,8 @@ def draw_panel(axes: Axes, curves: DataFrame, title: str) -> None:
 
 
 def draw_picture(curves: DataFrame) -> None:
-    """Write the picture of the README: Pass@16 above entropy, narrow enough for a phone."""
-    # Text stays text, and the same curves give the same file.
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "entrobench", "font.family": "sans-serif"}):
+    """Write the picture of the demo: Pass@16 above entropy, narrow enough for a phone."""
+    with mpl.rc_context(REPEATABLE):
         figure = Figure(figsize=(5.2, 4.8), layout="constrained")
         top, bottom = figure.subplots(2, 1, sharex=True)
         pass_at_16 = curves[curves["metric"] == PASS_AT_16]
@@ -287,7 +290,7 @@ def draw_picture(curves: DataFrame) -> None:
 
 def main(*arguments: str) -> None:
     for config in arguments:
-        recorded_curves(config).to_csv(CURVES, index=False, float_format="%.6g")
+        recorded_curves((ENTROPY, PASS_AT_16), config).to_csv(CURVES, index=False, float_format="%.6g")
     draw_picture(pandas.read_csv(CURVES))
     for page in PAGES:
         page.write_text(fill(page.read_text()))
