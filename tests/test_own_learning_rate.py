@@ -168,6 +168,7 @@ def test_learning_rate_in_table_plan_and_mlflow(tmp_path: Path, mlflow_uri: str)
 def test_explain_with_a_learning_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(explain, "explain", lambda *_: [])
     monkeypatch.setattr(explain, "print_explanations", lambda *_: None)
+    monkeypatch.setattr(explain, "print_strengths", lambda *_: None)
 
     assert "a learning rate of its own changes nothing here" in run_command("explain", "grpo(lr=3e-4)+clip_b", "demo")
     assert run_command("explain", "grpo clip_b", "demo") == ""

@@ -12,7 +12,7 @@ from harness.base.addresses import without_secrets
 
 LONGEST = 80  # characters of a quoted value in a message
 SENTENCE = 300  # characters of a message, after the name of the program
-LISTED = 160  # characters of the list of allowed names
+LISTED = 180  # characters of the list of allowed names
 
 
 class UserError(ValueError):

@@ -7,6 +7,7 @@ import itertools
 import json
 import re
 import tempfile
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import date
@@ -40,6 +41,7 @@ PROBLEMS, SAMPLES, K = 64, 16, 8  # of an evaluation, of which there are two
 RATE = 1e-5  # of so few steps: 1e-6 needs hundreds of prompts in each
 ADAPTERS, RATE_OF_ADAPTERS = "{rank: 16}", 3e-5
 SMALL, RATE_OF_SMALL = 10**7, 3.5e-4  # parameters of models that are made here
+WIDTH = 117  # of comments
 ROWS = (".jsonl", ".json", ".csv", ".parquet")
 HUB = re.compile(r"[\w.-]+/[\w.-]+(@[\w.-]+)?", re.ASCII)
 
@@ -89,7 +91,8 @@ class Draft:
 
     def text(self, name: str) -> str:
         """Return the content of the file."""
-        findings = "\n".join(f"# {line}" for line in self.findings)
+        lines = [part for line in self.findings for part in textwrap.wrap(line, WIDTH, subsequent_indent="  ")]
+        findings = "\n".join(f"# {line}" for line in lines)
         plugins = f"plugins: {json.dumps([*self.own.plugins])}\n" if self.own.plugins else ""
         adapters = f"  lora: {ADAPTERS}  # adapters are trained, and not the model\n" if self.own.lora else ""
         return f"""\
@@ -154,7 +157,7 @@ def configuration(own: Own, name: str, say: Callable[[str], None]) -> str:
     findings = [
         f"Model: {shape.parameters:,} parameters, computed in {settled.train.dtype} on {settled.hardware.device}.",
         f"Data: {(tasks.descriptions([own.task], own.plugins) or [data_line(task)])[0]}.",
-        *look_lines(seen),
+        f"Look: {look_line(seen)}.",
         f"Time: a step of {PROMPTS[0]} prompts took {probe.step:.3g} s, so that all cells take "
         f"{about_duration(draft.seconds(plan, probe))}; {own.hours:g} h were asked for.",
     ]
@@ -200,11 +203,9 @@ def data_line(task: Task) -> str:
     return ", ".join(f"{len(task.problems(split)):,} {split}" for split in task.splits) + " problems"
 
 
-def look_lines(seen: Look) -> list[str]:
-    """Return the outcome of a look as comments."""
+def look_line(seen: Look) -> str:
+    """Return the outcome of a look."""
     k = seen.samples
-    return [
-        f"Look: {seen.sentence}.",
-        f"  Avg@{k} {format_estimate(seen.average())}, Pass@{k} {format_estimate(seen.solved())}",
-        f"  ended {seen.ended:.0%}, unreadable {seen.unparsed:.0%}, {seen.length:.0f} tokens a response",
-    ]
+    scores = f"Avg@{k} {format_estimate(seen.average())}, Pass@{k} {format_estimate(seen.solved())}"
+    shares = f"ended {seen.ended:.0%}, unreadable {seen.unparsed:.0%}"
+    return f"{seen.sentence}; {scores}, {shares}, {seen.length:.0f} tokens a response"

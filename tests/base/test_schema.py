@@ -197,7 +197,8 @@ def test_unbounded_sees_a_number() -> None:
     assert unbounded(Bolder()) == ["mu"]
     assert [setting.name for setting in numeric(Whole())] == ["count", "rate", "limit", "bare", "pair", "seeds"]
     assert {where for _, where in sections(Config(), "")} == {
-        *("", "train.", "train.filter.", "train.resample.", "stop.", "rollout.", "correction.", "mismatch."),
+        *("", "train.", "train.filter.", "train.resample.", "train.lora.", "stop.", "rollout."),
+        *("correction.", "mismatch."),
         *("mismatch.float32.", "mismatch.bfloat16.", "eval.", "verify.", "dynamics.", "checkpoint.", "hardware."),
         *("launch.", "launch.slurm.", "tracking.", "tune."),
     }

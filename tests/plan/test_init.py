@@ -118,7 +118,8 @@ def test_configuration_runs_as_it_is(tmp_path: Path) -> None:
     words = ["init", str(path), "--model", "countdown-tiny", "--data", "countdown", "--hours", "0.02"]
     assert "wrote " in run_command(*words)
     text = path.read_text()
-    assert "# Look: trainable: 18 of 24 problems have right and other responses.\n" in text
+    assert "# Look: trainable: 18 of 24 problems have right and other responses; Avg@8 0.156 ±0.061," in text
+    assert "tokens a response.\n# Time: a step of 16 prompts took " in text, "wrapped"
     assert "# Model: 206,976 parameters, computed in float32 on cpu.\n" in text
     assert "lr: 3.5e-04\n" in text
     settings = config.load_config(str(path), [f"results={tmp_path}"])
