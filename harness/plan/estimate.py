@@ -39,7 +39,7 @@ SIZE = {
     "stop": ("tokens",),
     "hardware": ("device", "nodes", "ranks", "threads", "share", "micro_tokens", "recompute", "offload"),
 }
-NOT_STEPS = ("time/evaluate_s", "time/judging_s")  # seconds beside those of a step, or in parallel with them
+NOT_STEPS = ("time/evaluate_s", "time/judging_s")  # not part of a step, or in parallel with one
 OTHERS = 64  # earlier cells whose configurations are read, the newest first: a folder may hold thousands
 
 

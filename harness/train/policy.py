@@ -67,7 +67,7 @@ class Learner:
         else:
             network.to(device)
         named = self.module.named_parameters()  # a tied head once
-        self.weights = {name: weight for name, weight in named if weight.requires_grad}  # those that are trained
+        self.weights = {name: weight for name, weight in named if weight.requires_grad}  # the trained ones
         # The tensors that the optimizer updates: the weights, or with offload copies on the CPU, where its moments lie.
         self.masters: Mapping[str, Tensor] = self.weights
         if hardware.offload:
