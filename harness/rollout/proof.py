@@ -22,6 +22,7 @@ from harness.rollout.protocol import Engine
 
 WIDTH = 16  # columns of each parameter; adjacent ones, which cost no more than one
 NAMED = 3  # parameters named in an error
+COARSE = "; if it is the rounding of bfloat16 alone, train.dtype=float32 ends it"
 
 
 def choose_columns(weights: Mapping[str, Tensor], seed: int) -> dict[str, slice]:
@@ -82,4 +83,5 @@ def check_log_ratios(mismatch: Mapping[str, float], bounds: Bounds, dtype: torch
                 "tokens the same log-probabilities, though their weights were the same at the last load; likely "
                 "causes: another temperature, a prefix cache that outlived the load, a rotary embedding or a kernel "
                 "that computes something else, a lower precision in the engine"
+                + (COARSE if dtype == torch.bfloat16 else "")
             )
