@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 from harness.base.errors import UserError
 from harness.base.schema import choice, number
@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from harness.methods.batch import TokenBatch, TokenStats
+
+TRAINER, ENGINE = "trainer", "engine"  # whose log p is in S*
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,9 @@ class ClipB(Control):
     Defaults: the released configuration.
 
     Differs: the authors' code takes log p from the rollout engine and H from the trainer, so that S* belongs to no
-    single distribution; here both are the trainer's. Their code leaves dropped tokens out of the denominator of each
-    micro-batch; here only `reference_denominator=true` does so, for each mini-batch.
+    single distribution; here both are the trainer's, unless `logp=engine`. Their code leaves dropped tokens out of the
+    denominator of each micro-batch; here only `reference_denominator=true` does so, for each mini-batch, or with
+    `train.loss_scale=micro-batch` for each micro-batch.
     """
 
     source = "arXiv:2602.03392"
@@ -45,6 +48,7 @@ class ClipB(Control):
     mu: float = number(2.5, least=0)
     mu_high: float | None = number(None, least=0)
     share: float | None = number(None, least=0, most=1)
+    logp: str = choice(TRAINER, (TRAINER, ENGINE))
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -55,8 +59,25 @@ class ClipB(Control):
         if self.mu_high is not None and (self.mode != "paper" or self.share is not None):
             raise UserError(f"mu_high is {self.mu_high}; allowed: only with mode=paper and without share")
 
+    @property
+    def reads_sampler(self) -> bool:
+        return self.logp == ENGINE
+
+    def identifying(self) -> dict[str, Any]:
+        """Return the options; the source of log p only if it is the engine, so that other ids stay the same."""
+        options = asdict(self)
+        if self.logp == TRAINER:
+            del options["logp"]
+        return options
+
+    def discriminator(self, old: TokenStats, batch: TokenBatch) -> Tensor:
+        if self.logp == TRAINER:
+            return old.discriminator
+        assert old.entropy is not None
+        return batch.behaviour_logp_T.exp() * (old.entropy + batch.behaviour_logp_T)
+
     def deviation(self, old: TokenStats, batch: TokenBatch) -> Tensor:
-        return batch.global_centered(old.discriminator)
+        return batch.global_centered(self.discriminator(old, batch))
 
     def weights(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> Tensor | float:
         deviation_T = self.deviation(old, batch)

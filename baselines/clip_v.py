@@ -24,8 +24,8 @@ class ClipV(ClipB):
                         the max(floor(max_frac n), 1) with the lowest D, where n counts all tokens
         mode=paper:     dropped where D < -mu sigma or D > mu_high sigma, without a cap
 
-    The threshold is on D itself and not on its distance to the mean. `mu_high` and `share` are as in `clip_b`; with
-    `share` the cap does not apply.
+    The threshold is on D itself and not on its distance to the mean. `mu_high`, `share` and `logp` are as in `clip_b`;
+    with `share` the cap does not apply.
 
     Defaults: the released default arguments.
 
@@ -40,7 +40,7 @@ class ClipV(ClipB):
     max_frac: float = number(1e-4, least=0, most=1)
 
     def deviation(self, old: TokenStats, batch: TokenBatch) -> Tensor:
-        return old.discriminator - old.expected_discriminator
+        return self.discriminator(old, batch) - old.expected_discriminator
 
     def reference(self, deviation_T: Tensor, sigma: Tensor, advantages_T: Tensor, batch: TokenBatch) -> Tensor:
         harm_T = harm(deviation_T, advantages_T)

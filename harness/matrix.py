@@ -24,7 +24,7 @@ from harness.cells.source_digest import source_digest
 from harness.cells.spec import FILE as SPEC
 from harness.cells.spec import MARKER, CellKey, CellSpec, changed_parts, id_in, is_adopted, training_key
 from harness.cells.state import Progress
-from harness.config import TRL, Config, Eval, check_adapters_fit, setting_label, variants
+from harness.config import MICRO_BATCH, TRL, Config, Eval, check_adapters_fit, setting_label, variants
 from harness.methods import composition
 from harness.methods.composition import Method
 from harness.methods.refusals import check_backend
@@ -34,7 +34,6 @@ from tasks import check_split, evaluation_name
 from tasks.problems import OwnProblems
 
 LR_AXIS = "train.lr"
-BACKEND_AXIS = "train.backend"
 # Bytes of a cell's folder before its seed and key: options may hold whole sentences, and file names have at most
 # 255 bytes.
 LONGEST_NAME = 180
@@ -143,18 +142,18 @@ class Settled:
             identity["correction"] = dataclasses.asdict(correction)
         if config.hardware.device != "cpu":  # ids from before there was a choice stay as they are
             identity["device"] = config.hardware.device
-        if config.train.backend == TRL:
-            identity |= trl_identity(config)
-        return identity
+        return identity | hardware_identity(config)
 
     @cached_property
     def plain(self) -> dict[str, Any]:
         """The configuration as plain values without secrets, since many people may read the files of a cell."""
         settings = self.config.plain()
-        # `Train.plain` leaves our own trainer out. But a cell's key is read back from here (CellSpec.parse), and needs
-        # the value of each axis.
-        if BACKEND_AXIS in self.config.axes:
-            settings["train"]["backend"] = self.config.train.backend
+        # `Train.plain` leaves some values out. But a cell's key is read back from here (CellSpec.parse), and needs the
+        # value of each axis.
+        for axis, value in self.config.setting.items():
+            section, _, name = axis.rpartition(".")
+            if section == "train":
+                settings["train"][name] = value
         if self.config.tracking.uri is not None:
             settings["tracking"]["uri"] = visible_address(self.config.tracking.uri)
         return settings
@@ -171,14 +170,17 @@ def evaluation_identity(settings: Eval) -> dict[str, Any]:
     return identity
 
 
-def trl_identity(config: Config) -> dict[str, Any]:
-    """Return the part of the hardware that decides the results of a cell by TRL.
+def hardware_identity(config: Config) -> dict[str, Any]:
+    """Return the part of the hardware that decides results, which is none by default.
 
-    Each of its ranks draws responses with a random state of its own, and shuffles its own part of a rollout batch. Our
-    own trainer does neither, so there the number of ranks is not in the identity.
+    In TRL each rank draws responses with a random state of its own, and shuffles its own part of a rollout batch. With
+    `train.loss_scale=micro-batch` a token counts by the others in its micro-batch.
     """
     identity: dict[str, Any] = {}
-    if config.hardware.world > 1:
+    by_micro_batch = config.train.loss_scale == MICRO_BATCH
+    if by_micro_batch:
+        identity["micro_tokens"] = config.hardware.micro_tokens
+    if config.hardware.world > 1 and (by_micro_batch or config.train.backend == TRL):
         identity["ranks"] = config.hardware.world
     return identity
 
@@ -316,6 +318,11 @@ def check_methods_fit(config: Config, settings: list[Config], shared: Shared) ->
                 raise UserError(
                     f"train.group is {setting.train.group}, but method {spec!r} compares the responses to one prompt "
                     f"(allowed: {method.min_group} and more)"
+                )
+            if setting.train.loss_scale == MICRO_BATCH and method.objective.normalise != "token":
+                raise UserError(
+                    f"train.loss_scale is {MICRO_BATCH}, but the loss of method {spec!r} is not a mean over tokens "
+                    f"(normalise={method.objective.normalise}); allowed: methods with normalise=token"
                 )
             if setting.correction.kind != "off" and setting.correction.level == "token":
                 whose = f"correction.kind={setting.correction.kind}"

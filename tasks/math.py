@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
 
+from harness.base.schema import choice
 from harness.base.task import Answer, Problem, Verdict, Verifier, check_split
-from harness.verify.text import boxed_answer
+from harness.verify.text import boxed_answer, extract
 
 INSTRUCTION = r"Reason step by step, and give the final answer inside \boxed{}."
 HELD_OUT = 50  # one problem of a training set in 50 is for validation
+VERDICT, STRINGS = "verdict", "strings"  # rewards: for a verified answer, or for one that is spelled as expected
+LONGEST_VARIABLE = 2  # characters before an equals sign, as in x=7
+TYPOGRAPHY = re.compile(r"\s|\\!|\\[$%]|\\(?:left|right)(?![a-zA-Z])|\^(?:\\circ(?![a-zA-Z])|\{\\circ\})")
 
 
 @dataclass(frozen=True)
@@ -22,6 +27,14 @@ class Math:
     splits: ClassVar[tuple[str, ...]] = ("test",)
 
     instruction: str = INSTRUCTION  # written after each problem; may be empty
+    reward: str = choice(VERDICT, (VERDICT, STRINGS))  # strings: equal but for typography
+
+    def identifying(self) -> dict[str, Any]:
+        """Return the options; the reward only if it is by strings, so that ids from before stay the same."""
+        options = asdict(self)
+        if self.reward == VERDICT:
+            del options["reward"]
+        return options
 
     def problems(self, split: str) -> list[Problem]:
         check_split(self, split)
@@ -44,6 +57,8 @@ class Math:
         return check.flags(self.name)
 
     def verdicts(self, pairs: Sequence[tuple[Problem, str]], verifier: Verifier) -> list[Verdict]:
+        if self.reward == STRINGS:
+            return [spelled_verdict(problem.answer, response) for problem, response in pairs]
         return verifier.verdicts([(problem.answer, response) for problem, response in pairs])
 
     def answers(self, pairs: Sequence[tuple[Problem, str]]) -> list[Answer | None]:
@@ -61,6 +76,21 @@ class Trained(Math):
             return super().rows(split)
         validation = split == "validation"
         return [row for row in super().rows("train") if held_out(row["problem"]) == validation]
+
+
+def spelled_verdict(gold: str, response: str) -> Verdict:
+    """Return the verdict by the spelling of the answer in the last box."""
+    answer = extract(response)
+    if answer is None:
+        return Verdict.UNPARSED
+    return Verdict.RIGHT if stripped(answer) == stripped(gold) else Verdict.WRONG
+
+
+def stripped(answer: str) -> str:
+    """Return an answer without typography, a unit at its end, and the name of a variable before it."""
+    text = TYPOGRAPHY.sub("", answer.partition(r"\text{ ")[0])
+    name, equals, value = text.partition("=")
+    return value if equals and len(name) <= LONGEST_VARIABLE else text
 
 
 def held_out(problem: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -360,6 +361,25 @@ def test_paper_14b_differs_in_its_model() -> None:
     large.models, large.name = small.models, small.name
     large.hardware = small.hardware  # what fits; it defines no result
     assert large == small
+
+
+def test_paper_release_differs_from_the_paper_as_its_page_says() -> None:
+    ours, theirs = config.load_config("paper"), config.load_config("paper-release")
+    clip_v = config.load_config("paper-release", ["round=clip-v"])
+    by_strings = "(instruction='', reward=strings)"
+    assert theirs.methods == ["grpo", "clip_b(logp=engine, reference_denominator=true)"]
+    assert clip_v.methods == ["grpo", "clip_v(reference_denominator=true)"]
+    assert (theirs.train.group, clip_v.train.group) == (16, 8)
+    assert theirs.tasks == [f"dapo_math{by_strings}"]
+    assert theirs.eval.tasks == [f"{name}{by_strings}" for name in ("amc23", "aime24", "aime25", "dapo500")]
+    assert (theirs.eval.samples, theirs.eval.by_task) == (32, {})
+    train = dataclasses.replace(
+        ours.train, updates=1, weight_decay=0.01, order=config.GIVEN, loss_scale=config.MICRO_BATCH
+    )
+    assert theirs.train == train
+    evaluation = dataclasses.replace(theirs.eval, tasks=ours.eval.tasks, by_task=ours.eval.by_task)
+    given = {"name": ours.name, "methods": ours.methods, "tasks": ours.tasks, "train": ours.train, "eval": evaluation}
+    assert dataclasses.replace(theirs, **given) == ours
 
 
 def test_split_and_parse() -> None:

@@ -140,6 +140,11 @@ DAPO = "grpo(clip_high=0.28, dual_clip=10)+overlong"
             ["methods=[grpo, passk(k=17)]"],
             r"train.group is 16, but method 'passk\(k=17\)' compares the responses to one prompt \(allowed: 18",
         ),
+        (
+            ["methods=[grpo, gspo]", "train.loss_scale=micro-batch"],
+            r"train.loss_scale is micro-batch, but the loss of method 'gspo' is not a mean over tokens "
+            r"\(normalise=sequence\); allowed: methods with normalise=token",
+        ),
         (["train.group=1", "methods=[ppo]", "baseline=ppo", "train.resample={}"], "train.group is 1, so no response"),
         (["train.steps=3", "rollout.lag=3"], "rollout.lag is 3, but train.steps is 3, and no step comes 3 after"),
         (

@@ -219,7 +219,7 @@ def evaluation_name(task: Task) -> str:
     A value that cannot be part of a file name, such as a sentence, is replaced by the first digits of its hash.
     """
     identity, plain = identities.component_identity(task), identities.component_identity(type(task)())
-    changed = {key: value for key, value in identity.items() if value != plain[key]}
+    changed = {key: value for key, value in identity.items() if value != plain.get(key)}
     if not changed:
         return task.name
     inside = ",".join(f"{key}={in_a_name(value)}" for key, value in changed.items())

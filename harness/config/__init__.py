@@ -26,6 +26,9 @@ from harness.config.checks import (
     validate,
 )
 from harness.config.sections import (
+    GIVEN,
+    MICRO_BATCH,
+    MINI_BATCH,
     MOST_CANDIDATES,
     OWN,
     PUBLISHED,
@@ -56,6 +59,9 @@ from harness.config.sections import (
 __all__ = [  # with the sections, so that other modules need only this one
     "CHOICE",
     "CONFIGS",
+    "GIVEN",
+    "MICRO_BATCH",
+    "MINI_BATCH",
     "MOST_CANDIDATES",
     "OWN",
     "PUBLISHED",

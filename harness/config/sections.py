@@ -23,6 +23,8 @@ from harness.base.units import plural
 BY_TASK = ("problems", "samples", "k", "temperature")  # the settings that eval.by_task may set for a single task
 PUBLISHED, TUNED = "published", "tuned"  # rulesets
 OWN, TRL = "own", "trl"  # trainers of a cell
+SHUFFLED, GIVEN = "shuffled", "given"  # orders of the problems
+MINI_BATCH, MICRO_BATCH = "mini-batch", "micro-batch"  # the tokens over which the loss is a mean
 MOST_CANDIDATES = 6  # of a method
 LOOK_PROBLEMS, LOOK_SAMPLES = 24, 8  # of a look at a model: problems, and responses to each
 
@@ -113,17 +115,21 @@ class Train:
     512 stay in float32."""
     backend: str = choice(OWN, (OWN, TRL))
     """Trainer of the cells. trl: GRPOTrainer with our methods, which has to be installed (docs/elsewhere.md)."""
+    order: str = choice(SHUFFLED, (SHUFFLED, GIVEN))
+    """Order of the problems. shuffled: by the seed, another one in each pass; given: the task's own, in every pass."""
+    loss_scale: str = choice(MINI_BATCH, (MINI_BATCH, MICRO_BATCH))
+    """Tokens over which the loss of an update is a mean. micro-batch: those of one forward pass, which then counts by
+    its number of responses; `hardware.micro_tokens` and the ranks change results (docs/paper.md)."""
 
     def plain(self) -> dict[str, Any]:
-        """Return the settings of the training; the trainer only if it is another than our own, adapters only if any.
+        """Return the settings; those of later versions only where they are set.
 
         Identities, protocols and parameters from before there was a choice stay as they are.
         """
         settings = dataclasses.asdict(self)
-        if self.backend == OWN:
-            del settings["backend"]
-        if self.lora is None:
-            del settings["lora"]
+        for name in ("lora", "backend", "order", "loss_scale"):
+            if settings[name] == getattr(Train, name):
+                del settings[name]
         return settings
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -80,6 +80,18 @@ class Signal:
             term_scale_T=self.term_scale_T[index_T],
             returns_T=None if self.returns_T is None else self.returns_T[index_T],
         )
+
+    def by_micro_batch(self, parts: Sequence[TokenBatch], responses: int) -> Signal:
+        """Return the signal for a loss that is a mean over the tokens of each part, weighted by its responses.
+
+        `parts` are the micro-batches of an update, which has this many responses on all ranks.
+        """
+        scales = {"scale_T": self.scale_T.clone(), "term_scale_T": self.term_scale_T.clone()}
+        for scale_T in scales.values():
+            for part in parts:
+                counted_T = (scale_T[part.index_T] > 0).to(scale_T.dtype)
+                scale_T[part.index_T] = counted_T / counted_T.sum().clamp(min=1) * len(part) / responses
+        return dataclasses.replace(self, **scales)
 
 
 class Method:

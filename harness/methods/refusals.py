@@ -6,7 +6,7 @@ from collections.abc import Callable
 from importlib import metadata
 
 from harness.base.errors import UserError
-from harness.config import TRL, Config
+from harness.config import MINI_BATCH, TRL, Config
 from harness.methods.composition import Method
 
 
@@ -75,6 +75,7 @@ def check_backend(config: Config, method: Method) -> None:
         "correction.kind": (config.correction.kind, config.correction.kind == "off", "off"),
         "train.resample": ("set", train.resample is None, "null"),
         "train.lora": ("set", train.lora is None, "null"),
+        "train.loss_scale": (train.loss_scale, train.loss_scale == MINI_BATCH, MINI_BATCH),
         "train.group": (train.group, train.group >= LEAST_GROUP, f"{LEAST_GROUP} and more"),
     }
     for key, (value, honored, allowed) in allowed_values.items():

@@ -86,10 +86,8 @@ class Component:
     # `reward` replaces all rewards. No control may shape rewards before it, since that would be in vain.
     ignores_rewards: ClassVar[bool] = False
 
-    # Whether it reads `batch.answers_B` (which answers of a group are equal), or `batch.behaviour_logp_T` (the policy
-    # that sampled). Our trainer has both; a trainer of another project may not.
+    # Whether it reads `batch.answers_B`: which answers of a group are equal. Not every trainer has them.
     reads_answers: ClassVar[bool] = False
-    reads_sampler: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         """Withdraw the declaration of silence from a class that overrides the verbs it was declared of."""
@@ -107,6 +105,14 @@ class Component:
         A class that always needs the same may write `needs = frozenset({"sum_p2"})`.
         """
         return frozenset()
+
+    @property
+    def reads_sampler(self) -> bool:
+        """Whether it reads `batch.behaviour_logp_T`, of the policy that sampled; not every trainer has it.
+
+        A class that always does may write `reads_sampler = True`.
+        """
+        return False
 
     @property
     def min_group(self) -> int:

@@ -65,7 +65,6 @@ from harness.cells.log import NO_SIGNAL
 from harness.cells.provenance import BASE_MODEL_TAG, CHECKED_TAG, HARNESS_TAG, ROUNDING_TAG, VERSION_TAG
 from harness.cells.state import STOPPED
 from harness.config import OWN, PUBLISHED
-from harness.matrix import BACKEND_AXIS
 from harness.rollout.digests import SHOWN
 from harness.table.board import NO_RUN, Expected, Experiment
 from harness.table.statistics import Floats
@@ -206,7 +205,7 @@ def read_frames(experiment: Experiment, expected: Sequence[Expected], baseline: 
 
 
 def key_columns(expected: Expected) -> dict[str, Any]:
-    trainer = expected.params.get(BACKEND_AXIS, OWN)
+    trainer = expected.params.get("train.backend", OWN)
     if trainer == OWN:
         trainer = ""
     return {

@@ -1,6 +1,6 @@
 """The rollouts of a training step: which problems are sampled, which groups are kept, and when they are trained on.
 
-    superset = the step's places in an endless row of shuffled problems           # fixed by the seed and the step
+    superset = the step's places in an endless row of the problems                # fixed by the seed and the step
     for candidates in superset, in order:                                         # all at once without train.resample
         sample and judge a group of responses to each, every rank its share
         enough groups with signal: stop
@@ -26,6 +26,7 @@ import torch
 from harness import ranks
 from harness.base import files, seeds
 from harness.base.task import Answer, Judged
+from harness.config import GIVEN
 from harness.methods.batch import Rollout, TokenBatch, distinct_responses
 from harness.rollout.rendering import render_prompt
 from harness.tokens.metrics import Stopwatch
@@ -200,7 +201,8 @@ class Collector:
     def problems(self, step: int, places: Sequence[int]) -> list[Problem]:
         """Return the problems at some places of a step's superset.
 
-        Supersets are consecutive parts of an endless row of shuffled passes over all problems, by seed and step alone.
+        Supersets are consecutive parts of an endless row of passes over all problems, each of them in an order of its
+        own by the seed, or with `train.order=given` in the task's.
         """
         train, problems = self.config.train, self.parts.pool.problems
         superset = train.prompts if train.resample is None else train.resample.superset(train.prompts)
@@ -211,7 +213,7 @@ class Collector:
             number, place_in_pass = divmod(start + place, size)
             if number not in orders:
                 generator = np.random.default_rng(seeds.derive("order", self.parts.seed, number))
-                orders[number] = generator.permutation(size)
+                orders[number] = np.arange(size) if train.order == GIVEN else generator.permutation(size)
             at_places.append(problems[orders[number][place_in_pass]])
         return at_places
 

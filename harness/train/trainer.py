@@ -17,6 +17,7 @@ from harness.base.errors import CellFailure
 from harness.cells.checksums import CHECKPOINTS
 from harness.cells.evaluations import evaluation_due
 from harness.cells.log import Ending, MetricsLog
+from harness.config import MICRO_BATCH
 from harness.methods.batch import TokenBatch, TokenStats
 from harness.methods.composition import Signal
 from harness.rollout import proof
@@ -119,7 +120,12 @@ class Trainer:
                 # Before the split into micro-batches, whose size is a memory setting and must not change results.
                 if method.marks_steps:
                     signal = method.for_step(self.stats_now(minibatch, old), signal, minibatch)
-                for part in policy.micro_batches(method.contributing(minibatch, signal)):
+                if train.loss_scale == MICRO_BATCH:  # unless that is asked for
+                    parts = policy.micro_batches(minibatch)
+                    signal = signal.by_micro_batch(parts, len(minibatch) * ranks.count())
+                else:
+                    parts = policy.micro_batches(method.contributing(minibatch, signal))
+                for part in parts:
                     current, fixed = self.stats_during(part, old), signal.at(part.index_T)
                     # A summand of the mini-batch's loss over all ranks, by its denominators. So gradients are added up,
                     # over parts by `backward` and over ranks by FSDP, and never averaged.

@@ -25,7 +25,7 @@ from harness.cells.source_digest import source_digest
 from harness.verify.box import find_box
 from harness.verify.text import extract
 from tasks.language import SHOTS
-from tasks.math import Math
+from tasks.math import VERDICT, Math
 
 if TYPE_CHECKING:
     from tasks.problems.data import Data
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 MATHEMATICS, EXACT = "math", "exact"
 JUDGE = "tasks.problems.judge"
-VERDICT, SCORE = "verdict", "score"
+SCORE = "score"
 DATA = "data"  # in the identity of the task: the digest of its problems
 
 

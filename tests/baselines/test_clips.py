@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import loops
@@ -46,6 +47,29 @@ def test_clip_v(c: Case, mu: float, max_frac: float) -> None:
     assert weights(f"clip_v(mu={mu}, max_frac={max_frac})", c) == expected
     assert weights(f"clip_v(mu={mu}, mode=paper)", c) == loops.keep_clip_v(s, n, a, "paper", mu)
     assert weights(f"clip_v(mu={mu}, mode=paper, mu_high=1)", c) == loops.keep_clip_v(s, n, a, "paper", mu, 1)
+
+
+@pytest.mark.parametrize("c", CASES, ids=range(5))
+@pytest.mark.parametrize("mu", [0.5, 1])
+def test_clips_by_log_p_of_the_engine(c: Case, mu: float) -> None:
+    """Compare with p (H + log p) by the math module, with p of the engine and H of the trainer."""
+    logps = [logp for group in c.groups for rollout in group for logp in rollout.logp]
+    batch = dataclasses.replace(c.batch, behaviour_logp_T=torch.tensor(logps, dtype=torch.float64))
+    c = dataclasses.replace(c, batch=batch)
+    entropies = [loops.entropy(loops.softmax(logits)) for logits in c.old_logits_TV.tolist()]
+    s = [math.exp(logp) * (h + logp) for logp, h in zip(logps, entropies, strict=True)]
+    n, a = loops.taken(c)[1], loops.group_advantages(c)
+    assert weights(f"clip_b(mu={mu}, logp=engine)", c) == loops.keep_clip_b(s, a, "reference", mu)
+    assert weights(f"clip_b(mu={mu}, logp=engine)", c) != weights(f"clip_b(mu={mu})", c)
+    expected = loops.keep_clip_v(s, n, a, "reference", mu, max_frac=1)
+    assert weights(f"clip_v(mu={mu}, logp=engine, max_frac=1)", c) == expected
+
+
+def test_clips_read_the_engine_only_where_they_are_asked_to() -> None:
+    plain, engine = (Method.of(spec, baselines.table()) for spec in ("clip_b", "clip_b(logp=engine)"))
+    assert (plain.reads_sampler, engine.reads_sampler) == (False, True)
+    assert "logp" not in plain.identity()[1], "ids from before there was a choice stay as they are"
+    assert engine.identity()[1]["logp"] == "engine"
 
 
 def test_clips_default_to_the_released_code() -> None:

@@ -326,6 +326,48 @@ def test_signal_in_another_number_of_updates() -> None:
     assert once.scale_T.tolist() == pytest.approx([1 / sum(tokens)] * sum(tokens))
 
 
+@pytest.mark.parametrize(("flag", "world"), [("false", 1), ("true", 1), ("true", 2)])
+def test_signal_by_micro_batch(flag: str, world: int) -> None:
+    """Compare with a loop: the mean over each part's tokens that count, times its share of the update's responses."""
+    c = case(2, groups=6, size=4)
+    m = method(f"grpo+clip_b(mu=0.7, reference_denominator={flag})")
+    minibatches = list(c.batch.split(2))
+    signal = m.signal(c.old, c.batch, minibatches)
+    kept = clip_b(c, advantages := loops.group_advantages(c), mu=0.7)
+    counted = kept if flag == "true" else [True] * len(kept)
+    for minibatch in minibatches:
+        parts = list(minibatch.micro_batches(30))
+        assert len(parts) > 2
+        signal = signal.by_micro_batch([*parts, minibatch.idle()], len(minibatch) * world)
+        for part in parts:
+            tokens = part.index_T.tolist()
+            number = max(sum(counted[t] for t in tokens), 1)
+            share = len(part) / (len(minibatch) * world)
+            expected, slopes = 0.0, []
+            for t in tokens:
+                y = int(c.targets_T[t])
+                ratio = loops.softmax(c.logits_TV[t].tolist())[y] / loops.softmax(c.old_logits_TV[t].tolist())[y]
+                value, slope = loops.clipped(ratio, advantages[t], 0.2, 0.2, 3.0)
+                expected -= share * kept[t] * value / number
+                slopes.append(-share * kept[t] * slope / number)
+            current = c.current(part)
+            loss = m.loss(current, signal.at(part.index_T), part)
+            assert loss.item() == pytest.approx(expected, rel=1e-9, abs=1e-12)
+            [by_logp_T] = torch.autograd.grad(loss, current.logp)
+            assert by_logp_T.tolist() == pytest.approx(slopes, rel=1e-9, abs=1e-12)
+
+
+def test_signal_by_micro_batch_of_a_whole_update_is_the_usual_one() -> None:
+    c = case(2, groups=6, size=4)
+    minibatches = list(c.batch.split(2))
+    usual = method("ppo+clip_v(share=0.1, reference_denominator=true)").signal(c.old, c.batch, minibatches)
+    signal = usual
+    for minibatch in minibatches:
+        signal = signal.by_micro_batch([minibatch], len(minibatch))
+    for name in ("scale_T", "term_scale_T"):
+        torch.testing.assert_close(getattr(signal, name), getattr(usual, name), rtol=1e-12, atol=0)
+
+
 def test_loss_of_dropped_tokens() -> None:
     c = case(8)
     m = method("clip_b(mode=paper, mu=0, reference_denominator=true)")

@@ -12,7 +12,7 @@ from harness import config, matrix
 from harness.cells import checksums
 from harness.cells.evaluations import cell_outcome
 from harness.cells.log import MetricsLog
-from harness.cells.spec import CellSpec, id_in, training_key
+from harness.cells.spec import CellSpec, id_in, training_key, value_in
 from harness.cells.state import Progress
 
 # A cell that is done, written at commit 6cbc207: its records are read, never written again.
@@ -65,6 +65,35 @@ def test_cell_id_does_not_depend_on_what_reads_answers(override: str, same: bool
     overrides = [*HERE, "methods=[clip_b]", "baseline=clip_b", override]
     [other] = matrix.cells(config.load_config("smoke", overrides))
     assert (other.id == cell.id) == same
+
+
+@pytest.mark.parametrize(
+    ("given", "added"),
+    [
+        ([], {}),
+        (["train.order=shuffled", "train.loss_scale=mini-batch"], {}),
+        (["train.loss_scale=micro-batch"], {"micro_tokens": 4096}),
+        (["train.loss_scale=micro-batch", "hardware.ranks=2"], {"micro_tokens": 4096, "ranks": 2}),
+        (["hardware.ranks=2"], {}),
+    ],
+)
+def test_identity_has_the_hardware_that_decides_results(given: list[str], added: dict[str, int]) -> None:
+    plain, other = (
+        matrix.cells(config.load_config("demo", [*HERE, "hardware.micro_tokens=4096", *overrides]))[0].identity
+        for overrides in ([], given)
+    )
+    new = {key: value for key, value in other.items() if key not in plain}
+    assert new == added
+    assert other["train"].keys() - plain["train"].keys() == ({"loss_scale"} if added else set())
+
+
+def test_axes_of_settings_that_are_left_out_where_they_are_not_set() -> None:
+    axes = ["axes={train.order: [shuffled, given], train.loss_scale: [mini-batch, micro-batch]}", "seeds=[0]"]
+    planned = matrix.cells(config.load_config("demo", [*HERE, "methods=[grpo]", *axes]))
+    assert len({cell.id for cell in planned}) == 4
+    for cell in planned:
+        settings = cell.spec.settings
+        assert {axis: value_in(settings, axis) for axis in settings["axes"]} == dict(cell.key.setting)
 
 
 def test_records_of_an_earlier_version(cell: matrix.Cell) -> None:

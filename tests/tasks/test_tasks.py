@@ -25,6 +25,7 @@ from trainers import asked, build, sampled
 
 import tasks
 from harness import config, matrix
+from harness.base import identities
 from harness.base.errors import UserError
 from harness.base.task import Answer, Countable
 from harness.cells.spec import CellSpec
@@ -401,6 +402,43 @@ def test_math_answers(response: str, text: str | None, answered: str) -> None:
     problem = Problem("p", "", "5")
     assert tasks.build_task("math500").answers([(problem, response)]) == [Answer(text, len(answered))]
     assert response.startswith(answered)
+
+
+@pytest.mark.parametrize(
+    ("response", "verdict"),
+    [
+        (r"\boxed{1} or \boxed{42}", Verdict.RIGHT),
+        (r"\boxed{ 4 2\! }", Verdict.RIGHT),
+        (r"\boxed{\$42\%}", Verdict.RIGHT),
+        (r"\boxed{42^\circ}", Verdict.RIGHT),
+        (r"\boxed{42^{\circ}}", Verdict.RIGHT),
+        (r"\boxed{42\text{ cm}}", Verdict.RIGHT),
+        (r"\boxed{\left.42\right.}", Verdict.WRONG),
+        (r"\boxed{n = 42}", Verdict.RIGHT),
+        (r"\boxed{sum = 42}", Verdict.WRONG),
+        (r"\boxed{042}", Verdict.WRONG),
+        (r"\boxed{+42}", Verdict.WRONG),
+        (r"\boxed{42.0}", Verdict.WRONG),
+        (r"\boxed{42}\boxed{84/2}", Verdict.WRONG),
+        (r"\boxed{}", Verdict.UNPARSED),
+        ("42", Verdict.UNPARSED),
+    ],
+)
+def test_math_verdicts_by_strings(response: str, verdict: Verdict) -> None:
+    pair = (Problem("p", "", "42"), response)
+    for name in ("dapo_math", "amc23"):
+        assert tasks.build_task(f"{name}(reward=strings)").verdicts([pair], VerifierPool()) == [verdict]
+
+
+def test_math_rewards_in_identities() -> None:
+    assert identities.component_identity(tasks.build_task("dapo_math")) == {
+        "component": "DapoMath",
+        "instruction": INSTRUCTION,
+    }
+    assert identities.component_identity(tasks.build_task("dapo_math(reward=strings)"))["reward"] == "strings"
+    assert tasks.evaluation_name(tasks.build_task("amc23(reward=strings)")) == "amc23(reward=strings)"
+    with pytest.raises(UserError, match=r"aime24\.reward is 'string'; allowed: strings, verdict"):
+        tasks.build_task("aime24(reward=string)")
 
 
 def test_math_answers_without_a_complete_box() -> None:

@@ -142,6 +142,14 @@ def test_collect_takes_prompts_in_a_row(tmp_path: Path) -> None:
     assert second != first
 
 
+def test_collect_in_the_given_order(tmp_path: Path) -> None:
+    collector = build(tmp_path, "grpo", "train.prompts=64", "train.order=given").collector
+    problems = collector.parts.pool.problems
+    steps = 2 * len(problems) // 64 + 1  # more than two passes
+    seen = [problem for step in range(1, steps + 1) for problem in collector.problems(step, range(64))]
+    assert seen == (problems * 3)[: 64 * steps]
+
+
 @pytest.mark.parametrize("prompts", [1, 2, 3, 4])
 def test_kept_places(prompts: int) -> None:
     """For all ways in which 6 candidates may have a signal."""

@@ -15,7 +15,8 @@ from trainers import build, records, same, weights
 from harness.base.errors import CellFailure, UserError
 from harness.cells import evaluations
 from harness.launch import cell
-from harness.methods.batch import TokenBatch
+from harness.methods.batch import TokenBatch, TokenStats
+from harness.methods.composition import Signal
 from harness.tokens.metrics import Stopwatch
 from harness.train.collect import Collected
 from harness.train.policy import Policy, check_vocabulary
@@ -67,6 +68,28 @@ def test_same_seed_same_bits_and_a_resumed_run_is_the_uninterrupted_one(
     assert resumed.method.state() == whole.method.state()
     first = records(tmp_path / "whole")[1]
     assert first["reward/mean"] > 0, "nothing to learn from would make this test empty"
+
+
+def test_train_step_with_a_loss_of_micro_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a ratio of 1 the loss of a part is minus its mean advantage, times its share of all responses."""
+    once = ["train.updates=1", "train.epochs=1", "dynamics.every=0", "hardware.micro_tokens=256"]
+    trainer = build(tmp_path, "grpo", "train.loss_scale=micro-batch", *once)
+    method, seen = trainer.method, []
+    loss_of = method.loss
+
+    def recorded(current: TokenStats, signal: Signal, part: TokenBatch) -> torch.Tensor:
+        loss = loss_of(current, signal, part)
+        seen.append((len(part), signal.advantages_T.double().mean().item(), loss.item()))
+        return loss
+
+    monkeypatch.setattr(method, "loss", recorded)
+    trainer.train_step(1, Stopwatch())
+    responses = trainer.config.train.prompts * trainer.config.train.group
+    assert len(seen) > 2
+    assert sum(number for number, _, _ in seen) == responses, "responses without a signal count too"
+    assert any(mean for _, mean, _ in seen)
+    for number, mean, loss in seen:
+        assert loss == pytest.approx(-mean * number / responses, rel=1e-4, abs=1e-6)
 
 
 LOGGING = """

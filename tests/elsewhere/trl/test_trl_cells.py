@@ -104,6 +104,9 @@ CANNOT = {
     "correction.kind=truncated": "correction.kind is truncated, which train.backend=trl cannot do; allowed: off",
     "train.resample={}": "train.resample is set, which train.backend=trl cannot do; allowed: null",
     "train.group=1": "train.group is 1, which train.backend=trl cannot do; allowed: 2 and more",
+    "train.loss_scale=micro-batch": (
+        "train.loss_scale is micro-batch, which train.backend=trl cannot do; allowed: mini-batch"
+    ),
     "train.backend=verl": "train.backend is 'verl'; allowed: own, trl",
 }
 
