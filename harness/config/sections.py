@@ -110,7 +110,7 @@ class Train:
     lora: Lora | None = None
     """Adapters, which peft has to be installed for (docs/gpu.md); null: all weights are trained."""
     dtype: str = choice("auto", ("auto", "float32", "bfloat16"))
-    """Type of the computation; master weights are float32. auto: bfloat16 on cuda, and on a CPU
+    """Type of the computation; trained weights are float32. auto: bfloat16 on cuda, and on a CPU
     that multiplies in it at least 1.5 times as fast, which is measured once; there, models of a hidden size of up to
     512 stay in float32."""
     backend: str = choice(OWN, (OWN, TRL))

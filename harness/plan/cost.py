@@ -16,7 +16,7 @@ from tasks.data import cache
 
 Needs = frozenset[str]  # what a method needs that takes memory of its own: values, ref_logp
 
-FLOAT = 4  # bytes of float32, the type of master weights, gradients, moments and statistics
+FLOAT = 4  # bytes of float32, the type of trained weights, gradients, moments and statistics
 
 # The number of logits that the token statistics hold at once, by device. It repeats tokens/streaming.py, which imports
 # torch; a test ties the two.
@@ -211,19 +211,19 @@ class Parameters:
     policy: int
     critic: int
     reference: int
-    adapted: int = 0  # of the models beside whose layers adapters are trained
+    frozen: int = 0  # of the models whose adapters are trained, in the compute type
 
     @classmethod
     def of(cls, shape: Shape, config: Config, needs: Needs) -> Parameters:
         critic = shape.critic if "values" in needs else 0
-        reference = shape.parameters if "ref_logp" in needs else 0
         lora = config.train.lora
         if lora is None:
-            return cls(shape.parameters, critic, reference)
+            return cls(shape.parameters, critic, shape.parameters if "ref_logp" in needs else 0)
+        # The reference is the policy without adapters.
         adapters, output = shape.adapters(lora.rank, lora.targets), shape.hidden + 1  # of a critic: trained as a whole
         if not critic:
-            return cls(adapters, 0, reference, adapted=shape.parameters)
-        return cls(adapters, adapters + output, reference, adapted=shape.parameters + critic - output)
+            return cls(adapters, 0, 0, frozen=shape.parameters)
+        return cls(adapters, adapters + output, 0, frozen=shape.parameters + critic - output)
 
     @property
     def trained(self) -> int:
@@ -238,11 +238,12 @@ class Parameters:
 def memory_estimate(shape: Shape, config: Config, needs: Needs, size: int, engine: EngineLimits) -> Memory:
     """Return the memory of a method with these needs, for a compute type of `size` bytes.
 
-    With adapters, activations are those of a model that is trained as a whole, of which not all are kept.
+    With adapters, activations are those of a model that is trained as a whole, of which not all are kept, and the casts
+    of adapters are left out.
     """
     hardware, parameters = config.hardware, Parameters.of(shape, config, needs)
     always = {
-        "weights": per_rank(FLOAT * (parameters.trained + parameters.reference + parameters.adapted), config),
+        "weights": per_rank(masters + size * parameters.frozen, config),
         "AdamW": 0 if hardware.offload else per_rank(2 * FLOAT * parameters.trained, config),
     }
     # A checkpoint is copied to main memory before it is written; with offload, the moments and a copy of all weights
@@ -252,6 +253,7 @@ def memory_estimate(shape: Shape, config: Config, needs: Needs, size: int, engin
     main_memory = PROGRAM + max(checkpoint, merged)
     if hardware.offload:
         main_memory += checkpoint + per_rank(FLOAT * parameters.reference, config)
+    masters = FLOAT * (parameters.trained + parameters.reference)
     longest = longest_sequence(config)
     batch = per_rank(step_responses(config).responses, config) * longest
     # At least one sequence, however long, and at most a minibatch.
@@ -259,7 +261,7 @@ def memory_estimate(shape: Shape, config: Config, needs: Needs, size: int, engin
     training = {
         # Policy and critic are updated in turn, so only the larger gradients count.
         "gradients": per_rank(FLOAT * max(parameters.policy, parameters.critic), config),
-        "casts": cast_bytes(shape, size, hardware.recompute),
+        "casts": 0 if parameters.frozen else cast_bytes(shape, size, hardware.recompute),
         "activations": micro_batch * activation_bytes(shape, size, hardware.recompute),
         "logits": LOGIT_COPIES * FLOAT * min(logits_at_once(config), micro_batch * shape.vocabulary),
         "batch": COLUMNS * batch,

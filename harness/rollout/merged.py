@@ -18,7 +18,7 @@ OF_LAYER, OF_ADAPTER = ".base_layer.", ".lora_"
 class MergedWeights(Mapping[str, Tensor]):
     """The weights of a model; of several ranks, this rank's shards.
 
-    A weight is merged with its adapter when it is read, in the type of the weight. So no more than one is in memory
+    A weight is merged with its adapter when it is read, in the type of the adapter. So no more than one is in memory
     twice. A tied weight is under each of its names.
     """
 

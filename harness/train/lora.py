@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
 import torch
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from harness.base import seeds
 from harness.base.shape import shape_of_config
 from harness.config import Lora, check_adapters_fit
 from harness.rollout.merged import ADAPTER
+from harness.tokens.head import wide
 
 
-def add_adapters(model: PreTrainedModel, settings: Lora, seed: int) -> None:
-    """Freeze a model, and add adapters to its linear layers, which then compute W x + alpha / rank * B A x.
+def add_adapters(model: PreTrainedModel, settings: Lora, seed: int, dtype: torch.dtype) -> None:
+    """Freeze a model in the type of the computation, and add adapters in float32 to its linear layers.
 
-    B starts at zero, so that the model stays the same until it is trained. A is drawn from the seed.
+    These then compute W x + alpha / rank * B A x. B starts at zero, so that the model stays the same until it is
+    trained. A is drawn from the seed.
     """
     from peft import LoraConfig, inject_adapter_in_model  # of the extra `lora`; it takes seconds to import
 
@@ -26,3 +33,25 @@ def add_adapters(model: PreTrainedModel, settings: Lora, seed: int) -> None:
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(seeds.derive("lora", seed))
         inject_adapter_in_model(adapters, model, ADAPTER)
+    for weight in model.parameters():
+        if not weight.requires_grad:
+            weight.data = weight.data.to(dtype)
+    # The layers add to the embedding's output, and keep its type: float32, as where weights are trained.
+    model.get_input_embeddings().register_forward_hook(widened_output)
+
+
+def widened_output(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+    return wide(output)
+
+
+@contextlib.contextmanager
+def without_adapters(model: PreTrainedModel) -> Iterator[None]:
+    """Let a model compute as before its training."""
+    layers: list[Any] = [module for module in model.modules() if hasattr(module, "get_delta_weight")]
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)

@@ -49,7 +49,7 @@ class Parts:
     pool: TrainingPool  # the problems that are trained on
     policy: Policy
     critic: Critic | None
-    reference: Policy | None  # the model before training
+    reference: Policy | None  # the model before training: the policy itself where only its adapters are trained
     engine: Engine
     tokenizer: Any
     ends: tuple[int, ...]  # the tokens that end a response
@@ -176,7 +176,7 @@ def build_parts(
     assert problems is not None
     reference = None
     if "ref_logp" in method.needs and config.train.backend == OWN:  # TRL loads it again
-        reference = Policy(base, dataclasses.replace(train, lora=None), *common)
+        reference = Policy(base, train, *common) if train.lora is None else policy
     return Parts(
         cell=spec.id,
         config=config,

@@ -53,7 +53,7 @@ class Learner:
         self.micro, self.recompute = hardware.micro_tokens, hardware.recompute
         model = next(part for part in network.modules() if isinstance(part, PreTrainedModel))
         if train.lora is not None:
-            lora.add_adapters(model, train.lora, seed)
+            lora.add_adapters(model, train.lora, seed, dtype)
         self.dropout = weights.without_dropout(model)
         self.packing = packing.prepare_for_packing(model)
         if self.recompute:
@@ -274,13 +274,18 @@ class Policy(Learner):
             by_part = [self._forward(part, **which) for part in parts]
         return TokenStats.cat(by_part).at(order_of(parts))
 
+    def logp_without_adapters(self, batch: TokenBatch) -> Tensor:
+        """Return the log-probability of each token, without gradient, by the weights that are not adapters'."""
+        with lora.without_adapters(self.module):
+            return self.stats(batch, entropy=False).logp
+
     def current(self, batch: TokenBatch, needs: frozenset[str]) -> TokenStats:
         """Return the statistics of the present policy, with gradient."""
         grad = "entropy_grad" in needs
         return self._forward(batch, entropy=grad or "entropy_now" in needs, entropy_grad=grad)
 
     def save(self, folder: Path, *others: Any) -> None:
-        """Save the model, and others such as its tokenizer, as a folder in the format of transformers.
+        """Save the model in float32, and others such as its tokenizer, as a folder in the format of transformers.
 
         Adapters are merged into its weights, so that it can be loaded like any other.
         """
@@ -288,10 +293,13 @@ class Policy(Learner):
         once = dict(self.module.named_parameters())
         tied = dict(self.module.named_parameters(remove_duplicate=False)).keys() - once.keys()
         merged = MergedWeights(self.module)
-        whole = {name: ranks.whole_on_first(merged[name]) for name in merged if name not in tied}
+        whole = {name: ranks.whole_on_first(wide(merged[name])) for name in merged if name not in tied}
         if ranks.own_rank() == 0:
             with files.atomic_folder(folder) as place:
                 self.module.save_pretrained(place, state_dict=whole)
+                # Again, since the above writes the type of frozen weights, to which a reader would round.
+                self.module.config.dtype = torch.float32
+                self.module.config.save_pretrained(place)
                 for other in others:
                     other.save_pretrained(place)
 

@@ -173,7 +173,7 @@ class Trainer:
             needs = needs | {"sum_p2"}
         old = self.policy.stats(batch, needs)
         values = self.critic.values(batch) if self.critic else None
-        ref_logp = reference.stats(batch, entropy=False).logp if reference else None
+        ref_logp = reference.logp_without_adapters(batch) if reference else None
         return TokenStats(
             logp=old.logp,
             entropy=old.entropy,

@@ -15,7 +15,7 @@ from mortal import Killed
 from tiny import MODELS, randomize, worst_difference
 from torch import Tensor
 from trainers import build, records, same, weights
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from harness import config
 from harness.base.errors import CellFailure, UserError
@@ -36,6 +36,7 @@ SETTINGS = Lora(rank=3, alpha=5)
 SCALE = 5 / 3
 TEMPERATURE = 0.8
 SHORT = "train.lora.rank=4"
+DTYPES = [torch.float32, torch.bfloat16]
 
 
 @pytest.fixture
@@ -51,11 +52,13 @@ def adapted_model(learner: Learner) -> PreTrainedModel:
     return next(part for part in learner.network.modules() if isinstance(part, PreTrainedModel))
 
 
-def build_learner(kind: type[Policy | Critic], folder: Path, lora: Lora | None, **hardware: Any) -> Policy | Critic:
+def build_learner(
+    kind: type[Policy | Critic], folder: Path, lora: Lora | None, dtype: torch.dtype = torch.float32, **hardware: Any
+) -> Policy | Critic:
     """Return a policy or a critic whose adapters, and the critic's output, are not zero."""
     third = TEMPERATURE if kind is Policy else 1e-3
     train = Train(lora=lora, lr=1e-2)
-    learner = kind(folder, train, third, "cpu", torch.float32, Hardware(device="cpu", **hardware))
+    learner = kind(folder, train, third, "cpu", dtype, Hardware(device="cpu", **hardware))
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for name, weight in learner.module.named_parameters():
@@ -87,15 +90,16 @@ def add_gradients(learner: Policy | Critic, batch: TokenBatch) -> None:
 # Gradients
 
 
-@pytest.mark.parametrize("hardware", [{}, {"recompute": True}, {"micro_tokens": 9}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"recompute": True}, {"micro_tokens": 9}, {"dtype": torch.bfloat16}], ids=str)
 @pytest.mark.parametrize("kind", [Policy, Critic])
 def test_gradients_are_those_of_full_training_by_the_chain_rule(
-    kind: type[Policy | Critic], hardware: dict[str, Any], folder: Path
+    kind: type[Policy | Critic], settings: dict[str, Any], folder: Path
 ) -> None:
     """With W + s B A in the place of W: dL/dB = s dL/dW A', dL/dA = s B' dL/dW; in micro-batches, too."""
-    adapted = build_learner(kind, folder, SETTINGS, **hardware)
+    adapted = build_learner(kind, folder, SETTINGS, **settings)
     full = build_learner(kind, folder, None)
     for learner in (adapted, full):
+        learner.dtype = torch.float32  # no autocast: in float64, but with the weights that are left of bfloat16
         compute_in_float64(learner.network)
     merged = MergedWeights(adapted.module)
     with torch.no_grad():
@@ -122,9 +126,11 @@ def test_gradients_are_those_of_full_training_by_the_chain_rule(
     assert all(adapted.module.get_parameter(name).grad is None for name in frozen)
 
 
-def test_statistics_are_those_of_the_merged_model(folder: Path, tmp_path: Path) -> None:
-    policy = build_learner(Policy, folder, SETTINGS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_statistics_are_those_of_the_merged_model(dtype: torch.dtype, folder: Path, tmp_path: Path) -> None:
+    policy = build_learner(Policy, folder, SETTINGS, dtype)
     assert isinstance(policy, Policy)
+    policy.dtype = torch.float32
     policy.save(tmp_path / "saved")
     assert {file.name for file in (tmp_path / "saved").iterdir()} == {file.name for file in folder.iterdir()}
     merged = Policy(tmp_path / "saved", Train(), TEMPERATURE, "cpu", torch.float32, Hardware(device="cpu"))
@@ -138,6 +144,39 @@ def test_statistics_are_those_of_the_merged_model(folder: Path, tmp_path: Path) 
     ours, theirs = policy.stats(a_batch()), merged.stats(a_batch())
     torch.testing.assert_close(ours.logp, theirs.logp, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(ours.entropy, theirs.entropy, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_saved_model_is_the_rounded_base_with_adapters(dtype: torch.dtype, folder: Path, tmp_path: Path) -> None:
+    """In float32, bit for bit, and so does plain transformers read it."""
+    policy = build_learner(Policy, folder, SETTINGS, dtype)
+    assert isinstance(policy, Policy)
+    policy.save(tmp_path / "saved")
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    assert saved.dtype == torch.float32
+    for name, weight in load_model(folder).named_parameters():
+        place, _, kind = name.rpartition(".")
+        layer: Any = policy.module.get_submodule(place)
+        rounded, held = weight.detach().to(dtype), getattr(getattr(layer, "base_layer", layer), kind)
+        assert held.dtype == dtype
+        assert torch.equal(held, rounded)
+        expected = rounded.float()
+        if hasattr(layer, "lora_A") and kind == "weight":
+            expected += layer.lora_B["default"].weight @ layer.lora_A["default"].weight * SCALE
+        assert torch.equal(saved.get_parameter(name), expected), name
+    assert all(weight.dtype == torch.float32 for weight in policy.weights.values()), "adapters have masters"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_logp_without_adapters_is_that_of_the_base_model(dtype: torch.dtype, folder: Path, tmp_path: Path) -> None:
+    policy = build_learner(Policy, folder, SETTINGS, dtype)
+    assert isinstance(policy, Policy)
+    rounded = load_model(folder).to(dtype).float()
+    rounded.save_pretrained(tmp_path / "rounded")
+    base = Policy(tmp_path / "rounded", Train(), TEMPERATURE, "cpu", dtype, Hardware(device="cpu"))
+    assert torch.equal(policy.logp_without_adapters(a_batch()), base.stats(a_batch()).logp)
+    assert not torch.equal(policy.stats(a_batch()).logp, base.stats(a_batch()).logp), "adapters are there again"
+    assert all(weight.requires_grad for weight in policy.weights.values())
 
 
 def test_first_adapters_depend_on_the_seed_alone(folder: Path) -> None:
@@ -191,13 +230,13 @@ def test_updates_arrive_in_the_engine(name: str, tmp_path: Path) -> None:
 
 
 def test_weights_are_merged_in_float32_and_then_rounded(folder: Path) -> None:
-    policy = build_learner(Policy, folder, SETTINGS)
+    policy = build_learner(Policy, folder, SETTINGS, torch.bfloat16)
     engine = EmbeddedEngine([3], "cpu", torch.bfloat16)
     engine.load(policy.module)
     check_engine_weights(engine, policy.module, torch.bfloat16, 0)
     layer: Any = policy.module.get_submodule("model.layers.1.mlp.down_proj")
     product = layer.lora_B["default"].weight @ layer.lora_A["default"].weight
-    exact = layer.base_layer.weight + product * SCALE
+    exact = layer.base_layer.weight.float() + product * SCALE
     held = engine.weights({"model.layers.1.mlp.down_proj.weight": slice(None)})
     assert torch.equal(held["model.layers.1.mlp.down_proj.weight"], exact.detach().to(torch.bfloat16))
 
@@ -206,30 +245,38 @@ def test_weights_are_merged_in_float32_and_then_rounded(folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["grpo(kl_coef=0.1)+clip_b(share=0.1)", "ppo+entropy_bonus", "ce_gppo+kl_cov"])
-def test_methods_train_adapters_alone(method: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("method", "dtype", "mismatch"),
+    [
+        ("grpo(kl_coef=0.1)+clip_b(share=0.1)", torch.bfloat16, 0.5),
+        ("ppo+entropy_bonus", torch.float32, 1e-4),
+        ("ce_gppo+kl_cov", torch.float32, 1e-4),
+    ],
+)
+def test_methods_train_adapters_alone(method: str, dtype: torch.dtype, mismatch: float, tmp_path: Path) -> None:
     """The ratio of the first update is 1 after each synchronization, and the engine is the trained policy."""
-    trainer = build(tmp_path, method, SHORT, "train.updates=1", "train.lr=1e-2")
+    type_of_cell = f"train.dtype={str(dtype).removeprefix('torch.')}"
+    trainer = build(tmp_path, method, SHORT, "train.updates=1", "train.lr=1e-2", type_of_cell)
     base = load_model(trainer.parts.policy.module.config.name_or_path)
     trainer.run(lambda step: None)
     for record in records(tmp_path)[1:]:
         assert record["ratio/max"] == pytest.approx(1, abs=1e-3)
         assert record["ratio/min"] == pytest.approx(1, abs=1e-3)
-        assert record["mismatch/max"] < 1e-4
+        assert record["mismatch/max"] < mismatch
     merged = MergedWeights(trainer.policy.module)
     for name, weight in base.named_parameters():
-        assert torch.equal(merged.unmerged[name], weight), "the base is frozen"
+        rounded = weight.to(dtype)
+        assert torch.equal(merged.unmerged[name], rounded), "the base is frozen"
         adapted = name.endswith(tuple(f"{layer}.weight" for layer in LINEAR))
-        assert torch.equal(merged[name], weight) != adapted, name
+        assert torch.equal(merged[name], rounded) != adapted, name
     reference = trainer.parts.reference
-    assert (reference is not None) == ("kl_coef" in method)
-    if reference is not None:
-        assert same([*reference.module.parameters()], [*base.parameters()])
+    assert reference is (trainer.policy if "kl_coef" in method else None), "in no memory of its own"
 
 
 @pytest.mark.slow
 def test_resumed_run_is_the_same_bit_for_bit(tmp_path: Path) -> None:
-    settings = (SHORT, "train.lr=1e-2", "rollout.lag=1", "checkpoint.every=1", "checkpoint.keep_last=true")
+    settings = (SHORT, "train.lr=1e-2", "train.dtype=bfloat16", "rollout.lag=1")
+    settings += ("checkpoint.every=1", "checkpoint.keep_last=true")
     whole = build(tmp_path / "whole", "ppo", *settings)
     whole.run(lambda step: None)
 
