@@ -315,7 +315,8 @@ class Hardware:
     offload: bool = False
     """Keep AdamW's moments and a copy of the weights in the machine's memory instead of the device's."""
     cache_gib: float | None = number(None, above=0)
-    """Memory of vLLM's keys and values, in GiB; null: 1 on a CPU; on a GPU, half of its memory with the weights."""
+    """Memory of the engine's keys and values, in GiB, which bounds how many responses it samples at once. null: for 512
+    of them (embedded); 1 on a CPU, and on a GPU half of its memory with the weights (vllm)."""
     timeout_minutes: float | None = number(None, above=0)
     """A cell that takes longer is stopped and counted as failed; null: no limit."""
     stall_minutes: float | None = number(60.0, above=0)

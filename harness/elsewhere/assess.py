@@ -80,8 +80,8 @@ class Wanted:
 class EngineOnDemand:
     """An engine that loads its weights at the first request, which never comes if all samples were kept."""
 
-    def __init__(self, folder: Path, tokenizer: Any, ends: Sequence[int], budget: int, *, beyond_context: bool) -> None:
-        self.folder, self.tokenizer, self.ends, self.budget = folder, tokenizer, ends, budget
+    def __init__(self, folder: Path, tokenizer: Any, ends: Sequence[int], *, beyond_context: bool) -> None:
+        self.folder, self.tokenizer, self.ends = folder, tokenizer, ends
         # vLLM refuses prompts and responses beyond a model's context.
         rollout = RolloutConfig(engine="embedded" if beyond_context else "auto")
         present = Hardware(device=resolve_device("auto"))
@@ -91,7 +91,7 @@ class EngineOnDemand:
     @cached_property
     def engine(self) -> Sampling:
         """The engine with its weights."""
-        return untrained_engine(self.folder, self.tokenizer, self.ends, self.config, self.budget)
+        return untrained_engine(self.folder, self.tokenizer, self.ends, self.config)
 
     def generate(self, prompts: Sequence[Sequence[int]], n: int, **settings: Any) -> list[list[Rollout]]:
         return self.engine.generate(prompts, n, **settings)
@@ -166,9 +166,8 @@ def assess(
     tokenizer = opened(AutoTokenizer, folder)
     context = None if wanted.beyond_context else context_of(opened(AutoConfig, folder))
     sampling = [wanted.of(task) for task in chosen_tasks]
-    budget = max(settings["max_new_tokens"] for settings in sampling)
     ends = end_tokens(tokenizer, folder, model.chat)
-    engine = EngineOnDemand(folder, tokenizer, ends, budget, beyond_context=wanted.beyond_context)
+    engine = EngineOnDemand(folder, tokenizer, ends, beyond_context=wanted.beyond_context)
     results = []
     for chosen, settings in zip(chosen_tasks, sampling, strict=True):
         name, task = tasks.evaluation_name(chosen), with_instruction(chosen, model.chat)

@@ -5,6 +5,7 @@ docs/paper.md says what is counted when, and what is left out.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from math import ceil
 
@@ -109,6 +110,16 @@ class EngineLimits:
 
 COMPUTE_BYTES = {"float32": 4, "bfloat16": 2}
 EMBEDDED = EngineLimits(EMBEDDED_SEQUENCES, cache=None, sleeps=False)
+
+
+def engine_limits(shape: Shape, config: Config, size: int, kind: str, device: int) -> EngineLimits:
+    """Return the limits of a settled configuration's engine, on a device of this kind with this many bytes."""
+    if config.rollout.engine == "vllm":
+        return vllm_limits(shape, config, size, kind, device)
+    if config.hardware.cache_gib is None:
+        return EMBEDDED
+    fit = int(config.hardware.cache_gib * 2**30) // (longest_sequence(config) * cache_bytes_per_token(shape, size))
+    return dataclasses.replace(EMBEDDED, at_once=min(max(fit, 1), EMBEDDED_SEQUENCES))
 
 
 def vllm_limits(shape: Shape, config: Config, size: int, kind: str, device: int) -> EngineLimits:
@@ -242,6 +253,7 @@ def memory_estimate(shape: Shape, config: Config, needs: Needs, size: int, engin
     of adapters are left out.
     """
     hardware, parameters = config.hardware, Parameters.of(shape, config, needs)
+    masters = FLOAT * (parameters.trained + parameters.reference)
     always = {
         "weights": per_rank(masters + size * parameters.frozen, config),
         "AdamW": 0 if hardware.offload else per_rank(2 * FLOAT * parameters.trained, config),
@@ -253,7 +265,6 @@ def memory_estimate(shape: Shape, config: Config, needs: Needs, size: int, engin
     main_memory = PROGRAM + max(checkpoint, merged)
     if hardware.offload:
         main_memory += checkpoint + per_rank(FLOAT * parameters.reference, config)
-    masters = FLOAT * (parameters.trained + parameters.reference)
     longest = longest_sequence(config)
     batch = per_rank(step_responses(config).responses, config) * longest
     # At least one sequence, however long, and at most a minibatch.

@@ -130,9 +130,9 @@ def plan_for(config: Config, matrix: Sequence[Cell], machine: Machine, at_once: 
         shape = model.shape()
         if shape is None:
             continue
-        with_vllm, of_model = chosen_engines[name] == "vllm", sized[name]
+        of_model = sized[name]
         size = cost.COMPUTE_BYTES[of_model.train.dtype]
-        engine = cost.vllm_limits(shape, config, size, kind, gpu) if with_vllm else cost.EMBEDDED
+        engine = cost.engine_limits(shape, of_model, size, kind, gpu)
         together = cost.sequences_at_once(shape, of_model, size, engine)
         for which, methods in methods_by_needs.items():
             memory = cost.memory_estimate(shape, of_model, which, size, engine)

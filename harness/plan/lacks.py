@@ -7,12 +7,13 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from math import ceil
 from pathlib import Path
 from typing import Any
 
 import tasks
 from harness.base.shape import ARCHITECTURES
-from harness.base.units import gib, plural
+from harness.base.units import GIB, gib, plural
 from harness.config import OWN, Config
 from harness.launch.machine import Machine
 from harness.matrix import Cell
@@ -22,6 +23,8 @@ from harness.plan.cost import Footprint, Needs
 from harness.rollout import choice
 from harness.rollout.models import Model
 from tasks.data import cache, sets
+
+CACHES = (256, 128, 64, 32, 16, 8)  # responses of full length for which a cache may be offered, the largest first
 
 
 @dataclass(frozen=True)
@@ -197,27 +200,37 @@ class Fit:
 def fits_of(footprint: Footprint, kind: str, room: int) -> list[Fit]:
     """Return the fewest changes that together make a cell fit into a number of bytes; more devices only if need be."""
     hardware = footprint.config.hardware
-    options: dict[str, Any] = {"recompute": True, "micro_tokens": cost.longest_sequence(footprint.config)}
+    options: dict[str, list[Any]] = {"recompute": [True], "micro_tokens": [cost.longest_sequence(footprint.config)]}
+    sequence = cost.longest_sequence(footprint.config) * cost.cache_bytes_per_token(footprint.shape, footprint.size)
+    options["cache_gib"] = [ceil(10 * responses * sequence / GIB) / 10 for responses in CACHES]
     further: list[dict[str, Any]] = [{}]
     if kind == "cuda":
-        options["offload"] = True
+        options["offload"] = [True]
         if footprint.config.train.lora is None:  # adapters are trained on one rank
             further.append({"ranks": 2 * hardware.ranks})
-    new = [key for key, value in options.items() if getattr(hardware, key) != value]
+    new = [key for key, values in options.items() if getattr(hardware, key) not in values]
     for more in further:
         for number in range(len(new) + 1):
-            choices = [{key: options[key] for key in keys} | more for keys in itertools.combinations(new, number)]
-            fits = [Fit(changes, needed_with(footprint, kind, changes)) for changes in choices]
-            if fits := [fit for fit in fits if fit.needed <= room]:
+            fits = []
+            for keys in itertools.combinations(new, number):
+                for values in itertools.product(*[options[key] for key in keys]):
+                    changes = dict(zip(keys, values, strict=True)) | more
+                    fit = Fit(changes, needed_with(footprint, kind, room, changes))
+                    if fit.needed <= room:
+                        fits.append(fit)
+                        break  # a smaller cache would fit, too
+            if fits:
                 return fits
     return []
 
 
-def needed_with(footprint: Footprint, kind: str, changes: Mapping[str, Any]) -> int:
+def needed_with(footprint: Footprint, kind: str, room: int, changes: Mapping[str, Any]) -> int:
     """Return the bytes of a process with other settings of the hardware; on a CPU, of all that share its memory."""
     hardware = dataclasses.replace(footprint.config.hardware, **changes)
     config = dataclasses.replace(footprint.config, hardware=hardware)
-    memory = cost.memory_estimate(footprint.shape, config, footprint.needs, footprint.size, footprint.engine)
+    shape, size = footprint.shape, footprint.size
+    engine = cost.engine_limits(shape, config, size, kind, room)
+    memory = cost.memory_estimate(shape, config, footprint.needs, size, engine)
     return memory.needed(kind) * (hardware.ranks if kind == "cpu" else 1)
 
 

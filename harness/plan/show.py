@@ -19,7 +19,7 @@ from harness.config import TRL, Config, setting_label
 from harness.launch.machine import this_machine
 from harness.matrix import Cell, cells
 from harness.plan import cost
-from harness.plan.cost import Footprint, ResponseCount
+from harness.plan.cost import ResponseCount
 from harness.plan.estimate import Plan, plan_for
 
 AGES = 10**9  # seconds from now, about 30 years, after which no date is printed
@@ -145,14 +145,10 @@ def memory_lines(plan: Plan) -> Iterator[str]:
             yield f"  in generation {parts_text(footprint.memory.generation)}"
             if plan.kind == "cpu":
                 yield f"  and {gib(footprint.memory.main_memory)} for the program and a checkpoint on its way to disk"
-        if footprint.engine.cache is not None:
-            yield cache_line(plan, footprint)
-
-
-def cache_line(plan: Plan, footprint: Footprint) -> str:
-    by_share = plan.kind == "cuda" and plan.config.hardware.cache_gib is None
-    where = f" on a GPU of {gib(plan.gpu)}" if by_share else ""
-    return f"  vLLM's cache{where} holds {footprint.together:,} responses of full length at once"
+        bounded = plan.config.hardware.cache_gib is not None
+        if bounded or footprint.engine.cache is not None:  # which only vLLM reserves
+            where = f" on a GPU of {gib(plan.gpu)}" if plan.kind == "cuda" and not bounded else ""
+            yield f"  the engine's cache{where} holds {footprint.together:,} responses of full length at once"
 
 
 def parts_text(bytes_of: Mapping[str, int]) -> str:

@@ -125,6 +125,12 @@ def grown(state_B: Tensor, tokens_B: Tensor, vocabulary: int) -> tuple[Tensor, T
     return parents[order], tokens[order], places[number_B]
 
 
+def slots_needed(longest: int, budget: int) -> int:
+    """Return the slots of the cache for prompts of at most this length, and responses."""
+    # The last token is sampled but never read, so it needs no slot.
+    return math.ceil((longest + budget - 1) / BLOCK) * BLOCK
+
+
 def refuse_unsupported(model: PreTrainedModel) -> None:
     """Raise UserError for a model that this engine would not decode correctly."""
     config = model.config
@@ -140,18 +146,18 @@ def refuse_unsupported(model: PreTrainedModel) -> None:
 
 
 class EmbeddedEngine:
-    """An engine (harness.rollout.protocol) that decodes at most `max_sequences` at a time, which bounds its cache."""
+    """An engine (harness.rollout.protocol) whose cache is of at most `cache_gib`, but for a single response."""
 
     def __init__(
         self,
         ends: Sequence[int],
         device: str = "cpu",
         dtype: torch.dtype = torch.float32,
-        max_sequences: int = EMBEDDED_SEQUENCES,
+        cache_gib: float | None = None,
         on_progress: Callable[[], None] = no_progress,
     ) -> None:
         self.on_progress = on_progress
-        self.ends, self.device, self.dtype, self.max_sequences = tuple(ends), device, dtype, max_sequences
+        self.ends, self.device, self.dtype, self.cache_gib = tuple(ends), device, dtype, cache_gib
         self.buffers: dict[str, Tensor] = {}
         self.held: dict[str, Tensor] = {}  # the view of each parameter in a buffer
 
@@ -246,8 +252,9 @@ class EmbeddedEngine:
         assert n > 0
         assert max_new_tokens > 0
         groups: list[list[Rollout]] = [[] for _ in prompts]
-        width = min(n, self.max_sequences)
-        together = self.max_sequences // width
+        at_once = self._sequences_at_once(max(map(len, prompts), default=0), max_new_tokens)
+        width = min(n, at_once)
+        together = at_once // width
         # Prompts of similar length are decoded together, which saves padding.
         order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
         for first in range(0, n, width):
@@ -263,11 +270,18 @@ class EmbeddedEngine:
                         on_group(i, groups[i])
         return groups
 
+    def _sequences_at_once(self, longest: int, budget: int) -> int:
+        """Return how many sequences with prompts of at most this length are decoded at once."""
+        if self.cache_gib is None:
+            return EMBEDDED_SEQUENCES
+        of_token = 2 * len(self.layers) * self.kv_heads * self.head_dim * self.dtype.itemsize  # a key and a value
+        fit = int(self.cache_gib * 2**30) // (slots_needed(longest, budget) * of_token)
+        return min(max(fit, 1), EMBEDDED_SEQUENCES)
+
     def _decode(self, prompts: list[Sequence[int]], draws: list[Tensor], temperature: float) -> list[list[Rollout]]:
         n, budget = draws[0].shape
         batch, longest = len(prompts) * n, max(len(prompt) for prompt in prompts)
-        # The last token is sampled but never read, so it needs no slot.
-        capacity = math.ceil((longest + budget - 1) / BLOCK) * BLOCK
+        capacity = slots_needed(longest, budget)
         lengths_P = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
         slots = torch.arange(capacity, device=self.device)
         rotations = torch.polar(self.rotary_scale, slots[:, None] * self.inv_freq)

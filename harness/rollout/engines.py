@@ -30,7 +30,7 @@ def build_engine(
     if name == "embedded":
         from harness.rollout.embedded import EmbeddedEngine
 
-        return EmbeddedEngine(ends, device, dtype, on_progress=on_progress)
+        return EmbeddedEngine(ends, device, dtype, hardware.cache_gib, on_progress)
     from harness.rollout.vllm import VllmEngine
 
     return VllmEngine(folder, ends, device, dtype, hardware.cache_gib, hardware.share, on_progress)

@@ -121,7 +121,7 @@ def sampled(name: str, task: Task, config: Config, problems: int, samples: int) 
     tokenizer = opened(AutoTokenizer, folder)
     ends = end_tokens(tokenizer, folder, model.chat)
     longest = config.rollout.max_new_tokens
-    engine = untrained_engine(folder, tokenizer, ends, config, longest)
+    engine = untrained_engine(folder, tokenizer, ends, config)
     context = None if config.eval.beyond_context else context_of(opened(AutoConfig, folder))
     asked = with_instruction(task, model.chat)
     split = "train" if "train" in asked.splits else asked.splits[0]

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean, stdev
-from types import SimpleNamespace
 from typing import Any
 
 import invented
@@ -247,16 +246,9 @@ def test_prompts_without_room_are_refused_unless_asked_for(tmp_path: Path, monke
     assert len(result["right"]) == 4
 
 
-def test_memory_is_shared_out_by_what_a_sequence_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    shape = {"num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4, "hidden_size": 3584}
+def test_half_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 2**22}.__getitem__)
-    # 2 x 28 layers x 4 heads x 128 x 2 bytes x 8192 tokens are 448 MiB, 18 of which fit into 8 GiB.
-    config = SimpleNamespace(**shape)
-    assert untrained.side_by_side(config, "cpu", torch.bfloat16, 6144) == 18
-    assert untrained.side_by_side(config, "cpu", torch.float32, 6144) == 9
-    assert untrained.side_by_side(SimpleNamespace(**shape, head_dim=64), "cpu", torch.bfloat16, 6144) == 36
-    assert untrained.side_by_side(config, "cpu", torch.float32, 10**9) == 1
-    assert untrained.side_by_side(SimpleNamespace(**{**shape, "num_hidden_layers": 1}), "cpu", torch.bfloat16, 1) == 512
+    assert untrained.half_of_memory("cpu") == 8
 
 
 def test_eval_with_a_failing_verifier(

@@ -461,6 +461,19 @@ def test_vllms_cache_by_hand() -> None:
     assert cost.sequences_at_once(TINY, small(), 2, EMBEDDED) == 512
 
 
+def test_cache_of_the_embedded_engine_by_hand() -> None:
+    """As many sequences of 40 tokens, 48 bytes each, as it has room for; it grows with them."""
+    settled = {"engine": "embedded"}
+    assert cost.engine_limits(TINY, small(rollout=settled), 2, "cuda", 1) == EMBEDDED
+    for sequences, at_once in ((7.9, 7), (0.1, 1), (1000, 512)):
+        bounded = small(rollout=settled, hardware={"cache_gib": sequences * 40 * 48 / GIB})
+        engine = cost.engine_limits(TINY, bounded, 2, "cuda", 1)
+        assert engine == dataclasses.replace(EMBEDDED, at_once=at_once)
+        generation = cost.memory_estimate(TINY, bounded, NOTHING, 2, engine).generation
+        decoded = min(at_once, 15)
+        assert (generation["KV cache"], generation["sampling"]) == (decoded * 40 * 48, decoded * 10 * 24)
+
+
 @pytest.mark.parametrize("settings", [small(), of_eight(hardware={"recompute": True})])
 def test_memory_with_vllm_is_that_of_its_cache(settings: Config) -> None:
     """On a GPU it sleeps while the policy is updated; on a CPU it keeps what it has."""
@@ -881,14 +894,15 @@ def test_show_plan_of_the_paper() -> None:
     assert f"KV cache {cache / GIB:.1f}, engine {2 * parameters / GIB:.1f}" in text
     # 8,192 tokens, 2 x 28 layers x 512 values of two bytes
     together = cache // (8192 * 2 * 28 * 512 * 2)
-    assert f"vLLM's cache on a GPU of 74.5 GiB holds {together} responses of full length at once" in text
-    assert "vLLM's cache holds 6 responses of full length" in shown("paper", NODE, "hardware.cache_gib=3")
+    assert f"the engine's cache on a GPU of 74.5 GiB holds {together} responses of full length at once" in text
+    assert "the engine's cache holds 6 responses of full length" in shown("paper", NODE, "hardware.cache_gib=3")
     assert "what is missing here:" in text
     # One device: 512 sequences at once, of any length
     alone = shown("paper", CPU, *ALONE)
     assert f"KV cache {512 * 8192 * 2 * 28 * 512 * 2 / GIB:.1f}" in alone
     assert f"AdamW {8 * parameters / GIB:.1f}" in alone
-    assert "vLLM" not in alone
+    assert "the engine's cache" not in alone
+    assert "the engine's cache holds 6 responses of full" in shown("paper", CPU, *ALONE, "hardware.cache_gib=3")
 
 
 @pytest.mark.processes
@@ -944,19 +958,21 @@ def test_cells_side_by_side_end_when_they_say() -> None:
 
 
 @pytest.mark.usefixtures("empty")
-def test_fits_are_as_few_changes_as_possible() -> None:
+def test_fits_are_as_few_changes_as_possible(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compared with each set of changes; twice the devices only where nothing else fits."""
     settings = config.load_config("standard", ["models=[qwen2.5-7b-instruct]", "methods=[grpo]"])
     [each] = plan_for(settings, matrix.cells(settings), NODE).footprints
     options: dict[str, Any] = {"recompute": True, "micro_tokens": cost.longest_sequence(each.config)}
-    options |= {"offload": True, "ranks": 2}
+    options |= {"cache_gib": 0.1, "offload": True, "ranks": 2}  # of the caches, the smallest alone is offered here
+    monkeypatch.setattr(lacks, "CACHES", (1,))
     needed = {}
-    for number in range(5):
+    for number in range(6):
         for keys in itertools.combinations(options, number):
             changes = {key: options[key] for key in keys}
             hardware = dataclasses.replace(each.config.hardware, **changes)
             changed = dataclasses.replace(each.config, hardware=hardware)
-            needed[keys] = cost.memory_estimate(each.shape, changed, each.needs, each.size, each.engine).peak
+            engine = cost.engine_limits(each.shape, changed, each.size, "cuda", 1)
+            needed[keys] = cost.memory_estimate(each.shape, changed, each.needs, each.size, engine).peak
     for room in (200, 150, 100, 74, 60, 40, 20):
         fitting = [keys for keys, bytes_needed in needed.items() if bytes_needed <= room * GIB]
         on_one = [keys for keys in fitting if "ranks" not in keys] or fitting
@@ -965,6 +981,22 @@ def test_fits_are_as_few_changes_as_possible() -> None:
         assert {tuple(fit.changes): fit.needed for fit in found} == fewest
     assert not fitting, "so that every case was met"
     assert lacks.Fit({"recompute": True, "ranks": 2}, 0).settings == ["hardware.recompute=true", "hardware.ranks=2"]
+
+
+@pytest.mark.usefixtures("empty")
+def test_fits_offer_the_largest_cache_of_the_embedded_engine_that_fits() -> None:
+    overrides = ["models=[qwen2.5-1.5b-instruct]", "methods=[grpo]", "train.lora={}", "rollout.engine=embedded"]
+    settings = config.load_config("standard", [*overrides, "hardware.recompute=true", "hardware.device=cuda"])
+    [each] = plan_for(settings, matrix.cells(settings), NODE).footprints
+    largest = each.memory.peak
+    assert lacks.fits_of(each, "cuda", largest) == [lacks.Fit({}, largest)]
+    sequence = cost.longest_sequence(each.config) * cost.cache_bytes_per_token(each.shape, 2)
+    caches = [math.ceil(10 * number * sequence / GIB) / 10 for number in lacks.CACHES]
+    half, offloaded = lacks.fits_of(each, "cuda", largest - 1)
+    assert (half.changes, offloaded.changes) == ({"cache_gib": caches[0]}, {"offload": True})
+    [quarter] = lacks.fits_of(each, "cuda", half.needed - 1)
+    assert quarter.changes == {"cache_gib": caches[1]}
+    assert quarter.settings == [f"hardware.cache_gib={caches[1]}"]
 
 
 @pytest.mark.usefixtures("empty")

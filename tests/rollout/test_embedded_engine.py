@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from torch import Tensor
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -159,13 +160,36 @@ def test_generate_frequencies(temperature: float) -> None:
     assert stats.chisquare(observed, expected).pvalue > 0.01
 
 
+def gib_of_sequence(model: PreTrainedModel) -> float:
+    """Return the size of the longest sequence's keys and values: of 18 + 14 - 1 tokens, in two blocks of slots."""
+    attention = model.model.layers[0].self_attn
+    outputs = attention.k_proj.out_features + attention.v_proj.out_features
+    return float(len(model.model.layers) * outputs * 32 * 4 / 2**30)
+
+
+@pytest.mark.parametrize(("sequences", "rows"), [(None, 36), (512, 36), (20.9, 18), (9, 9), (4.9, 4), (1, 1), (0.1, 1)])
+def test_cache_is_at_most_what_it_may_be(sequences: float | None, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = shared("qwen2-tied")[0]
+    engine = engine_of(model, cache_gib=None if sequences is None else sequences * gib_of_sequence(model))
+    sizes = set()
+    prefill = engine._prefill
+
+    def watched(cache: Tensor, *rest: Any) -> Tensor:
+        sizes.add(cache.nbytes / 2**30 / gib_of_sequence(model))
+        return prefill(cache, *rest)
+
+    monkeypatch.setattr(engine, "_prefill", watched)
+    generate(engine)
+    assert max(sizes) == rows
+
+
 @pytest.mark.parametrize("name", ["qwen2-tied", "qwen3-tied-wide-heads"])
 def test_generate_with_any_neighbors(name: str) -> None:
     model = shared(name)[0]
     together = generate(engine_of(model))
-    for limit in (1, 4, 9, 20):  # groups cut in pieces, one group at a time, two
-        chunked = generate(engine_of(model, max_sequences=limit))
-        assert tokens_of(chunked) == tokens_of(together)
+    for limit in (0.5, 1, 4, 9, 20):  # groups cut in pieces, one group at a time, two
+        limited = engine_of(model, cache_gib=limit * gib_of_sequence(model))
+        assert tokens_of(generate(limited)) == tokens_of(together)
     engine = engine_of(model)
     backwards = engine.generate(PROMPTS[::-1], 9, seeds=SEEDS[::-1], temperature=0.8, max_new_tokens=14)
     assert tokens_of(backwards[::-1]) == tokens_of(together)
