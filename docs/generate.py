@@ -14,7 +14,8 @@ import itertools
 import re
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -231,14 +232,22 @@ The exit code is 0 on success, 1 if something failed that the command ran or che
 in the request, which is named in one sentence, and 128 plus the number of the signal after an interruption.
 
 `entrobench --version` prints the version, and the commit of a checkout."""
+SHARED_BY = 4  # commands that have an argument, from which on it is explained once for all of them
 
 
 def commands_page() -> str:
-    parts = [COMMANDS]
+    rows_of = {name: command_rows(parser) for name, parser in subparsers(cli.parser()).items()}
+    counts = Counter(tuple(row) for rows in rows_of.values() for row in rows)
+    shared = [list(row) for row, count in counts.items() if count >= SHARED_BY]
+    header = ["argument", "value", "default", "meaning"]
+    parts = [COMMANDS, "## Shared arguments", table(header, shared)]
     for name, parser in subparsers(cli.parser()).items():
         examples = importlib.import_module(f"harness.commands.{name}").EXAMPLES
         parts += [f"## {code(name)}", prose(sentence(parser.description or "")), code_block("\n".join(examples))]
-        parts.append(table(["argument", "value", "default", "meaning"], command_rows(parser)))
+        if own := [row for row in rows_of[name] if row not in shared]:
+            parts.append(table(header, own))
+        if names := [row[0] for row in rows_of[name] if row in shared]:
+            parts.append(f"[Shared](#shared-arguments): {', '.join(names)}.")
     return page("Commands", *parts)
 
 
@@ -307,8 +316,9 @@ def help_and_default(action: argparse.Action) -> tuple[str, str]:
 # docs/metrics.md
 
 METRICS = """`metrics.jsonl` in the folder of a cell holds one line for each step, with these metrics; MLflow holds the
-same numbers. Step 0 is before training; "every step" means from step 1 on. A share is a number from 0 to 1, and a
-metric without unit is a plain number. The [glossary](glossary.md) explains words such as weight, gate and quadrant.
+same numbers. Step 0 is before training. Metrics are logged at every step from 1 on, if the last column does not say
+otherwise. A share is a number from 0 to 1, and a metric without unit is a plain number. The [glossary](glossary.md)
+explains words such as weight, gate and quadrant.
 
 Parts of a key in braces differ from run to run:"""
 
@@ -319,8 +329,7 @@ def metrics_page() -> str:
     for each in logged.SECTIONS:
         rows = []
         for metric in each.metrics:
-            condition = metric.condition or "every step"
-            rows.append([code(metric.key), metric.unit, prose(metric.meaning), condition])
+            rows.append([code(metric.key), metric.unit, prose(metric.meaning), metric.condition])
         parts += [f"## {each.title}", prose(each.about), table(["metric", "unit", "meaning", "logged"], rows)]
     return page("Metrics", *parts)
 
@@ -329,11 +338,12 @@ def metrics_page() -> str:
 
 # Bases with options that several methods share.
 SHARED: dict[type[Component], str] = {
-    Objective: "Options of every objective",
-    ClippedObjective: "Options of every objective with a clipped ratio",
-    GroupObjective: "Options of every objective with GRPO's advantage",
-    Control: "Options of every control",
+    Objective: "every objective",
+    ClippedObjective: "objectives with a clipped ratio",
+    GroupObjective: "objectives with GRPO's advantage",
+    Control: "every control",
 }
+REDECLARED = "The section of a method repeats an option only if it has another default there."
 SYMBOLS = "Symbols, and how methods are combined: [methods.md](../methods.md)."
 PAGES_OF_METHODS = {"objective": "objectives", "control": "controls"}
 
@@ -354,11 +364,8 @@ def methods_table() -> str:
     rows = []
     for name, entry in baselines.METHODS.items():
         kind = kind_of_method(entry)
-        clause = prose(text_of(entry)[0])
-        if isinstance(entry, Composition):
-            clause += f" {code(entry.spec)}"
         link = "#" if kind == "composition" else f"methods/{PAGES_OF_METHODS[kind]}.md#"
-        rows.append([f"[{code(name)}]({link}{slug(name)})", kind, clause])
+        rows.append([f"[{code(name)}]({link}{slug(name)})", kind, prose(text_of(entry)[0])])
     return table(["method", "kind", "what it does"], rows)
 
 
@@ -371,15 +378,17 @@ def compositions() -> str:
 
 
 def methods_page(kind: str) -> str:
-    parts = [SYMBOLS]
-    shared = [base for base in SHARED if kind == kind_of_method(base)]
-    if shared:
-        parts.append("## Shared options")
-    for base in shared:
-        parts += [f"{SHARED[base]}:", options_table(base, own_fields(base), field_meanings(base))]
-    for name, entry in baselines.METHODS.items():
-        if kind_of_method(entry) == kind:
-            parts += [f"## {code(name)}", *method_section(entry)]
+    classes = {name: entry for name, entry in baselines.METHODS.items() if kind_of_method(entry) == kind}
+    parts = [SYMBOLS, "## Shared options", REDECLARED]
+    for base in SHARED:
+        if kind_of_method(base) != kind:
+            continue
+        title = f"Options of {SHARED[base]}"
+        if base not in (Objective, Control):
+            title += f" ({codes(name for name, entry in classes.items() if issubclass(entry, base))})"
+        parts += [f"{title}:", options_table(base)]
+    for name, entry in classes.items():
+        parts += [f"## {code(name)}", *method_section(entry)]
     return page(PAGES_OF_METHODS[kind].capitalize(), *parts)
 
 
@@ -422,18 +431,16 @@ def facts(entry: type[Component] | Composition) -> Iterator[str]:
 
 
 def options_of(entry: type[Component]) -> Iterator[str]:
-    """Yield the options that a method declares or redeclares, then the names of the shared ones."""
+    """Yield the list of the options that a method declares or redeclares, if there are any."""
     declared_in: dict[str, type] = {}
     for base in reversed(entry.__mro__):
         declared_in |= dict.fromkeys(own_fields(base), base)
-    own: list[str] = []
-    shared: list[str] = []
-    for declared in dataclasses.fields(entry):
-        names = shared if declared_in[declared.name] in SHARED else own
-        names.append(declared.name)
-    if own:
-        yield options_table(entry, own, {})
-    yield f"[Shared options](#shared-options): {codes(shared)}."
+    lines = []
+    for name, allowed, default in option_rows(entry):
+        if declared_in[name] not in SHARED:
+            lines.append(f"- {code(f'{name} = {default}')}: {allowed.replace(': ', ', ')}")
+    if lines:
+        yield "\n".join(lines)
 
 
 def own_fields(cls: type) -> list[str]:
@@ -444,21 +451,21 @@ def own_fields(cls: type) -> list[str]:
     return [declared.name for declared in dataclasses.fields(cls) if declared.name in annotated]
 
 
-def options_table(cls: type, names: Sequence[str], meanings: Mapping[str, str]) -> str:
-    """Return the table of some options, with their meanings if they are given."""
+def option_rows(cls: type) -> Iterator[tuple[str, str, str]]:
+    """Yield the name, the allowed values and the default of each option."""
     hints = hints_of(cls)
-    rows = []
     for declared in dataclasses.fields(cls):
-        if declared.name in names:
-            row = [code(declared.name), allowed_values(declared, hints[declared.name])]
-            row.append(code(in_yaml(default_of(declared))))
-            rows.append(row)
-    header = ["option", "allowed", "default"]
-    if meanings:
-        header.append("meaning")
-        for name, row in zip(names, rows, strict=True):
-            row.append(prose(meanings[name]))
-    return table(header, rows)
+        yield declared.name, allowed_values(declared, hints[declared.name]), in_yaml(default_of(declared))
+
+
+def options_table(cls: type) -> str:
+    """Return the table of the options that a class declares itself, with their meanings."""
+    names, meanings = own_fields(cls), field_meanings(cls)
+    rows = []
+    for name, allowed, default in option_rows(cls):
+        if name in names:
+            rows.append([code(name), allowed, code(default), prose(meanings[name])])
+    return table(["option", "allowed", "default", "meaning"], rows)
 
 
 # docs/diagnose.md

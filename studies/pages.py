@@ -191,7 +191,6 @@ def tables() -> dict[str, str]:
             "demo-short": as_markdown(demo.loc[SHOWN_FIRST, SHORT]),
             "demo": as_markdown(demo[DEMO_FULL]),
             "demo-trl": as_markdown(reference_table("demo-trl")[DEMO_FULL]),
-            "demo-avx2": as_markdown(reference_table("demo-avx2")[DEMO_FULL]),
             "demo-tuned": as_markdown(tuned("demo-tuned")[FULL]),
             "coloring": as_markdown(reference_table("coloring")[FULL]),
             "staleness-avg": as_markdown(staleness_grid("grpo", "Avg@K")),

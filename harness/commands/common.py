@@ -30,16 +30,15 @@ def with_plugins(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def with_overrides(parser: argparse.ArgumentParser) -> None:
+    text = "a value in place of the file's, for example train.steps=10"
+    parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help=text)
+
+
 def with_config(parser: argparse.ArgumentParser, *, optional: bool = False) -> argparse.ArgumentParser:
     number = "?" if optional else None
     parser.add_argument("config", nargs=number, metavar="CONFIG", help="a YAML file, or the name of one in configs/")
-    parser.add_argument(
-        "overrides",
-        nargs="*",
-        default=[],
-        metavar="key=value",
-        help="a value in place of the file's, for example train.steps=10",
-    )
+    with_overrides(parser)
     with_plugins(parser)
     return parser
 

@@ -6,7 +6,7 @@ import argparse
 import json
 
 from harness.base.terminal import console
-from harness.commands.common import Commands, command, config_of_arguments
+from harness.commands.common import Commands, command, config_of_arguments, with_overrides
 
 EXAMPLES = ("entrobench doctor", "entrobench doctor paper tracking.uri=http://server:5000 --format json")
 
@@ -15,13 +15,7 @@ def add(commands: Commands) -> None:
     parser = command(commands, "doctor", "what this machine can run, and what is missing", EXAMPLES)
     where = "the configuration whose results folder and MLflow store to check (default: demo)"
     parser.add_argument("config", nargs="?", default="demo", metavar="CONFIG", help=where)
-    parser.add_argument(
-        "overrides",
-        nargs="*",
-        default=[],
-        metavar="key=value",
-        help="a value in place of the file's, for example train.steps=10",
-    )
+    with_overrides(parser)
     parser.add_argument("--format", choices=["table", "json"], default="table", help="form of the output")
     parser.set_defaults(plugin=[])  # which config_of_arguments reads; doctor has no --plugin
 

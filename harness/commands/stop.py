@@ -6,7 +6,7 @@ import argparse
 
 from harness.base.terminal import console
 from harness.cells import lease
-from harness.commands.common import Commands, command, config_of_arguments, with_plugins
+from harness.commands.common import Commands, command, config_of_arguments, with_overrides, with_plugins
 from harness.runs import stop_cells
 
 EXAMPLES = (
@@ -21,7 +21,7 @@ def add(commands: Commands) -> None:
     parser = command(commands, "stop", text, EXAMPLES)
     parser.add_argument("config", metavar="CONFIG", help="a YAML file, or the name of one in configs/")
     parser.add_argument("method", metavar="METHOD", help="the method, as the configuration names it")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="a value in place of the file's")
+    with_overrides(parser)
     with_plugins(parser)
     parser.add_argument("--seed", type=int, default=None, help="only the cells of this seed")
     parser.add_argument("--undo", action="store_true", help="let `run` continue these cells from their last checkpoint")

@@ -165,7 +165,7 @@ def kept_rows() -> list[dict[str, str]]:
 
 
 def page_part(rows: Sequence[dict[str, str]]) -> str:
-    """Return the counts of verdicts by label, the misses, and a table of the broken cells, in Markdown."""
+    """Return the counts of verdicts by label, and how often the fault of a broken cell is named, in Markdown."""
     earlier = [row for row in rows if row["settings"].startswith("demo: ") and row["steps"] == EARLIER_STEPS]
     demo = [row for row in rows if row["settings"].startswith("demo: ") and row not in earlier]
     broken = [row for row in rows if row not in [*earlier, *demo]]
@@ -174,19 +174,10 @@ def page_part(rows: Sequence[dict[str, str]]) -> str:
     for title, cells in ((chosen_on, earlier), (unseen, demo), ("Broken on purpose", broken)):
         agreeing = sum(row["agrees"] == "True" for row in cells)
         parts += [f"**{title}**: {agreeing} of {len(cells)} verdicts agree.", counts_table(cells)]
-    columns = ("cell", "Pass@16", "Avg@K", "entropy", "label", "verdict", "causes")
-    lines = [f"| {' | '.join(columns)} |", "| --- " * len(columns) + "|"]
-    for row in broken:
-        mark = "" if row["agrees"] == "True" else " (miss)"
-        scores = [f"{row[f'{name}_before']} → {row[f'{name}_after']}" for name in ("pass_16", "avg")]
-        entropy = f"{row['entropy_first']} → {row['entropy_last']}"
-        causes = row["causes"].replace("_", " ") or "none"
-        cells_of_row = [row["settings"], *scores, entropy, row["label"], f"{row['verdict']}{mark}", causes]
-        lines.append(f"| {' | '.join(cells_of_row)} |")
     wrong = [row for row in broken if row["label"] != KEPT and built_in_rules(row) is not None]
     named = sum(row["causes"].partition("; ")[0] in (built_in_rules(row) or ()) for row in wrong)
     parts.append(f"What was broken is the first cause in {named} of the {len(wrong)} cells that it harmed.")
-    return "\n\n".join([*parts, "\n".join(lines)])
+    return "\n\n".join(parts)
 
 
 def built_in_rules(row: dict[str, str]) -> tuple[str, ...] | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from itertools import product
 
 from harness import config
 from harness.theory import theory
@@ -27,6 +26,7 @@ def shown_rows(title: str) -> list[list[str]]:
 
 def test_tables_of_the_theorems() -> None:
     tables = {**MEASURED, "masks": CHANGES}
+    del tables["overhead"]  # a factor, in words
     expected = [[theory.cell_text(x) for x in row.values()] for rows in tables.values() for row in rows]
     assert shown_rows("The theorems, measured") == expected
 
@@ -65,7 +65,7 @@ def test_words_on_corollaries_and_overhead() -> None:
     assert abs(corrected) < 1
     PAGE.states(f"{abs(elsewhere):.0f} standard errors")
     ratios = [row["ratio"] for row in MEASURED["overhead"]]
-    assert max(ratios) - min(ratios) < 0.02
+    PAGE.states(f"{min(ratios):.2f} to {max(ratios):.2f} times the seconds of log p alone")
 
 
 MOMENTS = list(dict.fromkeys(row["moment"] for row in LENS))
@@ -73,13 +73,15 @@ METHODS = list(dict.fromkeys(row["method"] for row in LENS))
 LENS_ROWS = {(row["moment"], row["method"], row["quadrant"]): row for row in LENS}
 
 
-def test_tables_of_methods_at_the_start() -> None:
+def test_table_of_methods_at_the_start() -> None:
     expected = []
-    for moment, method in product(MOMENTS, METHODS):
-        rows, whole = (LENS_ROWS[moment, method, quadrant] for quadrant in QUADRANTS), LENS_ROWS[moment, method, "all"]
-        cells = [f"{row['dropped']:.1%} x{row['size'] / row['plain_size']:.2f}" for row in rows]
-        change = whole["predicted"] - whole["plain_predicted"]
-        expected.append([method, *cells, f"{whole['predicted']:.5f}", f"{change:+.5f}"])
+    for method in METHODS:
+        below = LENS_ROWS[MOMENTS[0], method, "negative_below"]
+        cells = [method, f"{below['dropped']:.1%} x{below['size'] / below['plain_size']:.2f}"]
+        for moment in MOMENTS:
+            whole = LENS_ROWS[moment, method, "all"]
+            cells += [f"{whole['predicted']:.5f}", f"{whole['predicted'] - whole['plain_predicted']:+.5f}"]
+        expected.append(cells)
     assert shown_rows("The demo's methods at the start of training") == expected
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from places import REPOSITORY
 
 from harness import cli, config
 from harness.base.errors import UserError
@@ -97,15 +96,6 @@ def test_dynamics_writes_its_measurements(tmp_path: Path, monkeypatch: pytest.Mo
     assert len({row["entropy"] for row in result["masks"] if row["step"] == 1}) == 1  # one model, one batch
     on, off, corrected = (row["mean"] for row in result["corollaries"][1:])
     assert max(abs(on), abs(corrected)) < abs(off)
-
-
-def test_entropy_changes_in_the_documentation() -> None:
-    result = json.loads((REPOSITORY / "results" / "reference" / "dynamics" / "dynamics.json").read_text())
-    text = (REPOSITORY / "docs" / "dynamics.md").read_text()
-    for rows in {**result, "masks": theory.entropy_changes(result["masks"])}.values():
-        assert rows
-        for row in rows:
-            assert f"| {' | '.join(map(theory.cell_text, row.values()))} |" in text
 
 
 @pytest.mark.parametrize(
