@@ -122,6 +122,13 @@ def begin_attempt(
     return made
 
 
+def note_runner(folder: Path, runner: str) -> None:
+    """Add to the record of the attempt which part of the engine samples, as known once it runs."""
+    made = Made.read(folder)
+    assert made is not None
+    dataclasses.replace(made, rounding=made.rounding | {"runner": runner}).write(folder)
+
+
 def package_version(package: str) -> str | None:
     try:
         return metadata.version(package)

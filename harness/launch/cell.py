@@ -26,7 +26,7 @@ from harness import ranks
 from harness.base import identities
 from harness.base.errors import CellFailure, UserError
 from harness.base.processes import python_command, wait_for_all
-from harness.cells import checksums, evaluations, lease
+from harness.cells import checksums, evaluations, lease, provenance
 from harness.cells.checksums import CHECKPOINTS
 from harness.cells.log import NO_SIGNAL, MetricsLog, collapse, last_step, silent_end, why_no_signal
 from harness.cells.source_digest import harness_digest, source_digest
@@ -36,6 +36,7 @@ from harness.config import OWN, Hardware
 from harness.launch.status_writer import StatusWriter
 from harness.methods.composition import method_classes
 from harness.rollout import models
+from harness.rollout.vllm import VllmEngine
 from harness.train import loading  # noqa: F401  before anything else of transformers
 from harness.train.checkpoint import Checkpoints, NoneWhole
 from harness.train.parts import Parts, begin_cell, build_parts, source_classes, training_device, unread
@@ -263,6 +264,8 @@ def run_cell(
         with status.heartbeat.at("loading the model"):
             parts = build_parts(spec, verifier, status.say, status.heartbeat)
             trainer = trainer_of(spec, parts, folder, checkpoints)
+        if isinstance(parts.engine, VllmEngine) and ranks.own_rank() == 0:
+            provenance.note_runner(folder, parts.engine.runner)
         status.note(reason=unread(parts, spec), device=device, where=where(device))
         # SLURM's notice before a job's time is over. Our own launchers block it in ranks, and ask by a byte on stdin.
         signal.signal(signal.SIGUSR2, lambda *_: leaving.set())

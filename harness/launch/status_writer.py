@@ -23,6 +23,7 @@ from harness.base.errors import CellFailure, UserError
 from harness.cells import lease, state
 from harness.cells.lease import Heartbeat
 from harness.cells.state import State
+from harness.train import gpu_memory
 
 LOOK = 0.5  # seconds between two checks whether the launcher still runs
 FAILED = "failed"  # a file in the directory of the lease: a rank of this attempt has failed
@@ -148,6 +149,6 @@ def lacks_memory(error: Exception) -> bool:
 def memory_peak() -> str:
     """Return the largest amount of memory that this process used, as a phrase."""
     if torch.cuda.is_initialized():
-        return f"at most {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB of the GPU were in use"
+        return gpu_memory.peak()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # in KiB
     return f"at most {peak / 2**20:.1f} GiB were in use"

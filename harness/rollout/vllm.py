@@ -11,6 +11,7 @@ import gc
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -168,6 +169,18 @@ def read_columns(module: Any, wanted: slice) -> Tensor:
     return module.quant_method.apply(module, unit, None).T
 
 
+@contextmanager
+def advice_on_memory(failing: str) -> Iterator[None]:
+    try:
+        yield
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(
+            f"vLLM cannot {failing} ({reason}); lower hardware.cache_gib, raise hardware.ranks, or run one cell at a "
+            "time (--jobs 1)"
+        ) from error
+
+
 class VllmEngine:
     """An engine (harness.rollout.protocol) for the model in a folder."""
 
@@ -235,6 +248,8 @@ class VllmEngine:
             ValueError,
             AssertionError,
         ) as error:  # the latter if other processes free memory while vLLM measures it
+            if "one instance per process" in str(error):
+                raise UserError("vLLM runs one engine in a process; start another process for each model") from error
             if "memory" not in str(error):
                 raise
             raise UserError(
@@ -258,24 +273,25 @@ class VllmEngine:
         self._wake("kv_cache")
         assert self.llm.reset_prefix_cache(), "prompts are still being read"
 
+    @property
+    def runner(self) -> str:
+        """The part of vLLM that computes and samples: V1, or V2 where Triton compiles; their samples differ."""
+        return "V2" if self.engine.vllm_config.use_v2_model_runner else "V1"
+
     def weights(self, columns: Mapping[str, slice]) -> dict[str, Tensor]:
         return self.llm.apply_model(partial(read_weights, columns=columns))[0]
 
     def rest(self) -> None:
         if self.device == "cuda" and not self.resting:
-            self.llm.sleep(level=2)  # discards the weights, which the next load brings
+            with advice_on_memory("give up its memory for an update"):  # which it measures: other cells may take some
+                self.llm.sleep(level=2)  # discards the weights, which the next load brings
             self.resting = {"weights", "kv_cache"}
 
     def _wake(self, part: str) -> None:
         if part in self.resting:
             torch.cuda.empty_cache()  # torch still reserves the memory that training has freed
-            try:
+            with advice_on_memory("take back its memory after an update"):
                 self.llm.wake_up(tags=[part])
-            except RuntimeError as error:
-                raise UserError(
-                    f"vLLM cannot take back its memory after an update ({str(error).splitlines()[0]}); lower "
-                    "hardware.cache_gib, raise hardware.ranks, or run one cell at a time (--jobs 1)"
-                ) from error
             self.resting.remove(part)
 
     def generate(

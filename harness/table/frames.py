@@ -22,7 +22,7 @@
 | flags | sentences about the problems, and about training without a signal |
 | device, version | cpu or cuda; version and commit of the code |
 | harness, base_model | the hash of the harness, the digest of the base model |
-| libraries, rounding | versions of what computes; instruction set, threads and micro-batch |
+| libraries, rounding | versions of what computes; instruction set, threads, micro-batch, vLLM's runner |
 | ruleset | published or tuned: how the options of methods were chosen |
 | checked | of a pack: reported, judged again or replayed |
 | trainer | `trl`, if `train.backend` is not our own |

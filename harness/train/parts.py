@@ -29,6 +29,7 @@ from harness.rollout.ends import end_tokens
 from harness.rollout.proof import check_engine_weights
 from harness.rollout.protocol import Engine
 from harness.rollout.rendering import Chat, count_unread, with_instruction
+from harness.train import gpu_memory
 from harness.train.evaluate import Evaluator, evaluate_cell
 from harness.train.filter import RESPONSES, Asker, TrainingPool, training_pool
 from harness.train.policy import Critic, Policy, check_vocabulary
@@ -74,12 +75,20 @@ class Parts:
         )
 
 
+BFLOAT16 = (8, 0)  # the compute capability from which on GPUs compute in it; earlier ones emulate it
+
+
 def training_device(config: Config) -> tuple[str, torch.dtype]:
     """Return the device and the compute type of a settled configuration."""
     device, dtype = config.hardware.device, config.train.dtype
     assert "auto" not in (device, dtype)
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError("hardware.device is 'cuda', but torch sees no CUDA device here; allowed: auto, cpu")
+    if device == "cuda" and dtype == "bfloat16" and torch.cuda.get_device_capability() < BFLOAT16:
+        name, needed = torch.cuda.get_device_name(), ".".join(map(str, BFLOAT16))
+        raise UserError(
+            f"{name} does not compute in bfloat16, which takes compute capability {needed}; set train.dtype=float32"
+        )
     return device, getattr(torch, dtype)
 
 
@@ -134,7 +143,7 @@ def build_parts(
     device, dtype = training_device(config)
     torch.set_num_threads(config.hardware.threads)
     if device == "cuda":  # other cells may share this GPU
-        torch.cuda.set_per_process_memory_fraction(config.hardware.share)
+        gpu_memory.limit(config.hardware.share)
     method = Method.of(spec.key.method, baselines.table(config.plugins), config.method_options)
     model = models.resolve(spec.key.model)
     base = model.folder()
@@ -155,6 +164,8 @@ def build_parts(
     check_vocabulary(tokenizer, policy.module, base)
     ends = end_tokens(tokenizer, base, model.chat)
     engine = engines.build_engine(config.rollout.engine, base, ends, device, dtype, config.hardware, heartbeat.forward)
+    if device == "cuda":
+        gpu_memory.limit(config.hardware.share)  # again, since the engine counts from now on
     torch.manual_seed(spec.key.seed)  # after the engine, since vLLM sets the process-wide seed
     task = with_instruction(tasks.build_task(spec.key.task, config.plugins), model.chat)
     if config.train.filter is not None:

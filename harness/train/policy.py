@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch.nn.utils import clip_grad_norm_
 from transformers import AutoModel, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from harness import ranks
-from harness.base import files
+from harness.base import devices, files
 from harness.base.errors import CellFailure, UserError
 from harness.config import Hardware, Train
 from harness.methods.batch import TokenBatch, TokenStats
@@ -70,6 +70,8 @@ class Learner:
         self.weights = {name: weight for name, weight in named if weight.requires_grad}  # the trained ones
         # The tensors that the optimizer updates: the weights, or with offload copies on the CPU, where its moments lie.
         self.masters: Mapping[str, Tensor] = self.weights
+        # This rank's part of the machine's cores.
+        self.machine_threads = max(int(devices.usable_cores() * hardware.share) // hardware.ranks, hardware.threads)
         if hardware.offload:
             self.masters = {name: ranks.on_cpu(x) for name, x in self.weights.items()}
         self.optimizer = torch.optim.AdamW(
@@ -119,13 +121,23 @@ class Learner:
                 self.masters[name].grad = None if weight.grad is None else ranks.on_cpu(weight.grad)
         # An optimizer of other tensors, for example of parameters that sharding has replaced, would raise no error.
         before = invariants.sampled_numbers(self.masters)
-        self.optimizer.step()
+        with self.threads_of_machine():
+            self.optimizer.step()
         invariants.check_changed(before, self.masters, norm, lr)
         # With offload the masters have gradients of their own.
         self.optimizer.zero_grad(set_to_none=True)
         self.network.zero_grad(set_to_none=True)
         self.publish()
         return norm
+
+    @contextlib.contextmanager
+    def threads_of_machine(self) -> Iterator[None]:
+        """Let AdamW use more cores where it works on the CPU while a GPU waits; its numbers do not depend on that."""
+        own = torch.get_num_threads()
+        if self.device == "cuda" and self.masters is not self.weights:
+            torch.set_num_threads(self.machine_threads)
+        yield
+        torch.set_num_threads(own)
 
     @torch.no_grad()
     def publish(self) -> None:

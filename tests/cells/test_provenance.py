@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 from pathlib import Path
 
@@ -24,6 +25,8 @@ def test_begin_attempt(tmp_path: Path) -> None:
     assert second.attempt != first.attempt
     assert first.tags()["source"] != second.tags()["source"]
     assert {"source.grpo": "abd", "version.python": second.versions["python"]}.items() <= second.tags().items()
+    provenance.note_runner(tmp_path, "V2")
+    assert Made.read(tmp_path) == dataclasses.replace(second, rounding={"runner": "V2"})
     (tmp_path / "made.json").write_text('{"attempt": 3}')
     with pytest.raises(Damaged, match=r"made\.json is damaged: it must hold attempt, started, version, commit"):
         Made.read(tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from importlib import metadata
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 from harness import config, matrix
 from harness.base.errors import UserError
 from harness.base.shape import Shape
-from harness.rollout import choice
+from harness.rollout import choice, vllm
 from harness.rollout.vllm import VllmEngine
 
 SMALL = Shape("qwen2", 100, 64, 2, 2, 2, 32, 128)
@@ -112,12 +113,38 @@ def test_check_vllm_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     choice.check_vllm("cpu")
 
 
-def test_memory_that_an_update_did_not_leave_is_one_sentence() -> None:
-    def wake_up(tags: list[str]) -> None:
-        raise RuntimeError("CUDA Error: out of memory at cumem_allocator.cpp:139\nmore")
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        ("wake_up", RuntimeError("CUDA Error: out of memory at cumem_allocator.cpp:139\nmore"), "take back .*139"),
+        ("wake_up", AssertionError("not enough memory"), "take back its memory after an update"),
+        ("sleep", AssertionError("Memory usage increased after sleeping."), "give up its memory for an update"),
+    ],
+)
+def test_memory_that_a_sleeping_engine_misses_is_one_sentence(call: str, error: Exception, words: str) -> None:
+    def fail(**_: object) -> None:
+        raise error
 
-    engine = VllmEngine.__new__(VllmEngine)  # as one that rests on a GPU
-    engine.llm, engine.resting = SimpleNamespace(wake_up=wake_up), {"weights", "kv_cache"}
-    with pytest.raises(UserError, match=r"cannot take back its memory .*out of memory.*hardware.cache_gib") as error:
-        engine.load(torch.nn.Linear(1, 1))
-    assert "\n" not in str(error.value)
+    engine = VllmEngine.__new__(VllmEngine)
+    engine.device, engine.llm = "cuda", SimpleNamespace(**{call: fail})
+    engine.resting = {"weights", "kv_cache"} if call == "wake_up" else set()
+    with pytest.raises(UserError, match=f"vLLM cannot {words}.*hardware.cache_gib") as advice:
+        engine.load(torch.nn.Linear(1, 1)) if call == "wake_up" else engine.rest()
+    assert "\n" not in str(advice.value)
+
+
+def test_second_engine_of_a_process_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**_: object) -> None:
+        raise AssertionError("CuMem allocator can only be used for one instance per process.")
+
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setattr(vllm, "import_vllm", lambda device, shape: SimpleNamespace(LLM=refuse))
+    with pytest.raises(UserError, match="vLLM runs one engine in a process"):
+        VllmEngine(tmp_path, [3], "cuda", torch.bfloat16)
+
+
+@pytest.mark.parametrize(("second", "runner"), [(True, "V2"), (False, "V1")])
+def test_model_runner(second: bool, runner: str) -> None:
+    engine = VllmEngine.__new__(VllmEngine)
+    engine.engine = SimpleNamespace(vllm_config=SimpleNamespace(use_v2_model_runner=second))
+    assert engine.runner == runner

@@ -1,0 +1,77 @@
+"""What a cell asks of its GPU, by torch's functions for it; none of these tests needs one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from trainers import build
+
+from harness import config
+from harness.base import devices
+from harness.base.errors import UserError
+from harness.launch import status_writer
+from harness.train import gpu_memory
+from harness.train.parts import training_device
+
+GIB = 2**30
+
+
+def pool(number: tuple[int, int], gib: float) -> dict[str, Any]:
+    return {"segment_pool_id": number, "allocated_size": int(gib * GIB)}
+
+
+@pytest.fixture
+def limits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The limits that this process sets itself on a GPU of 80 GiB, where an engine holds 10 in two pools."""
+    fractions: list[float] = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=80 * GIB))
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: [pool((0, 0), 5), pool((0, 1), 7), pool((0, 2), 3)])
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 22 * GIB)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", fractions.append)
+    return fractions
+
+
+def test_an_engine_that_sleeps_takes_nothing_of_a_share(limits: list[float]) -> None:
+    for share in (0.25, 0.95, 1.0):
+        gpu_memory.limit(share)
+    assert limits == [0.25 + 10 / 80, 1.0, 1.0]
+
+
+def test_peak_of_memory_is_that_beside_the_engine(limits: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert status_writer.memory_peak() == "at most 12.0 GiB of the GPU were in use beside the 10.0 GiB of the engine"
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: [pool((0, 0), 5)])
+    assert status_writer.memory_peak() == "at most 22.0 GiB of the GPU were in use"
+
+
+def test_bfloat16_on_a_gpu_without_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla T4")
+    settings = config.load_config("standard", ["hardware.device=cuda", "train.dtype=bfloat16"])
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
+    assert training_device(settings) == ("cuda", torch.bfloat16)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
+    with pytest.raises(UserError, match=r"^Tesla T4 does not compute in bfloat16.* 8\.0; set train\.dtype=float32$"):
+        training_device(settings)
+    settings.train.dtype = "float32"
+    assert training_device(settings) == ("cuda", torch.float32)
+
+
+@pytest.mark.parametrize(("device", "offload", "threads"), [("cuda", True, 6), ("cuda", False, 1), ("cpu", True, 1)])
+def test_adamw_on_the_cpu_beside_a_gpu_uses_its_cores(
+    device: str, offload: bool, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "usable_cores", lambda: 12)
+    trainer = build(tmp_path, "grpo", f"hardware.offload={offload}", "hardware.share=0.5")
+    seen: list[int] = []
+    trainer.policy.device = device
+    trainer.policy.optimizer.register_step_pre_hook(lambda *_: seen.append(torch.get_num_threads()))
+    for weight in trainer.policy.weights.values():
+        weight.grad = torch.ones_like(weight)
+    trainer.policy.apply(1e-3)
+    assert (seen, torch.get_num_threads()) == ([threads], 1)
