@@ -102,7 +102,8 @@ def check_verdicts(page: Path) -> dict[str, set[str]]:
 
 def pages_of(study: str) -> list[Path]:
     """Return the pages that show the results of a study."""
-    return [page for page in pages.PAGES if page.parent.name == study or (study == "demo" and page in pages.OF_DEMO)]
+    elsewhere = pages.ELSEWHERE.get(study, ())
+    return [page for page in pages.PAGES if page.parent.name == study or page in elsewhere]
 
 
 def check(study: str) -> None:

@@ -18,6 +18,7 @@ import re
 import sys
 from collections.abc import Sequence
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
 import matplotlib as mpl
@@ -39,9 +40,14 @@ FOLDERS = REPOSITORY / "studies"
 REFERENCE = REPOSITORY / "results/reference"
 CURVES = REFERENCE / "demo/curves.csv"
 PICTURE = REFERENCE / "demo/curves.svg"
-STUDIES = tuple(sorted({path.parent.name for path in FOLDERS.glob("*/README.md")} | {"demo"}))
+# Studies whose pages are elsewhere than in their folder.
+ELSEWHERE = {
+    "demo": (REPOSITORY / "README.md", REPOSITORY / "docs/evidence/demo.md"),
+    "laptop": (REPOSITORY / "docs/evidence/laptop.md",),
+}
+STUDIES = tuple(sorted({path.parent.name for path in FOLDERS.glob("*/README.md")} | ELSEWHERE.keys()))
 # Studies whose table has other columns than those of `study_table`, or is none of one leaderboard.
-TABLES_OF_THEIR_OWN = ("demo", "coloring", "field", "transfer")
+TABLES_OF_THEIR_OWN = ("demo", "coloring", "field", "laptop", "transfer")
 # Tables of studies that other benchmarks wrote: they are not leaderboards.
 FURTHER = {
     "crossings": "overtaking/crossing.csv",
@@ -49,8 +55,7 @@ FURTHER = {
     "lr-kl-clip-settings": "lr-kl-clip/lr.csv",
     "staleness-ends": "staleness/ends.csv",
 }
-OF_DEMO = (REPOSITORY / "README.md", REPOSITORY / "docs/evidence/demo.md")
-PAGES = (*OF_DEMO, *sorted(FOLDERS.glob("*/*.md")))
+PAGES = (*chain(*ELSEWHERE.values()), *sorted(FOLDERS.glob("*/*.md")))
 
 SEVERAL_VERSIONS = " §"  # after a method whose cells are of several versions of the code
 PASS_AT_16 = "eval/countdown/pass@16"

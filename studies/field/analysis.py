@@ -100,8 +100,14 @@ def by_task(matrices: Mapping[str, str] = TASKS) -> dict[str, Rows]:
 
 def verdict(scores: Scores) -> str:
     """Return the verdict of `leaderboard --compare` on a method."""
-    decided: str = scores[PASS]["verdict"]
+    decided: str = scored(scores, PASS)["verdict"]
     return decided
+
+
+def scored(scores: Scores, score: str) -> dict[str, Any]:
+    """Return the comparison in Avg@K or in Pass@K, whatever the K of the table."""
+    kind = score.partition("@")[0]
+    return next(row for name, row in scores.items() if name.startswith(f"{kind}@"))
 
 
 def shown_difference(row: Mapping[str, Any]) -> str:
@@ -202,7 +208,7 @@ def weighted_pairs(counts: NDArray[np.float64], pairs: NDArray[np.float64]) -> N
 def agreement(first: Rows, second: Rows, score: str) -> tuple[float, float, float, int]:
     """Return Kendall's tau of the differences from GRPO in two settings, its interval, and the number of methods."""
     methods = sorted((set(first) & set(second)) - {BASE_MODEL, BASELINE})
-    means = [[rows[method][score]["difference"]["mean"] for method in methods] for rows in (first, second)]
+    means = [[scored(rows[method], score)["difference"]["mean"] for method in methods] for rows in (first, second)]
     return *tau_with_interval(*means), len(methods)
 
 
