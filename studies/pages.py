@@ -65,6 +65,7 @@ ENTROPY = "entropy/mean"
 SHORT = ["method", "Avg@K", "Pass@16", "Pass@16 - grpo", "verdict", "distinct right"]
 FULL = ["method", "Avg@K", "Pass@16", "Avg@K - grpo", "Pass@16 - grpo", "distinct right", "entropy, end"]
 DEMO_FULL = [*FULL[:5], "verdict", *FULL[5:]]
+LAPTOP = ["method", "Avg@K", "Pass@8", "distinct right", "entropy, end"]
 TUNED_FULL = ["method", "chosen", "Avg@K", "Pass@16", "Avg@K - grpo", "Pass@16 - grpo", "verdict", "distinct right"]
 # Of pictures: text stays text, and the same curves give the same file.
 REPEATABLE = {"svg.fonttype": "none", "svg.hashsalt": "entrobench", "font.family": "sans-serif"}
@@ -197,6 +198,7 @@ def tables() -> dict[str, str]:
             "demo": as_markdown(demo[DEMO_FULL]),
             "demo-trl": as_markdown(reference_table("demo-trl")[DEMO_FULL]),
             "demo-tuned": as_markdown(tuned("demo-tuned")[FULL]),
+            "laptop-clip-b": as_markdown(reference_table("laptop-matrix-clip-b")[LAPTOP]),
             "coloring": as_markdown(reference_table("coloring")[FULL]),
             "staleness-avg": as_markdown(staleness_grid("grpo", "Avg@K")),
             "staleness-pass": as_markdown(staleness_grid("grpo", "Pass@16")),
