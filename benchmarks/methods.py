@@ -15,6 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -97,9 +98,9 @@ def count_tokens(trainer: Trainer) -> list[int]:
     tokens: list[int] = []
     stats_during = trainer.stats_during
 
-    def counting(part: TokenBatch, old: TokenStats) -> TokenStats:
+    def counting(part: TokenBatch, *given: Any) -> TokenStats:
         tokens.append(len(part.index_T))
-        return stats_during(part, old)
+        return stats_during(part, *given)
 
     trainer.stats_during = counting  # type: ignore[method-assign]
     return tokens

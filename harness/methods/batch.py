@@ -274,7 +274,7 @@ class TokenBatch:
 
     def take(self, rows: Sequence[int] | Tensor) -> TokenBatch:
         """Return the responses with these numbers as a batch."""
-        rows_B = torch.as_tensor(rows, device=self.lengths_B.device)
+        rows_B = torch.as_tensor(rows, dtype=torch.long, device=self.lengths_B.device)
         lengths_B = self.lengths_B[rows_B]
         within_T = torch.arange(int(lengths_B.sum()), device=rows_B.device)
         within_T = within_T - (lengths_B.cumsum(0) - lengths_B).repeat_interleave(lengths_B)

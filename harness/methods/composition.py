@@ -262,14 +262,26 @@ class Method:
                     marks[name][key] = scattered(x, signal, minibatch)
         return dataclasses.replace(signal, marks=marks)
 
+    @property
+    def silent_without_signal(self) -> bool:
+        """Whether a token of zero advantage or zero weight adds nothing to the loss."""
+        return not self.objective.kl_coef and all(component.silent_without_signal for component in self.components)
+
+    def likely_contributing(self, batch: TokenBatch) -> TokenBatch:
+        """Return the responses that likely have a gradient, by rewards alone: known before any statistics."""
+        if not self.silent_without_signal:
+            return batch
+        rewards_PG = batch.grouped(batch.rewards_B)
+        differ_P1 = (rewards_PG != rewards_PG[:, :1]).any(1, keepdim=True)
+        return batch.take(differ_P1.expand_as(rewards_PG).flatten().nonzero().flatten().tolist())
+
     def contributing(self, batch: TokenBatch, signal: Signal) -> TokenBatch:
         """Return the responses of a mini-batch that may have a gradient.
 
-        That is all of them, unless every component declares `silent_without_signal`. At least one response is kept, so
-        that the optimizer makes a step for any rewards: its momentum moves the weights without a gradient, too.
+        That is all of them, unless the method is `silent_without_signal`. At least one response is kept, so that the
+        optimizer makes a step for any rewards: its momentum moves the weights without a gradient, too.
         """
-        silent = all(component.silent_without_signal for component in self.components)
-        if self.objective.kl_coef or not silent:
+        if not self.silent_without_signal:
             return batch
         # Absolute values, since the sum over a response must not cancel.
         live_T = (signal.advantages_T * signal.weights_T)[batch.index_T].abs()

@@ -240,6 +240,11 @@ class Scorer(nn.Module):
         return tuple(columns)
 
 
+def columns_before(needs: frozenset[str]) -> dict[str, bool]:
+    """Return which columns are computed before the update alone."""
+    return {"sum_p2": "sum_p2" in needs, "min_p": "min_p" in needs}
+
+
 def order_of(parts: Sequence[TokenBatch]) -> Tensor:
     """Return the places of tokens in all parts, in the order of the batch: parts may be sorted by length."""
     return torch.cat([part.index_T for part in parts]).argsort()
@@ -281,9 +286,8 @@ class Policy(Learner):
     def stats(self, batch: TokenBatch, needs: frozenset[str] = frozenset(), *, entropy: bool = True) -> TokenStats:
         """Return the statistics of the present policy, without gradient, in the order of the batch's tokens."""
         parts = self.micro_batches(batch)
-        which = {"entropy": entropy, "sum_p2": "sum_p2" in needs, "min_p": "min_p" in needs}
         with torch.no_grad():
-            by_part = [self._forward(part, **which) for part in parts]
+            by_part = [self._forward(part, entropy=entropy, **columns_before(needs)) for part in parts]
         return TokenStats.cat(by_part).at(order_of(parts))
 
     def logp_without_adapters(self, batch: TokenBatch) -> Tensor:
@@ -291,10 +295,11 @@ class Policy(Learner):
         with lora.without_adapters(self.module):
             return self.stats(batch, entropy=False).logp
 
-    def current(self, batch: TokenBatch, needs: frozenset[str]) -> TokenStats:
-        """Return the statistics of the present policy, with gradient."""
+    def current(self, batch: TokenBatch, needs: frozenset[str], *, before: bool = False) -> TokenStats:
+        """Return the statistics of the present policy, with gradient; `before`: with the columns of `stats`, too."""
         grad = "entropy_grad" in needs
-        return self._forward(batch, entropy=grad or "entropy_now" in needs, entropy_grad=grad)
+        more = columns_before(needs) if before else {}
+        return self._forward(batch, entropy=before or grad or "entropy_now" in needs, entropy_grad=grad, **more)
 
     def save(self, folder: Path, *others: Any) -> None:
         """Save the model in float32, and others such as its tokenizer, as a folder in the format of transformers.

@@ -19,7 +19,7 @@ from harness.cells.evaluations import evaluation_due
 from harness.cells.log import Ending, MetricsLog
 from harness.config import MICRO_BATCH
 from harness.methods.batch import TokenBatch, TokenStats
-from harness.methods.composition import Signal
+from harness.methods.composition import Method, Signal
 from harness.rollout import proof
 from harness.tokens import dynamics, metrics
 from harness.tokens.correction import correct
@@ -27,6 +27,7 @@ from harness.tokens.metrics import Stopwatch
 from harness.train import invariants
 from harness.train.checkpoint import Checkpoints
 from harness.train.collect import Collected, Collector
+from harness.train.first_pass import FirstPass, first_pass
 from harness.train.parts import Parts
 from harness.train.policy import Critic, Policy
 from harness.train.record import Updates, mean_loss, record_of_step
@@ -99,12 +100,15 @@ class Trainer:
         # the trainer's own, since the engine's differ in rounding, and the ratio of the first update would not be 1.
         with watch.phase("stats"):
             batch = self.batch_of(collected, step)
-            old = self.stats_before(batch, sum_p2=self.config.dynamics.every > 0)
+            minibatches = list(batch.split(train.updates))
+            sum_p2 = self.config.dynamics.every > 0  # for this instrument, whether or not the method reads it
+            needs = needs_before(method, sum_p2=sum_p2)
+            first = None if train.loss_scale == MICRO_BATCH else first_pass(policy, method, minibatches[0], needs)
+            old = self.stats_before(batch, sum_p2=sum_p2, first=first)
             invariants.check_statistics(old, policy.vocabulary)
             mismatch = metrics.of_mismatch(batch, old.logp, self.config.correction)
             if not collected.lag:  # with a lag, engine and trainer are two policies, and may differ by any amount
                 self.check_mismatch(mismatch)
-            minibatches = list(batch.split(train.updates))
             # Here the ranks exchange numbers: the statistics of methods, and the denominators of each mini-batch's
             # loss, are over the tokens of all ranks. In the update below only `for_step` may do so again.
             uncorrected = method.signal(old, batch, minibatches)
@@ -124,9 +128,9 @@ class Trainer:
                     parts = policy.micro_batches(minibatch)
                     signal = signal.by_micro_batch(parts, len(minibatch) * ranks.count())
                 else:
-                    parts = policy.micro_batches(method.contributing(minibatch, signal))
+                    parts = self.micro_batches(method.contributing(minibatch, signal), first)
                 for part in parts:
-                    current, fixed = self.stats_during(part, old), signal.at(part.index_T)
+                    current, fixed = self.stats_during(part, old, first), signal.at(part.index_T)
                     # A summand of the mini-batch's loss over all ranks, by its denominators. So gradients are added up,
                     # over parts by `backward` and over ranks by FSDP, and never averaged.
                     part_loss = method.loss(current, fixed, part)
@@ -139,6 +143,7 @@ class Trainer:
                 # unnoticed: the engine's weights are compared with the policy's, and would agree.
                 norm = policy.step(step)
                 updates.add_update(loss, norm)
+                first = None  # of a policy that is no more
         # Passes of its own, so that activations of policy and critic are never in memory at once. The order is free:
         # the critic's targets were fixed with the signal.
         critic_record = self.train_critic(minibatches, signal, step, watch) if self.critic else {}
@@ -166,12 +171,13 @@ class Trainer:
         budget = self.config.rollout.max_new_tokens
         return collected.batch(budget, self.policy.device, seed=seed, progress=progress)
 
-    def stats_before(self, batch: TokenBatch, *, sum_p2: bool = False) -> TokenStats:
-        """Return the statistics of the policy before the update, with all columns that the method needs."""
-        needs, reference = self.method.needs, self.parts.reference
-        if sum_p2:  # for the instrument of `dynamics`, whether or not the method reads it
-            needs = needs | {"sum_p2"}
-        old = self.policy.stats(batch, needs)
+    def stats_before(self, batch: TokenBatch, *, sum_p2: bool = False, first: FirstPass | None = None) -> TokenStats:
+        """Return the statistics of the policy before the update, with all columns that the method needs.
+
+        Those of the responses of `first` are taken from it.
+        """
+        needs, reference = needs_before(self.method, sum_p2=sum_p2), self.parts.reference
+        old = self.policy.stats(batch, needs) if first is None else first.completed(batch, self.policy, needs)
         values = self.critic.values(batch) if self.critic else None
         ref_logp = reference.logp_without_adapters(batch) if reference else None
         return TokenStats(
@@ -189,9 +195,20 @@ class Trainer:
         now = self.policy.stats(minibatch)
         return with_reference(now, old, minibatch)
 
-    def stats_during(self, part: TokenBatch, old: TokenStats) -> TokenStats:
+    def micro_batches(self, responses: TokenBatch, first: FirstPass | None) -> list[TokenBatch]:
+        """Return the parts of a mini-batch: the part that the first pass has computed already, then the others."""
+        if first is None:
+            return self.policy.micro_batches(responses)
+        computed, others = first.divide(responses)
+        parts = self.policy.micro_batches(others) if len(others) else []
+        return [computed, *parts] if len(computed) else parts
+
+    def stats_during(self, part: TokenBatch, old: TokenStats, first: FirstPass | None = None) -> TokenStats:
         """Return the statistics of the present policy on a part of a mini-batch, with gradient."""
-        current = self.policy.current(part, self.method.needs)
+        if first is not None and first.contains(part):
+            current = first.at(part)
+        else:
+            current = self.policy.current(part, self.method.needs)
         return with_reference(current, old, part)
 
     def synchronise(self, step: int) -> None:
@@ -274,6 +291,11 @@ class Trainer:
             # without a signal are counted on.
             self.ending = Ending.of(self.log.read(), self.config.stop)
         self.ending = ranks.of_first(self.ending)
+
+
+def needs_before(method: Method, *, sum_p2: bool) -> frozenset[str]:
+    """Return the statistics before the update that a method needs, and with `sum_p2` this one for an instrument."""
+    return method.needs | {"sum_p2"} if sum_p2 else method.needs
 
 
 def with_reference(current: TokenStats, old: TokenStats, part: TokenBatch) -> TokenStats:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -180,15 +181,16 @@ def step(trainer: Trainer, spec: str, patch: pytest.MonkeyPatch) -> tuple[dict[s
     gradients: list[Tensor] = []
     stats_before = trainer.stats_before
 
-    def stats_before_drift(batch: TokenBatch, *, sum_p2: bool = False) -> TokenStats:
+    def stats_before_drift(batch: TokenBatch, **which: Any) -> TokenStats:
         """Move the policy, so that no ratio is 1 in the first update: rounding would put it above 1 or below."""
-        old = stats_before(batch, sum_p2=sum_p2)
+        old = stats_before(batch, **which)
         with torch.no_grad():
             for weight in trainer.policy.module.parameters():
                 weight.mul_(1.01)
         return old
 
     patch.setattr(trainer, "stats_before", stats_before_drift)
+    patch.setattr("harness.train.trainer.first_pass", lambda *_: None)  # its policy has not moved
     patch.setattr("harness.train.invariants.check_first_ratio", lambda log_ratios, dtype: None)
     learners = list(trainer.learners().values())
     starts = [{name: x.detach().clone() for name, x in learner.weights.items()} for learner in learners]
