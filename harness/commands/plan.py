@@ -14,7 +14,7 @@ from harness.commands.common import Commands, command, config_of_arguments, with
 EXAMPLES = (
     "entrobench plan demo",
     "entrobench plan paper 'seeds=[0,1]' --plugin my_methods --jobs 8 --probe",
-    "entrobench plan standard --gpu 24",
+    "entrobench plan standard --gpu 24 --length 300",
 )
 
 
@@ -26,6 +26,9 @@ def add(commands: Commands) -> None:
     )
     parser.add_argument(
         "--gpu", type=float, default=None, help="gigabytes of each GPU, to plan for cards that are not in this machine"
+    )
+    parser.add_argument(
+        "--length", type=int, default=None, help="mean tokens of a response, by which tokens and measured times follow"
     )
     parser.add_argument(
         "--probe", action="store_true", help="run a few steps of the largest cell, and estimate the time by them"
@@ -43,9 +46,9 @@ def call(arguments: argparse.Namespace) -> int:
         at_least(1, **{"--gpu": arguments.gpu})
         if arguments.probe:
             raise UserError("--gpu plans for cards that are not here, which --probe cannot measure; leave out one")
-    plans = show_plans(config, arguments.jobs, arguments.gpu)
+    plans = show_plans(config, arguments.jobs, arguments.gpu, arguments.length)
     if arguments.probe:
         # A probe measures one cell, so it takes the first setting alone.
-        for line in probe_lines(measured_step(config, plans[0]), plans[0]):
+        for line in probe_lines(measured_step(config, plans[0]), plans[0], arguments.length):
             console.print(line)
     return 0

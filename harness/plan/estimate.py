@@ -15,7 +15,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from harness.base.errors import Damaged
+from harness.base.errors import Damaged, UserError
+from harness.base.units import plural
 from harness.cells.log import MetricsLog
 from harness.cells.spec import FILE as SPEC
 from harness.cells.spec import CellSpec, is_adopted
@@ -28,6 +29,7 @@ from harness.plan import cost
 from harness.plan.cost import Footprint, Needs
 from harness.plan.lacks import Obstacles
 from harness.plan.prompts import with_longest_prompt
+from harness.runs.look import latest_look
 
 STATES = ("done", "running", "stale", "failed", "stopped", "planned")
 USUAL = 80 * 10**9  # bytes of the GPU that is assumed where none is known
@@ -50,6 +52,7 @@ class CellTime:
     step: float
     evaluation: float  # after a step
     rest: float  # the start with its evaluation, and steps that were taken twice
+    length: float | None  # mean tokens of a response in training, if they were counted
 
     @classmethod
     def read(cls, folder: Path, seconds: float) -> CellTime:
@@ -60,12 +63,17 @@ class CellTime:
         ]
         taken = [seconds_of_step(step) for step in steps]
         rest = seconds - sum(taken) - sum(evaluated)
-        return cls(fmean(taken or [0.0]), fmean(evaluated or [0.0]), rest)
+        lengths = [step["responses/length"] for step in steps if "responses/length" in step]
+        return cls(fmean(taken or [0.0]), fmean(evaluated or [0.0]), rest, fmean(lengths) if lengths else None)
 
-    def of(self, config: Config) -> float:
-        """Return the seconds of a cell with steps and evaluations of the same size."""
+    def of(self, config: Config, length: int | None) -> float:
+        """Return the seconds of a cell with steps and evaluations of the same size.
+
+        `length`: the mean tokens of a response, to which they are in proportion, if not those that were measured.
+        """
         evaluations = cost.evaluation_count(config) - 1  # that before the first step is part of the rest
-        return config.train.steps * self.step + evaluations * self.evaluation + self.rest
+        longer = length / self.length if length and self.length else 1
+        return longer * (config.train.steps * self.step + evaluations * self.evaluation) + self.rest
 
 
 def seconds_of_step(metrics: Mapping[str, Any]) -> float:
@@ -79,6 +87,15 @@ class MeasuredTime:
     seconds: float  # of these missing cells, one after the other
     cells: int
     finished: int  # cells with steps of the same size that have finished
+    length: int | None = None  # mean tokens of a response for which it was scaled
+
+
+@dataclass(frozen=True)
+class Length:
+    """The mean tokens of a response."""
+
+    tokens: float
+    source: str  # where it is from
 
 
 @dataclass(frozen=True)
@@ -91,6 +108,7 @@ class Plan:
     states: dict[str, int]  # number of cells in each state
     footprints: list[Footprint]
     measured: MeasuredTime | None  # of the missing cells for which finished ones of the same size exist
+    lengths: list[Length]  # as they are known of the missing cells
     lacks: list[str]
     at_once: int  # cells side by side
     progress: list[tuple[Cell, Progress]]
@@ -107,8 +125,17 @@ class Plan:
         return sum(now.missing for _, now in self.progress)
 
 
-def plan_for(config: Config, matrix: Sequence[Cell], machine: Machine, at_once: int | None = None) -> Plan:
-    """Return the plan for a machine; `at_once`: cells side by side, if the machine does not decide it."""
+def plan_for(
+    config: Config, matrix: Sequence[Cell], machine: Machine, at_once: int | None = None, length: int | None = None
+) -> Plan:
+    """Return the plan for a machine.
+
+    `at_once`: cells side by side, if the machine does not decide it; `length`: the mean tokens of a response, if what
+    was measured does not.
+    """
+    if length is not None and not 1 <= length <= config.rollout.max_new_tokens:
+        allowed = f"1 to {config.rollout.max_new_tokens:,} (rollout.max_new_tokens)"
+        raise UserError(f"--length is {length}; allowed: {allowed}")
     settled = matrix[0].settled  # the device in it does not depend on the model
     kind = settled.hardware.device
     needs = needs_of(matrix)
@@ -143,13 +170,15 @@ def plan_for(config: Config, matrix: Sequence[Cell], machine: Machine, at_once: 
     if missing := [cell for cell, now in progress if now.missing]:
         obstacles = Obstacles(settled, machine, missing, models, chosen_engines, needs, footprints, gpu)
         lacks = list(obstacles.sentences())
+    times = finished_times(config, progress)
     return Plan(
         config,
         kind,
         gpu,
         {state: counts[state] for state in STATES if counts[state]},
         footprints,
-        measured_time(config, progress),
+        measured_time(times, progress, length),
+        known_lengths(times, progress) if length is None else [Length(length, "--length")],
         lacks,
         at_once or machine.at_once(settled),
         progress,
@@ -164,24 +193,50 @@ def needs_of(matrix: Sequence[Cell]) -> dict[str, Needs]:
 # The time, by finished cells
 
 
-def measured_time(config: Config, progress: Sequence[tuple[Cell, Progress]]) -> MeasuredTime | None:
-    """Return the time of the missing cells of which finished ones of the same size exist; None if there are none."""
-    missing: list[tuple[str, Config]] = []  # their sizes
-    times: dict[str, list[CellTime]] = {}  # of finished cells, by size
+Times = Mapping[str, Sequence[CellTime]]  # of finished cells, by size
+
+
+def finished_times(config: Config, progress: Sequence[tuple[Cell, Progress]]) -> Times:
+    """Return the times of finished cells; of those that are not in the plan only if its own do not tell all sizes."""
+    times: dict[str, list[CellTime]] = {}
     for cell, now in progress:
-        size = size_of_cell(cell)
-        if now.missing:
-            missing.append((size, cell.config))
-        add_if_finished(times, size, cell.folder, now.record)
-    if any(size not in times for size, _ in missing):
+        add_if_finished(times, size_of_cell(cell), cell.folder, now.record)
+    if any(size_of_cell(cell) not in times for cell, now in progress if now.missing):
         ours = {cell.folder for cell, _ in progress}
         for size, folder, record in earlier_records(config.folder, ours):
             add_if_finished(times, size, folder, record)
-    seconds = [fmean(time.of(settings) for time in times[size]) for size, settings in missing if size in times]
+    return times
+
+
+def measured_time(times: Times, progress: Sequence[tuple[Cell, Progress]], length: int | None) -> MeasuredTime | None:
+    """Return the time of the missing cells of which finished ones of the same size exist; None if there are none."""
+    told: dict[str, list[CellTime]] = {}
+    for size, of_size in times.items():
+        if usable := [time for time in of_size if length is None or time.length]:
+            told[size] = usable
+    missing = [(size_of_cell(cell), cell.config) for cell, now in progress if now.missing]
+    seconds = [fmean(time.of(settings, length) for time in told[size]) for size, settings in missing if size in told]
     if not seconds:
         return None
-    finished = sum(len(times[size]) for size in {size for size, _ in missing} & times.keys())
-    return MeasuredTime(sum(seconds), len(seconds), finished)
+    finished = sum(len(told[size]) for size in {size for size, _ in missing} & told.keys())
+    return MeasuredTime(sum(seconds), len(seconds), finished, length)
+
+
+def known_lengths(times: Times, progress: Sequence[tuple[Cell, Progress]]) -> list[Length]:
+    """Return the length of responses for each model and task of the missing cells, as far as it was measured."""
+    first: dict[tuple[str, str], Cell] = {}
+    for cell, now in progress:
+        if now.missing:
+            first.setdefault((cell.model, cell.task), cell)
+    lengths = []
+    for (model, task), cell in first.items():
+        counted = [time.length for time in times.get(size_of_cell(cell), ()) if time.length is not None]
+        if counted:
+            source = f"the mean of {plural(len(counted), 'finished cell')}"
+            lengths.append(Length(fmean(counted), f"{model} on {task}, {source}"))
+        elif seen := latest_look(model, cell.shared.task(task), cell.config.rollout.max_new_tokens):
+            lengths.append(Length(seen.length, f"{model} on {task}, the mean of a look before training"))
+    return lengths
 
 
 def add_if_finished(times: dict[str, list[CellTime]], size: str, folder: Path, record: State) -> None:

@@ -127,10 +127,8 @@ hardware: {json.dumps({"device": self.own.device, **self.hardware})}
 """
 
     def seconds(self, plan: Plan, probe: StepProbe) -> float:
-        """Return the time of all cells, given that of a step with the most prompts."""
-        evaluations = 2 * self.problems * SAMPLES * probe.response
-        of_cell = self.steps * probe.step * self.prompts / PROMPTS[0] + evaluations
-        return of_cell * ceil(len(METHODS) * len(self.seeds) / plan.at_once)
+        """Return the time of all cells."""
+        return probe.seconds(self.config()) * ceil(len(METHODS) * len(self.seeds) / plan.at_once)
 
 
 def configuration(own: Own, name: str, say: Callable[[str], None]) -> str:
@@ -189,8 +187,8 @@ def in_time(draft: Draft, plan: Plan, probe: StepProbe) -> Draft:
     """Return the draft with as many steps as the time allows: with fewer prompts and seeds if these are too few."""
     for prompts, seeds in itertools.product(PROMPTS, SEEDS):
         sized = dataclasses.replace(draft, prompts=prompts, seeds=seeds)
-        one, none = (dataclasses.replace(sized, steps=steps).seconds(plan, probe) for steps in (1, 0))
-        steps = int((3600 * draft.own.hours - none) / (one - none))
+        one, two = (dataclasses.replace(sized, steps=steps).seconds(plan, probe) for steps in (1, 2))
+        steps = 1 + int((3600 * draft.own.hours - one) / (two - one))
         if steps >= FEWEST:
             return dataclasses.replace(sized, steps=min(steps, MOST))
     return dataclasses.replace(sized, steps=FEWEST)

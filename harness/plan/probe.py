@@ -31,13 +31,19 @@ class StepProbe:
 
     label: str
     step: float  # seconds
+    prompts: int  # of a step
     response: float  # seconds of the engine for each response of a step
     length: float  # mean tokens of a response
 
-    def seconds(self, config: Config) -> float:
-        """Return the seconds of a cell at this speed, with its evaluations and without a filter that cells share."""
+    def seconds(self, config: Config, length: int | None = None) -> float:
+        """Return the seconds of a cell at this speed, with its evaluations and without a filter that cells share.
+
+        They are in proportion to the prompts of a step, and to the length of responses if one is given.
+        """
         evaluated = sum(count.responses for count in cost.evaluation_responses(config).values())
-        return config.train.steps * self.step + cost.evaluation_count(config) * evaluated * self.response
+        steps = config.train.steps * self.step * config.train.prompts / self.prompts
+        longer = 1 if length is None else length / self.length
+        return longer * (steps + cost.evaluation_count(config) * evaluated * self.response)
 
 
 def largest_cell(plan: Plan) -> Cell:
@@ -76,18 +82,23 @@ def read_probe(ran: Cell) -> StepProbe:
     return StepProbe(
         ran.label,
         step=fmean(map(seconds_of_step, steps)),
+        prompts=ran.config.train.prompts,
         response=rollout / cost.step_responses(ran.config).responses,
         length=fmean(step["responses/length"] for step in steps),
     )
 
 
-def probe_lines(probe: StepProbe, plan: Plan) -> list[str]:
-    """Return the measurement as text, with the time of the matrix if all missing cells are as fast."""
-    seconds = plan.missing * probe.seconds(plan.config)
+def probe_lines(probe: StepProbe, plan: Plan, length: int | None = None) -> list[str]:
+    """Return the measurement as text, with the time of the matrix if all missing cells are as fast.
+
+    `length`: the mean tokens of a response, if not those that were measured.
+    """
+    seconds, cells = plan.missing * probe.seconds(plan.config, length), plural(plan.missing, "cell")
+    scaled = "" if length is None else f" and {length:,} tokens a response"
     return [
         f"measured: a step of {probe.label} took {probe.step:.3g} s with responses of {probe.length:,.0f} tokens, of "
         f"{plan.config.rollout.max_new_tokens:,} at most",
-        f"at that speed, {plural(plan.missing, 'cell')} will take {about_duration(seconds)} one after the other",
+        f"at that speed{scaled}, {cells} will take {about_duration(seconds)} one after the other",
         side_by_side_line(plan, seconds),
     ]
 

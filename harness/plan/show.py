@@ -26,10 +26,13 @@ AGES = 10**9  # seconds from now, about 30 years, after which no date is printed
 DETAILED = GIB  # bytes from which on the parts of the memory are printed
 
 
-def show_plans(config: Config, jobs: int | None = None, gpu: float | None = None) -> list[Plan]:
+def show_plans(
+    config: Config, jobs: int | None = None, gpu: float | None = None, length: int | None = None
+) -> list[Plan]:
     """Print the plan of each setting of the configuration's axes, and return them.
 
-    `gpu`: the gigabytes of each GPU of a machine that has as many as a cell needs, in place of those of this one.
+    `gpu`: the gigabytes of each GPU of a machine that has as many as a cell needs, in place of those of this one;
+    `length`: the mean tokens of a response, in place of those that were measured.
     """
     if gpu is not None:
         config = dataclasses.replace(config, hardware=dataclasses.replace(config.hardware, device="cuda"))
@@ -45,7 +48,7 @@ def show_plans(config: Config, jobs: int | None = None, gpu: float | None = None
     for setting, cells_of_setting in settings.items():
         if setting:
             console.rule(setting, align="left")
-        plan = plan_for(config_of[setting], cells_of_setting, machine, jobs)
+        plan = plan_for(config_of[setting], cells_of_setting, machine, jobs, length)
         show_plan(console, plan)
         plans.append(plan)
     return plans
@@ -56,7 +59,7 @@ def show_plan(console: Console, plan: Plan) -> None:
     console.print(f"matrix {config.name}: {plural(sum(plan.states.values()), 'cell')} in {config.folder}")
     states = [[state, str(number)] for state, number in plan.states.items()]
     terminal.show_table(console, [Column("state"), Column("cells")], states)
-    for line in [*work_lines(config), *time_lines(plan), *memory_lines(plan)]:
+    for line in [*work_lines(config), *length_lines(plan), *time_lines(plan), *memory_lines(plan)]:
         console.print(line)
     if plan.lacks:
         console.print("what is missing here:")
@@ -92,6 +95,20 @@ def work_lines(config: Config) -> Iterator[str]:
         )
 
 
+def length_lines(plan: Plan) -> Iterator[str]:
+    """Yield what a cell samples with responses of the lengths that are known."""
+    config = plan.config
+    training = config.train.steps * cost.step_responses(config).responses
+    evaluated = sum(count.responses for count in cost.evaluation_responses(config).values())
+    evaluation = cost.evaluation_count(config) * evaluated
+    for length in plan.lengths:
+        in_training, in_evaluation = (short_count(round(number * length.tokens)) for number in (training, evaluation))
+        yield (
+            f"with {length.tokens:,.0f} tokens a response ({length.source}), about {in_training} tokens in training, "
+            f"{in_evaluation} in evaluation"
+        )
+
+
 def problems_text(count: ResponseCount) -> str:
     about = "" if count.known else "about "
     return f"{about}{count.problems:,} problems x {count.samples}"
@@ -102,9 +119,11 @@ def time_lines(plan: Plan) -> Iterator[str]:
     measured, unmeasured = plan.measured, plan.missing
     if measured is not None:
         ranks = plural(plan.config.hardware.ranks, "process", "processes")
+        scaled = "" if measured.length is None else f", and scaled to {measured.length:,} tokens a response"
+        cells, took = plural(measured.cells, "cell"), about_duration(measured.seconds)
         yield (
-            f"time: {plural(measured.cells, 'cell')} to run, {about_duration(measured.seconds)} of {ranks}; measured "
-            f"on {plural(measured.finished, 'finished cell')} with steps of the same size in {plan.config.folder}"
+            f"time: {cells} to run, {took} of {ranks}; measured on "
+            f"{plural(measured.finished, 'finished cell')} with steps of the same size in {plan.config.folder}{scaled}"
         )
         unmeasured -= measured.cells
     if unmeasured:

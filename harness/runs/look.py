@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import multiprocessing
 import re
@@ -26,6 +27,7 @@ from harness.table.statistics import Estimate, over_problems
 from tasks import Task
 
 SEED = 0
+LOOKS = "looks"  # in the cache
 LEAST_SIGNAL = 0.1  # of groups: with fewer, most steps of a few prompts would teach nothing
 WORDS = re.compile(r"[^\W\d_]{2,}")
 FEWEST_WORDS = 3  # of a prompt that says what is asked
@@ -89,7 +91,18 @@ def place(model: Model, task: Task, config: Config, problems: int, samples: int)
         "dtype": config.train.dtype,
         "size": [problems, samples],
     }
-    return files.default_cache() / "looks" / f"{identities.key(parts)}.json"
+    return files.default_cache() / LOOKS / f"{identities.key(parts)}.json"
+
+
+def latest_look(name: str, task: Task, max_new_tokens: int) -> Look | None:
+    """Return the newest look at a model by its name, of any size, for which nothing of the model is read."""
+    files_of_looks = (files.default_cache() / LOOKS).glob("*.json")
+    for path in sorted(files_of_looks, key=lambda path: path.stat().st_mtime, reverse=True):
+        with contextlib.suppress(Damaged, TypeError):
+            seen = Look(**files.read_sealed(path))
+            if (seen.model, seen.task, seen.max_new_tokens) == (name, tasks.evaluation_name(task), max_new_tokens):
+                return seen
+    return None
 
 
 def kept(name: str, task: Task, config: Config, problems: int, samples: int) -> Look | None:

@@ -80,7 +80,7 @@ def test_text_is_the_configuration_of_the_draft(tmp_path: Path) -> None:
     ("hours", "prompts", "seeds", "steps"),
     [
         # Two cells at once, each with 2 x 64 x 16 responses of 0.01 s in its evaluations, and steps of 10 s.
-        (3 * (20.48 + 200 * 10) / 3600, 16, 3, 200),
+        (3 * (20.48 + 200 * 10) / 3600 + 1e-9, 16, 3, 200),
         (9 * (20.48 + 200 * 10) / 3600, 16, 3, 200),  # not more
         (3 * (20.48 + 20 * 10) / 3600 + 1e-9, 16, 3, 20),
         (3 * (20.48 + 20 * 10) / 3600 - 1e-9, 16, 2, 31),  # (661.44 / 2 - 20.48) / 10
@@ -91,7 +91,7 @@ def test_text_is_the_configuration_of_the_draft(tmp_path: Path) -> None:
 )
 def test_in_time_takes_the_most_that_the_hours_allow(hours: float, prompts: int, seeds: int, steps: int) -> None:
     own = dataclasses.replace(OWN, hours=hours)
-    found = init.in_time(draft(own=own), plan_of(draft()), StepProbe("a cell", 10.0, 0.01, 9.0))
+    found = init.in_time(draft(own=own), plan_of(draft()), StepProbe("a cell", 10.0, 16, 0.01, 9.0))
     assert (found.prompts, len(found.seeds), found.steps) == (prompts, seeds, steps)
 
 

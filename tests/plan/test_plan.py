@@ -36,7 +36,7 @@ from harness.config import Config, Lora
 from harness.launch.machine import Device, Machine, cuda_devices, this_machine
 from harness.plan import cost, lacks, prompts, show
 from harness.plan.cost import EMBEDDED, EngineLimits, Memory, ResponseCount
-from harness.plan.estimate import MeasuredTime, plan_for
+from harness.plan.estimate import Length, MeasuredTime, Plan, plan_for
 from harness.rollout import choice, embedded, models
 from harness.rollout.rendering import render_prompt
 from harness.tokens.metrics import Stopwatch
@@ -634,6 +634,61 @@ def test_time_of_a_longer_cell_follows_from_the_steps_and_evaluations_of_a_short
     longer = planned("train.steps=40", "eval.every=10", "seeds=[0,1]")
     seconds = 40 * 5 + 4 * 8.5 + 11
     assert plan_for(*longer, CPU).measured == MeasuredTime(2 * seconds, cells=2, finished=1)
+
+
+def test_time_and_tokens_follow_from_the_length_of_responses(tmp_path: Path) -> None:
+    """As finished cells have it; before that, as a look has it; or as it is given."""
+    overrides = ["methods=[grpo]", f"results={tmp_path}", "train.steps=2", "eval.every=0"]
+
+    def plan(length: int | None = None) -> Plan:
+        settings = config.load_config("demo", ["seeds=[0,1]", *overrides])
+        return plan_for(settings, matrix.cells(settings), CPU, length=length)
+
+    def said(of: Plan) -> list[str]:
+        return [*show.length_lines(of), *show.time_lines(of)]
+
+    assert plan().lengths == []
+    assert plan(7).lengths == [Length(7, "--length")]
+    training, evaluation = 2 * 48 * 16, 2 * 256 * 32
+    assert said(plan(7))[0] == (
+        f"with 7 tokens a response (--length), about {7 * training:,} tokens in training, {7 * evaluation:,} in "
+        "evaluation"
+    )
+    [first, _] = matrix.cells(config.load_config("demo", ["seeds=[0,1]", *overrides]))
+    times = {"time/update_s": 4.0, "time/rollout_s": 2.0}
+    steps = [{}, times | {"responses/length": 6.0}, times | {"responses/length": 12.0, "time/evaluate_s": 9.0}]
+    steps[2]["eval/countdown/avg@k"] = 0.1
+    finish(first, 12 + 9 + 5, steps=steps)
+    assert plan().lengths == [Length(9, "countdown-tiny on countdown, the mean of 1 finished cell")]
+    assert said(plan())[0].startswith("with 9 tokens a response (countdown-tiny on countdown, the mean of 1 finished ")
+    assert plan().measured == MeasuredTime(26, cells=1, finished=1)
+    assert plan(18).measured == MeasuredTime(2 * (12 + 9) + 5, cells=1, finished=1, length=18)
+    assert said(plan(18))[1].endswith(f" in {tmp_path}/demo, and scaled to 18 tokens a response")
+    for wrong in (0, 21):
+        with pytest.raises(UserError, match=rf"--length is {wrong}; allowed: 1 to 20 \(rollout.max_new_tokens\)"):
+            plan(wrong)
+
+
+def test_length_of_a_look_is_that_of_the_newest_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENTROBENCH_CACHE", str(tmp_path))
+    overrides = ["methods=[grpo]", "seeds=[0]", f"results={tmp_path}", "rollout.max_new_tokens=9"]
+    settings = config.load_config("demo", overrides)
+
+    def keep(name: str, length: float, **changes: Any) -> None:
+        record = {"model": "countdown-tiny", "task": "countdown", "prompt": "p", "shown": [], "right": [[1, 0]]}
+        record |= {"distinct_right": 1.0, "ended": 1.0, "unparsed": 0.0, "length": length, "seconds": 1.0}
+        record |= {"max_new_tokens": 9, "notes": [], "can_learn": True, "sentence": "trainable"}
+        files.write_sealed(tmp_path / "looks" / f"{name}.json", record | changes)
+        os.utime(tmp_path / "looks" / f"{name}.json", (length, length))
+
+    keep("older", 3.0)
+    keep("newer", 4.0)
+    keep("other", 5.0, max_new_tokens=20)
+    keep("another", 6.0, model="countdown-small")
+    (tmp_path / "looks" / "damaged.json").write_text("{}")
+    assert plan_for(settings, matrix.cells(settings), CPU).lengths == [
+        Length(4, "countdown-tiny on countdown, the mean of a look before training")
+    ]
 
 
 # The machine

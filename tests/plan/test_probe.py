@@ -34,13 +34,21 @@ def test_read_probe_scales_the_largest_cell(tmp_path: Path) -> None:
         steps.append(times | {"responses/length": 10.0})
     write_cell(short.folder, short.spec, steps=steps)
     measured = probe.read_probe(short)
-    assert (measured.step, measured.response, measured.length) == pytest.approx((10.68, 0.01, 10.0))
+    assert (measured.step, measured.prompts) == (pytest.approx(10.68), 48)
+    assert (measured.response, measured.length) == pytest.approx((0.01, 10.0))
     cell_seconds = 50 * 10.68 + 3 * 256 * 32 * 0.01  # three evaluations
     assert measured.seconds(settings) == pytest.approx(cell_seconds)
+    assert measured.seconds(settings, 5) == pytest.approx(cell_seconds / 2)
+    fewer = config.load_config("demo", [*SMALL, "train.prompts=12"])
+    assert measured.seconds(fewer) == pytest.approx(cell_seconds - 0.75 * 50 * 10.68)
     lines = probe.probe_lines(measured, plan)
     assert lines[0].endswith("took 10.7 s with responses of 10 tokens, of 20 at most")
     assert lines[1].endswith(f"2 cells will take {about_duration(2 * cell_seconds)} one after the other")
     assert lines[2] == side_by_side_line(plan, 2 * cell_seconds)
+    scaled = probe.probe_lines(measured, plan, 5)[1]
+    assert scaled == (
+        f"at that speed and 5 tokens a response, 2 cells will take {about_duration(cell_seconds)} one after the other"
+    )
 
 
 def test_read_probe_of_a_failing_cell(tmp_path: Path) -> None:
