@@ -100,6 +100,25 @@ def test_the_sentence(
     assert re.search(sentence.replace("(shots=4)", r"\(shots=4\)"), text)
 
 
+@pytest.mark.parametrize(
+    ("scores", "ended", "can_learn", "sentence"),
+    [
+        ([[0.1, 0.2], [0.0, 0.0]], 0.0, True, "trainable: 1 of 2 problems have responses with different scores"),
+        ([[0.1, 0.1], [1.0, 1.0]], 1.0, False, "not trainable: all responses to a problem have the same score; raise "),
+        ([[0.0, 0.0], [0.0, 0.0]], 0.0, False, "not trainable: no response ended within 9 tokens"),
+    ],
+)
+def test_scores_decide_where_training_rewards_them(
+    scores: list[list[float]], ended: float, can_learn: bool, sentence: str
+) -> None:
+    """And not which responses are right, of which there are none here."""
+    graded = dataclasses.replace(seen([[0, 0], [0, 0]], ended), scores=scores)
+    found, text = looks.conclusion(graded, bare=False, shots=None)
+    assert found == can_learn
+    assert text.startswith(sentence)
+    assert graded.hopeless == (not any(map(any, scores)))
+
+
 def test_only_a_look_without_end_and_without_answer_is_hopeless() -> None:
     assert seen([[0, 0]], 0.0).hopeless
     assert not seen([[0, 0]], 0.1).hopeless

@@ -7,27 +7,28 @@ import dataclasses
 import multiprocessing
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 import tasks
 from harness.base import files, identities
 from harness.base.errors import Damaged
-from harness.base.task import Graded, Verdict
+from harness.base.task import Graded, Verdict, Verifier
 from harness.cells.source_digest import source_digest
 from harness.config import Config
 from harness.config.sections import LOOK_PROBLEMS, LOOK_SAMPLES
 from harness.rollout import models
 from harness.rollout.models import Model
 from harness.table.statistics import Estimate, over_problems
-from tasks import Task
+from tasks import Problem, Task
 
-SEED = 0
 LOOKS = "looks"  # in the cache
+SEED = 0
 LEAST_SIGNAL = 0.1  # of groups: with fewer, most steps of a few prompts would teach nothing
 WORDS = re.compile(r"[^\W\d_]{2,}")
 FEWEST_WORDS = 3  # of a prompt that says what is asked
@@ -52,6 +53,7 @@ class Look:
     notes: list[str]
     can_learn: bool
     sentence: str  # whether training can learn from it, or why not and what to do
+    scores: list[list[float]] | None = None  # problem by sample, where training rewards them
 
     @property
     def samples(self) -> int:
@@ -59,13 +61,13 @@ class Look:
 
     @property
     def signals(self) -> int:
-        """The number of problems with right and other responses."""
-        return sum(0 < sum(group) < len(group) for group in self.right)
+        """The number of problems whose responses have different rewards."""
+        return sum(len(set(group)) > 1 for group in self.scores or self.right)
 
     @property
     def hopeless(self) -> bool:
-        """Whether no response ended, and none was right: more steps will not change that."""
-        return self.ended == 0 and not any(map(any, self.right))
+        """Whether no response ended, and none had a reward: more steps will not change that."""
+        return self.ended == 0 and not any(map(any, self.scores or self.right))
 
     def average(self) -> Estimate:
         """Return Avg@K with an interval over problems."""
@@ -151,16 +153,19 @@ def sampled(name: str, task: Task, config: Config, problems: int, samples: int) 
             temperature=config.rollout.temperature,
             max_new_tokens=longest,
         )
-    assert evaluation is not None  # there is one rank
-    number = shown_problem(evaluation.right)
+        assert evaluation is not None  # there is one rank
+        scores = None
+        if isinstance(asked, Graded) and asked.graded:
+            scores = scores_of(asked, available, evaluation.samples, verifier)
+    number = shown_problem(scores or evaluation.right)
     record, problem = evaluation.samples[number], available[number]
     prompt = tokenizer.decode(evaluator.rendered(problem))
     chats = bool(chat_template(tokenizer, model.chat))
     notes = []
     if not chats and INSTRUCT.search(f"{model.name} {model.path or ''}"):
         notes.append("its name is that of a model for chats, and it has no chat template: it reads plain text")
-    if isinstance(task, Graded) and task.graded:
-        notes.append("training rewards scores; a look counts right responses alone")
+    if scores is not None:
+        notes.append("training rewards scores; Avg@K and Pass@K count right responses")
     responses = len(evaluation.right) * samples
     seen = Look(
         model=name,
@@ -177,6 +182,7 @@ def sampled(name: str, task: Task, config: Config, problems: int, samples: int) 
         notes=notes,
         can_learn=False,
         sentence="",
+        scores=scores,
     )
     bare = chats and not problem.shots and len(WORDS.findall(problem.prompt)) < FEWEST_WORDS
     can_learn, sentence = conclusion(seen, bare=bare, shots=getattr(task, "shots", None))
@@ -185,9 +191,21 @@ def sampled(name: str, task: Task, config: Config, problems: int, samples: int) 
     return seen
 
 
-def shown_problem(right: Sequence[Sequence[int]]) -> int:
-    """Return the number of the problem that is shown: the first with right and other responses, else the first."""
-    mixed = [number for number, group in enumerate(right) if 0 < sum(group) < len(group)]
+def scores_of(
+    task: Graded, problems: Sequence[Problem], samples: Sequence[Mapping[str, Any]], verifier: Verifier
+) -> list[list[float]]:
+    """Return the scores of the responses to the first problems."""
+    scores = []
+    for problem, record in zip(problems, samples, strict=False):
+        pairs = [(problem, response) for response in record["responses"]]
+        scores.append([score for _, score in task.scores(pairs, verifier)])
+    return scores
+
+
+def shown_problem(rewards: Sequence[Sequence[float]]) -> int:
+    """Return the number of the problem that is shown: the first whose responses have different rewards, else the
+    first."""
+    mixed = [number for number, group in enumerate(rewards) if len(set(group)) > 1]
     return (mixed or [0])[0]
 
 
@@ -198,11 +216,15 @@ def conclusion(seen: Look, *, bare: bool, shots: int | None) -> tuple[bool, str]
     no such option.
     """
     groups = len(seen.right)
+    signal = "right and other responses" if seen.scores is None else "responses with different scores"
     if seen.signals >= LEAST_SIGNAL * groups:
-        return True, f"trainable: {seen.signals} of {groups} problems have right and other responses"
+        return True, f"trainable: {seen.signals} of {groups} problems have {signal}"
     if seen.signals:
-        rare = f"only {seen.signals} of {groups} problems have right and other responses"
+        rare = f"only {seen.signals} of {groups} problems have {signal}"
         return True, f"trainable, but {rare}, so most steps would teach little; {remedy(bare=bare, shots=shots)}"
+    if seen.scores is not None and seen.ended:
+        same = "all responses to a problem have the same score"
+        return False, f"not trainable: {same}; raise rollout.temperature, or take other problems"
     if all(map(all, seen.right)):
         return False, "not trainable: every response is right; take harder problems"
     if any(map(any, seen.right)):

@@ -60,6 +60,10 @@ class OwnProblems(Math):
         check(type(self), vars(self), f"{self.name}.")
         if self.file is not None and self.hub is not None:
             raise UserError("problems has both a file and a data set on the Hub; allowed: one of the two")
+        for option in ("subset", "part"):  # of a data set on the Hub
+            value = getattr(self, option)
+            if self.file is not None and value != getattr(type(self), option):
+                raise UserError(f"problems.{option} is {value!r}, but a file has no {option}; allowed: with hub alone")
         if self.validation + self.test > 1:
             raise UserError(
                 f"problems.validation and problems.test are {self.validation} and {self.test}; allowed: 1 together"

@@ -261,6 +261,9 @@ def test_refused_files(name: str, content: bytes | None, sentence: str) -> None:
     [
         ("", "the task problems has no data; write problems(file=mine.jsonl) or problems(hub=owner/name)"),
         ("file=a.csv, hub=b/c", "problems has both a file and a data set on the Hub; allowed: one of the two"),
+        ("file=a.csv, subset=main", "problems.subset is 'main', but a file has no subset; allowed: with hub alone"),
+        ("file=a.csv, part=test", "problems.part is 'test', but a file has no part; allowed: with hub alone"),
+        ("file=a.csv, split=test", "unknown key problems.split; allowed: "),
         ("test=0.6, validation=0.5", "problems.validation and problems.test are 0.5 and 0.6; allowed: 1 together"),
         ("test=1.5", "problems.test is 1.5; allowed: 0 to 1"),
         ("colum=a", "unknown key problems.colum; allowed: "),
