@@ -675,9 +675,10 @@ def test_length_of_a_look_is_that_of_the_newest_one(tmp_path: Path, monkeypatch:
     settings = config.load_config("demo", overrides)
 
     def keep(name: str, length: float, **changes: Any) -> None:
-        record = {"model": "countdown-tiny", "task": "countdown", "prompt": "p", "shown": [], "right": [[1, 0]]}
-        record |= {"distinct_right": 1.0, "ended": 1.0, "unparsed": 0.0, "length": length, "seconds": 1.0}
-        record |= {"max_new_tokens": 9, "notes": [], "can_learn": True, "sentence": "trainable"}
+        record: dict[str, Any] = {"model": "countdown-tiny", "task": "countdown", "prompt": "p", "shown": []}
+        record |= {"right": [[1, 0]], "distinct_right": 1.0, "ended": 1.0, "unparsed": 0.0}
+        record |= {"length": length, "seconds": 1.0, "max_new_tokens": 9, "notes": []}
+        record |= {"can_learn": True, "sentence": "trainable"}
         files.write_sealed(tmp_path / "looks" / f"{name}.json", record | changes)
         os.utime(tmp_path / "looks" / f"{name}.json", (length, length))
 

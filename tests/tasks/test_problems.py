@@ -509,7 +509,8 @@ def test_run_with_scores(commands: Commands, judges: str) -> None:
     spec = "problems(file=mine.jsonl, instruction='', judge=my_judges.close, reward=score)"
     settings = [f'tasks=["{spec}"]', "plugins=[my_judges]", "methods=[grpo]", "models=[countdown-tiny]", "seeds=[0]"]
     settings += ["train.steps=2", "train.prompts=4", "train.group=4", "eval.samples=4", "eval.k=2", "eval.problems=6"]
-    commands.entrobench("run", "smoke", *settings, "rollout.max_new_tokens=8", "rollout.lag=1")
+    said = commands.entrobench("run", "smoke", *settings, "rollout.max_new_tokens=8", "rollout.lag=1")
+    assert re.search(r"trainable: \d+ of 24 problems have responses with different scores", " ".join(said.split()))
     [log] = Path("results").glob("smoke/*/metrics.jsonl")
     rewards = [json.loads(line)["metrics"].get("reward/mean") for line in log.read_text().splitlines()]
     assert all(reward * 16 % 1 for reward in rewards[1:]), "not a number of right responses"

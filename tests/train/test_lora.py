@@ -275,8 +275,8 @@ def test_methods_train_adapters_alone(method: str, dtype: torch.dtype, mismatch:
 
 @pytest.mark.slow
 def test_resumed_run_is_the_same_bit_for_bit(tmp_path: Path) -> None:
-    settings = (SHORT, "train.lr=1e-2", "train.dtype=bfloat16", "rollout.lag=1")
-    settings += ("checkpoint.every=1", "checkpoint.keep_last=true")
+    checkpoint = ("checkpoint.every=1", "checkpoint.keep_last=true")
+    settings = (SHORT, "train.lr=1e-2", "train.dtype=bfloat16", "rollout.lag=1", *checkpoint)
     whole = build(tmp_path / "whole", "ppo", *settings)
     whole.run(lambda step: None)
 
