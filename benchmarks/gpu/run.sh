@@ -1,17 +1,27 @@
 #!/usr/bin/env bash
 # Run everything that needs a GPU, in ten minutes, on a machine without a network (docs/gpu.md lists its requirements):
-#     benchmarks/gpu/run.sh WHEELS OUT
-# WHEELS is a folder filled by wheels.sh. OUT gets eight small files: each has its results as soon as they are there, and
-# the records of all cells follow in records.tar.gz, even if this script is stopped. Each row has a limit of seconds; a
-# row that fails or takes longer does not stop the others, and is named at the end.
+#     benchmarks/gpu/run.sh WHEELS OUT [key=value ...]
+# WHEELS is a folder filled by wheels.sh; keys change the cells, for a rehearsal without a GPU. OUT gets eight small
+# files: each has its results as soon as they are there, and the records of all cells follow in records.tar.gz, even if
+# this script is stopped. Each row has a limit of seconds; a row that fails or takes longer does not stop the others,
+# and is named at the end.
 set -euo pipefail
-wheels=$(realpath "${1:?usage: run.sh WHEELS OUT}")
-mkdir -p "${2:?usage: run.sh WHEELS OUT}"
+set -m # a group for each row, which interrupts reach
+wheels=$(realpath "${1:?usage: run.sh WHEELS OUT [key=value ...]}")
+mkdir -p "${2:?usage: run.sh WHEELS OUT [key=value ...]}"
 out=$(realpath "$2")
 cd "$(dirname "$0")/../.."
 begun=$SECONDS
 work=$(mktemp -d)
-trap 'tar -C "$work" -czf "$out/records.tar.gz" --exclude=checkpoints --exclude=model results' EXIT
+running=
+pack() {
+    tar -C "$work" -czf "$out/records.tar.gz" --exclude=checkpoints --exclude=model results
+}
+end() {
+    [[ -z $running ]] || kill "$running" 2>"$work/kill" || true
+    pack
+}
+trap end EXIT
 trap 'exit 143' INT TERM
 mkdir "$work/results"
 python3 -m pip install -q --no-index --no-deps --no-compile --target "$work/site" "$wheels"/*.whl
@@ -23,21 +33,27 @@ row() { # the limit, a file in OUT, and the command whose output it gets
     local limit=$1 file=$2
     shift 2
     echo "== $((SECONDS - begun)) s: $file"
-    timeout -s INT -k 15 "$limit" "$@" 2>&1 | tee -a "$out/$file" || failed+=("$file")
+    # In the background, since bash finishes a command in the foreground before it heeds a signal.
+    timeout -s INT -k 15 "$limit" "$@" > >(tee -a "$out/$file") 2>&1 &
+    running=$!
+    wait "$running" || failed+=("$file")
+    running=
 }
 bench=(python3 -m entrobench)
+stopped_after=(bash -c 'timeout -s INT "$0" "$@" || (($? == 124))') # seconds, and a command that takes longer
 # Two of the demo's seeds, so that its kept curves can be compared; eight cells share the GPU.
-demo=(demo "results=$work/results" "seeds=[10,11]" "methods=[grpo,clip_b,ppo,entropy_bonus]" hardware.share=0.12)
+demo=(demo "results=$work/results" "seeds=[10,11]" "methods=[grpo,clip_b,ppo,entropy_bonus]" hardware.share=0.12 "${@:3}")
 # A cell that is stopped and continues.
-resumed=(demo "results=$work/results" name=resumed "seeds=[12]" "methods=[ppo]" baseline=ppo checkpoint.every=5)
-row 40 machine.txt python3 -m benchmarks.gpu.machine
-row 110 tests.txt python3 -m pytest -q -n 6 -m gpu --timeout=80 tests/test_gpu.py tests/rollout/test_embedded_engine.py
-row 180 step.md python3 -m benchmarks.gpu.step "$out/profile.txt"
-row 60 engine.md python3 -m benchmarks.gpu.engine
-row 160 run.txt "${bench[@]}" run "${demo[@]}"
-row 20 run.txt "${bench[@]}" leaderboard "${demo[@]}" --format md
-row 18 resumed.txt "${bench[@]}" run "${resumed[@]}" # meant to be stopped
-row 60 resumed.txt "${bench[@]}" run "${resumed[@]}"
+resumed=(demo "results=$work/results" name=resumed "seeds=[12]" "methods=[ppo]" baseline=ppo checkpoint.every=5 "${@:3}")
+row 30 machine.txt python3 -m benchmarks.gpu.machine
+row 90 tests.txt python3 -m pytest -q -n 6 -m gpu --timeout=80 tests/test_gpu.py tests/rollout/test_embedded_engine.py
+row 155 step.md python3 -m benchmarks.gpu.step "$out/profile.txt"
+row 50 engine.md python3 -m benchmarks.gpu.engine
+row 150 run.txt "${bench[@]}" run "${demo[@]}"
+pack # the trap does not see every end
+row 15 run.txt "${bench[@]}" leaderboard "${demo[@]}" --format md
+row 28 resumed.txt "${stopped_after[@]}" 18 "${bench[@]}" run "${resumed[@]}"
+row 52 resumed.txt "${bench[@]}" run "${resumed[@]}"
 echo "$((SECONDS - begun)) s"
 if ((${#failed[@]})); then
     echo "failed or over the limit, see in $out: ${failed[*]}"

@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu.step [PROFILE [CASE ...]]
 
-The file PROFILE gets the kernels of the last case's passes; CASE is the number of one of CASES, 0 ...
+The file PROFILE gets the kernels of the first case's passes; CASE is the number of one of CASES, 0 ...
 
 Weights are random. Lengths of responses are like those of real models (benchmarks/padding.py). The operations that
 count are two for each weight and token forward and four backward, and those of attention; recomputed layers count once,
@@ -54,13 +54,13 @@ class Case:
 
 
 RECOMPUTE = "hardware.recompute=true"
-CASES = [
-    Case("qwen2.5-0.5b-instruct", "activations kept"),
+CASES = [  # those that tell the most first: a time limit may cut off the others
     Case("qwen2.5-1.5b-instruct", "activations kept"),
     Case("qwen2.5-1.5b-instruct", "recomputed", [RECOMPUTE]),
     Case("qwen2.5-1.5b-instruct", "recomputed, a call of attention for each sequence", [RECOMPUTE], one_kernel=False),
     Case("qwen2.5-1.5b-instruct", "recomputed, padded", [RECOMPUTE], long=NEVER),
     Case("qwen2.5-1.5b-instruct", "recomputed, moments on the CPU", [RECOMPUTE, "hardware.offload=true"]),
+    Case("qwen2.5-0.5b-instruct", "activations kept"),
     Case("qwen3-4b-base", "recomputed", [RECOMPUTE]),
 ]
 
@@ -149,7 +149,7 @@ def main(profile: str = "", *numbers: str) -> None:
                 fused = one_kernel if case.one_kernel else lambda value: False
                 with patch.object(batches, "LONG", case.long), patch.object(packing, "fused", fused):
                     try:
-                        row = measure(case, shape, place, profile if case is chosen[-1] else "")
+                        row = measure(case, shape, place, profile if case is chosen[0] else "")
                     except torch.OutOfMemoryError as error:
                         row = [case.name, *["out of memory"] * (len(columns) - 1)]
                         print(str(error).splitlines()[0])
