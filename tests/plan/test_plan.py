@@ -744,6 +744,15 @@ def test_plan_for_a_machine_that_has_it_all() -> None:
     assert lacking("demo", BIG) == ""
 
 
+@pytest.mark.usefixtures("empty")
+@pytest.mark.parametrize("engine", ["embedded", "vllm"])
+@pytest.mark.parametrize("chosen", [[], ["round=1.5b"]])
+def test_what_is_for_a_card_of_24_gb_fits_into_it(engine: str, chosen: list[str]) -> None:
+    card = dataclasses.replace(BIG, devices=(Device("card", 24 * 10**9),))
+    assert "GiB in 1 process" not in lacking("gpu-24gb", card, f"rollout.engine={engine}", *chosen)
+    assert "GiB in 1 process" in lacking("gpu-24gb", card, "models=[qwen2.5-1.5b-instruct]")
+
+
 ALONE = ["hardware.ranks=1", "hardware.recompute=false", "rollout.engine=embedded"]
 
 
