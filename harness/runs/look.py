@@ -156,7 +156,7 @@ def sampled(name: str, task: Task, config: Config, problems: int, samples: int) 
         assert evaluation is not None  # there is one rank
         scores = None
         if isinstance(asked, Graded) and asked.graded:
-            scores = scores_of(asked, available, evaluation.samples, verifier)
+            scores = scores_of_responses(asked, available, evaluation.samples, verifier)
     number = shown_problem(scores or evaluation.right)
     record, problem = evaluation.samples[number], available[number]
     prompt = tokenizer.decode(evaluator.rendered(problem))
@@ -191,7 +191,7 @@ def sampled(name: str, task: Task, config: Config, problems: int, samples: int) 
     return seen
 
 
-def scores_of(
+def scores_of_responses(
     task: Graded, problems: Sequence[Problem], samples: Sequence[Mapping[str, Any]], verifier: Verifier
 ) -> list[list[float]]:
     """Return the scores of the responses to the first problems."""

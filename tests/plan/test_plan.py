@@ -1064,6 +1064,42 @@ def test_fits_offer_the_largest_cache_of_the_embedded_engine_that_fits() -> None
     assert quarter.settings == [f"hardware.cache_gib={caches[1]}"]
 
 
+QWEN = "qwen2.5-{}-instruct"
+VLLM, LORA, RECOMPUTE, OFFLOAD = "rollout.engine=vllm", "train.lora={}", "recompute=true", "offload=true"
+CARDS = [  # rows of the page: the model, the card, the settings that are stated, and those of the hardware
+    ("0.5 B (Qwen2.5)", QWEN.format("0.5b"), 24, VLLM, []),
+    ("0.5 B (Qwen2.5)", QWEN.format("0.5b"), 80, VLLM, []),
+    ("1.5 B (Qwen2.5)", QWEN.format("1.5b"), 24, VLLM, [RECOMPUTE, OFFLOAD]),
+    ("1.5 B (Qwen2.5)", QWEN.format("1.5b"), 80, VLLM, []),
+    ("4 B (Qwen3)", "qwen3-4b-base", 24, VLLM, [RECOMPUTE, OFFLOAD, "micro_tokens=1024", "ranks=2"]),
+    ("4 B (Qwen3)", "qwen3-4b-base", 80, VLLM, [OFFLOAD]),
+    ("7 B (Qwen2.5)", QWEN.format("7b"), 80, VLLM, [RECOMPUTE, OFFLOAD]),
+    ("0.5 B, adapters", QWEN.format("0.5b"), 24, LORA, []),
+    ("1.5 B, adapters", QWEN.format("1.5b"), 24, LORA, []),
+    ("1.5 B, adapters", QWEN.format("1.5b"), 24, LORA, [RECOMPUTE, "cache_gib=7"]),
+    ("4 B, adapters", "qwen3-4b-base", 24, LORA, [RECOMPUTE, "cache_gib=4.5"]),
+    ("4 B, adapters", "qwen3-4b-base", 80, LORA, ["cache_gib=36"]),
+    ("7 B, adapters", QWEN.format("7b"), 48, LORA, [RECOMPUTE, "cache_gib=14"]),
+    ("7 B, adapters", QWEN.format("7b"), 80, LORA, []),
+]
+
+
+@pytest.mark.usefixtures("empty")
+@pytest.mark.parametrize(("row", "model", "gigabytes", "stated", "hardware"), CARDS)
+def test_page_says_what_fits_on_which_card(
+    row: str, model: str, gigabytes: int, stated: str, hardware: list[str]
+) -> None:
+    page = (REPOSITORY / "docs" / "your-model.md").read_text()
+    [line] = [line for line in page.splitlines() if line.startswith(f"| {row} |")]
+    overrides = [f"models=[{model}]", "methods=[grpo]", stated, *(f"hardware.{setting}" for setting in hardware)]
+    settings = config.load_config("standard", overrides)
+    room = gigabytes * 10**9
+    card = dataclasses.replace(BIG, devices=(Device("a card", room),) * 2)
+    [footprint] = plan_for(settings, matrix.cells(settings), card).footprints
+    assert footprint.memory.peak <= room
+    assert f"{footprint.memory.peak / GIB:.1f} GiB" in line
+
+
 @pytest.mark.usefixtures("empty")
 def test_show_plans_for_a_card_that_is_not_here(capsys: pytest.CaptureFixture[str]) -> None:
     settings = config.load_config("standard", ["models=[qwen2.5-1.5b-instruct]", "methods=[grpo]"])
