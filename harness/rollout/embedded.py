@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from harness import ranks
@@ -222,6 +222,9 @@ class EmbeddedEngine:
             target.copy_(part)
             self.held[name] = target
         return buffer
+
+    def expected(self, module: nn.Module) -> MergedWeights:
+        return MergedWeights(module)
 
     def weights(self, columns: Mapping[str, slice]) -> dict[str, Tensor]:
         # The proof asks for a tied head under its own name, too.

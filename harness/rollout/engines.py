@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from harness.config import Hardware
+from harness.config import Hardware, Lora
 from harness.rollout.protocol import Engine, no_progress
 
 if TYPE_CHECKING:
@@ -22,10 +22,12 @@ def build_engine(
     dtype: torch.dtype,
     hardware: Hardware,
     on_progress: Callable[[], None] = no_progress,
+    lora: Lora | None = None,
 ) -> Engine:
     """Return the engine of this name for the model in a folder; it samples after its first `load`.
 
-    `ends`: the tokens that end a response; `on_progress` is called at each sign of progress while it samples.
+    `ends`: the tokens that end a response; `on_progress` is called at each sign of progress while it samples; `lora`:
+    the adapters of the models that it is to load.
     """
     if name == "embedded":
         from harness.rollout.embedded import EmbeddedEngine
@@ -33,4 +35,4 @@ def build_engine(
         return EmbeddedEngine(ends, device, dtype, hardware.cache_gib, on_progress)
     from harness.rollout.vllm import VllmEngine
 
-    return VllmEngine(folder, ends, device, dtype, hardware.cache_gib, hardware.share, on_progress)
+    return VllmEngine(folder, ends, device, dtype, hardware.cache_gib, hardware.share, on_progress, lora)

@@ -1,4 +1,4 @@
-"""The weights of a model by the names in its folder, with adapters (LoRA) merged into them."""
+"""The weights of a model by the names in its folder, with adapters (LoRA) merged into them or beside them."""
 
 from __future__ import annotations
 
@@ -43,3 +43,19 @@ class MergedWeights(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self.unmerged)
+
+
+def factored_weights(model: nn.Module) -> dict[str, Tensor]:
+    """Return the weights of a model, and the factors of its adapters beside them."""
+    return {**MergedWeights(model).unmerged, **adapter_factors(model)}
+
+
+@torch.no_grad()
+def adapter_factors(model: nn.Module) -> dict[str, Tensor]:
+    """Return A and alpha / rank * B of each layer with an adapter, by its name and `lora_A` or `lora_B`."""
+    result = {}
+    for name, layer in model.named_modules():
+        if hasattr(layer, "get_delta_weight"):
+            result[f"{name}.lora_A"] = layer.lora_A[ADAPTER].weight.detach()
+            result[f"{name}.lora_B"] = layer.lora_B[ADAPTER].weight * layer.scaling[ADAPTER]
+    return result

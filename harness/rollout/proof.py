@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from harness import ranks
 from harness.base.errors import CellFailure
 from harness.config import Bounds
-from harness.rollout.merged import MergedWeights
 from harness.rollout.protocol import Engine
 
 WIDTH = 16  # columns of each parameter; adjacent ones, which cost no more than one
@@ -25,35 +24,30 @@ NAMED = 3  # parameters named in an error
 COARSE = "; if it is the rounding of bfloat16 alone, train.dtype=float32 ends it"
 
 
-def choose_columns(weights: Mapping[str, Tensor], seed: int) -> dict[str, slice]:
-    """Draw WIDTH adjacent columns of each matrix, by name, and all of each vector.
-
-    A tied head is checked under its own name too, since an engine may keep a copy of it.
-    """
-    rng = np.random.default_rng(seed)
-    columns = {}
-    for name, weight in weights.items():
-        if weight.dim() > 1:
-            start = int(rng.integers(max(weight.shape[-1] - WIDTH, 0) + 1))
-            columns[name] = slice(start, start + WIDTH)
-        else:
-            columns[name] = slice(None)
-    return columns
+def draw_columns(weight: Tensor, rng: np.random.Generator) -> slice:
+    """Draw WIDTH adjacent columns of a matrix, and all of a vector."""
+    if weight.dim() == 1:
+        return slice(None)
+    start = int(rng.integers(max(weight.shape[-1] - WIDTH, 0) + 1))
+    return slice(start, start + WIDTH)
 
 
 def check_engine_weights(engine: Engine, module: nn.Module, dtype: torch.dtype, seed: int) -> None:
     """Raise CellFailure if the engine's weights differ from the module's, in the type that both compute in.
 
     Of a sharded module, only the checked columns are gathered. All ranks gather the same columns in the same order
-    before any of them may fail, since a rank that left a collective operation would leave the others waiting.
+    before any of them may fail, since a rank that left a collective operation would leave the others waiting. A tied
+    head is checked under its own name too, since an engine may keep a copy of it.
     """
-    weights = MergedWeights(module)
-    columns = choose_columns(weights.unmerged, seed)
+    rng = np.random.default_rng(seed)
+    columns, wanted = {}, {}
+    for name, weight in engine.expected(module).items():
+        columns[name] = draw_columns(weight, rng)
+        wanted[name] = ranks.whole_weight(weight[..., columns[name]].to(dtype))
     arrived = engine.weights(columns)
     wrong = []
-    for name, part in columns.items():
-        wanted = ranks.whole_weight(weights[name][..., part].to(dtype))
-        if not torch.equal(arrived[name].to(dtype), wanted.to(arrived[name].device)):
+    for name, part in wanted.items():
+        if not torch.equal(arrived[name].to(dtype), part.to(arrived[name].device)):
             wrong.append(name)
     if wrong:
         more = f" and {len(wrong) - NAMED} more" if len(wrong) > NAMED else ""

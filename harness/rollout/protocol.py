@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
     from transformers import PreTrainedModel
 
     from harness.methods.batch import Rollout
@@ -49,8 +50,12 @@ class Engine(Sampling, Protocol):
         """Copy the current weights of `model`; the next `generate` samples from them."""
         ...
 
+    def expected(self, module: nn.Module) -> Mapping[str, torch.Tensor]:
+        """Return the weights of `module`, by name, as the engine has to hold them after `load`."""
+        ...
+
     def weights(self, columns: Mapping[str, slice]) -> dict[str, torch.Tensor]:
-        """Return some columns of each parameter, by its name in the model, as the engine uses them now.
+        """Return some columns of each of these weights as the engine uses them now.
 
         Vectors are returned whole, and rows in the model's order.
         """

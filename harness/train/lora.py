@@ -28,7 +28,7 @@ def add_adapters(model: PreTrainedModel, settings: Lora, seed: int, dtype: torch
     shape = shape_of_config(model.config.to_dict())
     assert shape is not None
     check_adapters_fit(settings, shape)  # again: a model of the Hub may have had no shape before it was here
-    # `rank` and `alpha` are the only settings: a bias or dropout would make the engine's merged weights another policy.
+    # `rank` and `alpha` are the only settings: a bias or dropout would make the engine's weights another policy.
     adapters = LoraConfig(r=settings.rank, lora_alpha=settings.alpha, target_modules=settings.targets)
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(seeds.derive("lora", seed))

@@ -163,7 +163,9 @@ def build_parts(
     tokenizer = opened(AutoTokenizer, base)
     check_vocabulary(tokenizer, policy.module, base)
     ends = end_tokens(tokenizer, base, model.chat)
-    engine = engines.build_engine(config.rollout.engine, base, ends, device, dtype, config.hardware, heartbeat.forward)
+    engine = engines.build_engine(
+        config.rollout.engine, base, ends, device, dtype, config.hardware, heartbeat.forward, train.lora
+    )
     if device == "cuda":
         gpu_memory.limit(config.hardware.share)  # again, since the engine counts from now on
     torch.manual_seed(spec.key.seed)  # after the engine, since vLLM sets the process-wide seed

@@ -377,6 +377,11 @@ def test_memory_with_adapters_by_hand() -> None:
     assert with_critic["gradients"] == 4 * (A + output)
     offloaded = cost.memory_estimate(TINY, small(train=adapters, hardware={"offload": True}), NOTHING, 2, EMBEDDED)
     assert offloaded.main_memory == estimate.main_memory + 12 * A
+    engine = cost.vllm_limits(TINY, settings, 2, "cpu", 1)
+    slot = 2 * 8 * sum(map(sum, TINY.linear.values()))  # of rank 8, for all of each layer
+    assert engine.adapters == 2 * (A + slot)
+    in_vllm = cost.memory_estimate(TINY, settings, NOTHING, 2, engine)
+    assert in_vllm.generation["engine"] == 2 * P + engine.adapters
 
 
 def test_tokens_of_an_update_by_hand() -> None:

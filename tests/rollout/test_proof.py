@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import faults
 import pytest
@@ -75,9 +76,13 @@ def test_check_engine_weights_with_a_stale_head(name: str) -> None:
 
 def test_columns_cover_a_parameter_and_depend_on_the_seed_alone() -> None:
     model = faults.model_of("qwen2-tied")
-    weights = model.state_dict()
-    asked = [proof.choose_columns(weights, seed) for seed in range(300)]
-    assert asked[7] == proof.choose_columns(weights, 7)
+    engine = EmbeddedEngine([3])
+    engine.load(model)
+    with mock.patch.object(engine, "weights", wraps=engine.weights) as compared:
+        for seed in [*range(300), 7]:
+            check_engine_weights(engine, model, torch.float32, seed)
+    asked = [call.args[0] for call in compared.call_args_list]
+    assert asked.pop() == asked[7]
     for name, weight in model.named_parameters(remove_duplicate=False):
         seen = {column for columns in asked for column in range(weight.shape[-1])[columns[name]]}
         assert seen == set(range(weight.shape[-1])), name

@@ -24,7 +24,7 @@ from harness.config import Hardware, Lora, Train
 from harness.matrix import Cell
 from harness.methods.batch import Rollout, TokenBatch
 from harness.rollout.embedded import EmbeddedEngine
-from harness.rollout.merged import MergedWeights
+from harness.rollout.merged import MergedWeights, factored_weights
 from harness.rollout.proof import check_engine_weights
 from harness.train import parts
 from harness.train.policy import Critic, Learner, Policy
@@ -195,6 +195,19 @@ def test_first_adapters_depend_on_the_seed_alone(folder: Path) -> None:
         assert ("lora_B" in name) == (not weight.any()), "the model before training is the base model"
 
 
+def test_factors_are_of_the_merged_weights(folder: Path) -> None:
+    policy = build_learner(Policy, folder, SETTINGS)
+    compute_in_float64(policy.network)
+    merged, apart = MergedWeights(policy.module), factored_weights(policy.module)
+    for name, weight in merged.items():
+        product: Tensor | int = 0
+        if name in merged.adapted:
+            layer = name.removesuffix(".weight")
+            product = apart.pop(f"{layer}.lora_B") @ apart.pop(f"{layer}.lora_A")
+        torch.testing.assert_close(apart.pop(name) + product, weight, rtol=1e-12, atol=1e-12)
+    assert not apart
+
+
 # The engine
 
 
@@ -324,7 +337,8 @@ def test_adapters_are_part_of_a_cells_identity() -> None:
     assert len(ids | {plain.id}) == 5
     spec = planned(SHORT).spec
     assert spec.config.train.lora == Lora(rank=4)
-    assert planned(SHORT, "rollout.engine=auto").settled.rollout.engine == "embedded"
+    engines = {name: planned(SHORT, f"rollout.engine={name}").settled.rollout.engine for name in ("auto", "vllm")}
+    assert engines == {"auto": "embedded", "vllm": "vllm"}
 
 
 def test_packages_of_adapters_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,7 +361,12 @@ REFUSED: dict[tuple[str, ...], str] = {
     ("train.lora.targets=[query]",): r"train.lora.targets is 'query'; allowed: down_proj, .*",
     ("train.lora.targets=[lm_head]",): r"names 'lm_head', but log p is computed from chunks of the head's weight",
     ("train.lora.targets=[embed_tokens]",): r"names 'embed_tokens', but .* is the head of models that tie both",
-    (SHORT, "rollout.engine=vllm"): r"rollout.engine is 'vllm', and train.lora is set; .*allowed: auto or embedded",
+    (
+        "models=[qwen2.5-7b-instruct]",
+        "train.lora.rank=513",
+        "train.lora.targets=[up_proj]",
+        "rollout.engine=vllm",
+    ): r"train.lora.rank is 513; with rollout.engine=vllm, allowed: 1 to 512; set rollout.engine=embedded for more",
     (SHORT, "hardware.ranks=2"): r"a cell has 2 ranks .* and train.lora is set, which trains on one; allowed: 1",
     (SHORT, "train.backend=trl"): r"train.lora is set, which train.backend=trl cannot do; allowed: null",
     ("train.lora.rank=65", "train.lora.targets=[up_proj]"): r"train.lora.rank is 65, but up_proj .* only 64 inputs",
@@ -363,6 +382,13 @@ def test_mistakes_are_one_sentence_before_anything_starts(overrides: tuple[str, 
     with pytest.raises(UserError, match=REFUSED[overrides]):
         raise UserError(sentence)
     assert not (tmp_path / "results").exists()
+
+
+def test_float32_on_a_gpu_is_refused_with_vllm() -> None:
+    given = (SHORT, "hardware.device=cuda", "train.dtype=float32")
+    with pytest.raises(UserError, match=r"train\.dtype is float32, in which vLLM cannot .*train\.dtype=bfloat16 or"):
+        _ = planned(*given, "rollout.engine=vllm").settled
+    assert planned(*given, "rollout.engine=embedded").settled.train.dtype == "float32"
 
 
 def test_other_architectures_are_refused(tmp_path: Path) -> None:
