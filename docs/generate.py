@@ -360,13 +360,13 @@ def text_of(entry: type[Component] | Composition) -> list[str]:
     return inspect.cleandoc(text or "").split("\n\n")
 
 
-def methods_table() -> str:
+def methods_table(kind: str) -> str:
     rows = []
     for name, entry in baselines.METHODS.items():
-        kind = kind_of_method(entry)
-        link = "#" if kind == "composition" else f"methods/{PAGES_OF_METHODS[kind]}.md#"
-        rows.append([f"[{code(name)}]({link}{slug(name)})", kind, prose(text_of(entry)[0])])
-    return table(["method", "kind", "what it does"], rows)
+        if kind_of_method(entry) == kind:
+            link = f"methods/{PAGES_OF_METHODS[kind]}.md#{slug(name)}"
+            rows.append([f"[{code(name)}]({link})", prose(text_of(entry)[0])])
+    return table([kind, "what it does"], rows)
 
 
 def compositions() -> str:
@@ -510,7 +510,7 @@ def promise_table() -> str:
 
 def generated_pages() -> dict[Path, str]:
     """Return the text of each page; for a hand-written page, with its generated part replaced."""
-    methods_part = f"{methods_table()}\n\n{compositions()}"
+    methods_part = "\n\n".join([*map(methods_table, PAGES_OF_METHODS), compositions()])
     pages = {
         DOCS / "configuration.md": configuration_page(),
         DOCS / "commands.md": commands_page(),
