@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,9 @@ import soak
 
 @pytest.mark.processes
 @pytest.mark.slow
-def test_soak_with_one_kill(tmp_path: Path) -> None:
+def test_soak_with_one_kill(tmp_path: Path, put_store: Callable[[Path], None]) -> None:
     """The kill comes while problems are filtered; tests/tracking/test_store.py kills the maker of the MLflow store."""
-    harm, _ = soak.soak(tmp_path, cells=2, kills=1, minutes=5, seed=0, first=[("filter", "all")])
+    harm, _ = soak.soak(tmp_path, cells=2, kills=1, minutes=5, seed=0, first=[("filter", "all")], put_store=put_store)
     assert harm.killed == {"all at filter": 1}
 
 

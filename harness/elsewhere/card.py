@@ -107,18 +107,18 @@ def hub_name(model: Model) -> str | None:
 
 
 def license_of(model: Model) -> dict[str, str]:
-    """Return what the base model's card or GGUF file says of its license, by the keys of a card."""
+    """Return the license that the base model's card or GGUF file states, by the keys of a card."""
     origin = model.origin_model
-    said: Any = {}
+    stated: Any = {}
     if isinstance(origin.recipe, GgufFile):
         settings = read_header(origin.recipe.path).settings
-        said = {name: settings.get(f"general.{name.replace('_', '.')}") for name in LICENSE}
+        stated = {name: settings.get(f"general.{name.replace('_', '.')}") for name in LICENSE}
     elif (folder := origin.present_folder()) is not None and (folder / CARD).is_file():
         text = files.read_bytes(folder / CARD).replace(b"\r\n", b"\n")
         if text.startswith(FENCE):
-            with contextlib.suppress(Damaged):  # a card that cannot be read says nothing
-                said = files.parse_yaml(text.removeprefix(FENCE).partition(b"\n---")[0], folder / CARD)
-    return {name: said[name] for name in LICENSE if isinstance(said, dict) and isinstance(said.get(name), str)}
+            with contextlib.suppress(Damaged):  # a card that cannot be read states none
+                stated = files.parse_yaml(text.removeprefix(FENCE).partition(b"\n---")[0], folder / CARD)
+    return {name: stated[name] for name in LICENSE if isinstance(stated, dict) and isinstance(stated.get(name), str)}
 
 
 def license_text(model: Model, license_keys: Mapping[str, str]) -> str:

@@ -10,10 +10,9 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from commands import refusal, run_command, run_python
+from commands import end_of, refusal, run_command, run_python
 from huggingface_hub import metadata_load
 from inbox import TOKEN, inbox
 from transformers import AutoTokenizer
@@ -291,30 +290,32 @@ def test_a_base_model_of_the_hub_is_named() -> None:
 
 
 @pytest.mark.processes
-def test_push(trained: tuple[Config, Path], tmp_path: Path) -> None:
-    def push(folder: str, code: int = 0, **environment: str) -> Any:
-        given = {"HF_ENDPOINT": received.address, "HF_TOKEN": TOKEN, "HF_HOME": str(tmp_path / "hf"), **environment}
-        words = ("export", str(trained[1]), folder, "--push", "me/mine")
-        return run_python("-m", "entrobench", *words, cwd=tmp_path, code=code, **given)
+def test_push(trained: tuple[Config, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def words(folder: str) -> tuple[str, ...]:
+        return "export", str(trained[1]), str(tmp_path / folder), "--push", "me/mine"
 
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
     with inbox("me/mine") as received:
-        printed = push("out").stdout
+        environment = {"HF_ENDPOINT": received.address, "HF_HOME": str(tmp_path / "hf")}
+        printed = run_python("-m", "entrobench", *words("out"), cwd=tmp_path, **environment).stdout
         assert printed.endswith(f"sent it to {received.address}/me/mine\n")
         assert received.repositories == [{"name": "mine", "organization": "me"}], "the Hub decides who may read it"
         assert received.metadata.startswith("library_name: transformers\n")
         assert received.commits == ["A model trained by entrobench"]
         assert received.files == {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
         assert b"from_pretrained('me/mine')" in received.files["README.md"]
-        refused = push("other", code=2, HF_TOKEN="hf_of_another").stderr
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", received.address)  # as HF_ENDPOINT sets it
+        monkeypatch.setenv("HF_TOKEN", "hf_of_another")
+        refused = refusal(*words("other"))
         assert refused.startswith("entrobench: me/mine cannot be written on the Hugging Face Hub: Client error '401 ")
-        assert refused.count("\n") == 1
         assert not (tmp_path / "other").exists()
-    gone = push("other", code=2).stderr
-    assert "Connection refused; `hf upload me/mine FOLDER` sends an exported folder later" in gone
-    assert gone.count("\n") == 1
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    assert "Connection refused; `hf upload me/mine FOLDER` sends an exported folder later" in refusal(*words("other"))
     with inbox("me/mine", full=True) as received:
-        full = push("kept", code=2).stderr.splitlines()[-1]
-        assert full.startswith(
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", received.address)
+        full = end_of(*words("kept"))
+        assert full.code == 2
+        assert full.err.splitlines()[-1].startswith(
             "entrobench: me/mine cannot be written on the Hugging Face Hub: 403 Forbidden: No more room"
         )
     assert (tmp_path / "kept" / "README.md").is_file(), "an upload can be repeated"

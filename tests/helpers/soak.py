@@ -365,12 +365,18 @@ def soak(
     seed: int,
     ranks: int = 1,
     first: Sequence[tuple[str, str]] = ONCE,
+    put_store: Callable[[Path], None] | None = None,
 ) -> tuple[Harm, list[Look]]:
-    """Raise AssertionError if a matrix with kills ends differently from an uninterrupted one."""
+    """Raise AssertionError if a matrix with kills ends differently from an uninterrupted one.
+
+    `put_store` puts an MLflow store into a folder of results; without it, each matrix makes one.
+    """
     settings = [*SETTINGS, f"seeds=[{','.join(map(str, range(cells // 2)))}]", f"hardware.ranks={ranks}"]
     uninterrupted, killed = folder / "uninterrupted", folder / "killed"
     for place in (uninterrupted, killed):
         place.mkdir()
+        if put_store is not None:
+            put_store(place / "results")
     looks = run_uninterrupted(uninterrupted, settings)
     harm = run_with_kills(killed, settings, kills, time.monotonic() + 60 * minutes, seed, first)
     expected = records(uninterrupted)

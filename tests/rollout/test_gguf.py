@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,9 +13,9 @@ from typing import Any
 import gguf as package
 import pytest
 import torch
+from companions import forkserver
 from gguf import quants
-from gguf_files import END, TOKENS, of_vocabulary, same_weights, write_gguf
-from places import REPOSITORY
+from gguf_files import END, TOKENS, convert_until, of_vocabulary, same_weights, write_gguf
 from tiny import SIZES, randomize
 from transformers import (
     AutoModelForCausalLM,
@@ -279,36 +277,21 @@ def test_available_memory_is_below_all_memory() -> None:
 
 # A process that is killed while it converts
 
-KILLED = """
-import os, signal, sys
-from harness.rollout import dequantize, digests, models
-dequantize.MOST_NATS = float("inf")
-
-def kill(*given, **settings):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-if sys.argv[2] == "tokenizer":
-    dequantize.save_tokenizer = kill
-elif sys.argv[2] == "seal":
-    digests.seal_model = kill
-print(models.resolve(sys.argv[1]).folder())
-"""
-
 
 @pytest.mark.processes
 def test_model_damage_of_a_half_made_folder(file: Path, tmp_path: Path) -> None:
-    environment = {**os.environ, "ENTROBENCH_CACHE": str(tmp_path / "cache")}
     codes, kept = [], []
     for point in ("tokenizer", "seal", "never"):
-        command = [sys.executable, "-c", KILLED, str(file), point]
-        done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
-        codes.append(done.returncode)
-        kept.append(sorted(path.suffix for path in (tmp_path / "cache" / "models").iterdir() if path.is_dir()))
+        process = forkserver().Process(target=convert_until, args=(file, tmp_path / "cache", point))
+        process.start()
+        process.join()
+        codes.append(process.exitcode)
+        kept.append([path for path in (tmp_path / "cache" / "models").iterdir() if path.is_dir()])
     assert codes == [-signal.SIGKILL, -signal.SIGKILL, 0]
-    assert kept[:2] == [[".partial"], [".partial"]]
-    assert digests.model_damage(Path(done.stdout.strip())) is None
-    assert len(kept[2]) == 1
-    assert ".partial" not in kept[2]
+    [half], [other_half], [folder] = kept
+    assert half.suffix == other_half.suffix == ".partial"
+    assert folder.suffix != ".partial"
+    assert digests.model_damage(folder) is None
 
 
 # A real model

@@ -60,6 +60,7 @@ def train_on_two(rank: int, folder: Path) -> None:
     resumed = trl_cells.built(folder / "cut", *RESUMED)
     resumed.run(lambda step: None)
     assert trl_cells.same_weights(resumed, whole)
+    use_folder_longer_than_the_first(rank, folder)
 
 
 def train_on_given(rank: int, folder: Path) -> None:
@@ -124,7 +125,6 @@ def test_run_resumed_on_two_ranks(folder: Path) -> None:
 
 def use_folder_longer_than_the_first(rank: int, folder: Path) -> None:
     """Leave a folder that both ranks share, on the second one half a second later."""
-    trl_cells.become_rank(rank)
     from harness.elsewhere.trl.cell import temporary_folder
 
     with temporary_folder(folder / "trl") as place:
@@ -137,7 +137,6 @@ def use_folder_longer_than_the_first(rank: int, folder: Path) -> None:
         assert not place.exists()
 
 
-def test_temporary_folder_of_two_ranks(tmp_path: Path) -> None:
-    on_ranks(use_folder_longer_than_the_first, tmp_path)
-    assert (tmp_path / "found").read_text() == "True"
-    assert [path.name for path in tmp_path.glob("*trl*")] == []
+def test_temporary_folder_of_two_ranks(folder: Path) -> None:
+    assert (folder / "found").read_text() == "True"
+    assert [path.name for path in folder.glob("*trl*")] == []
