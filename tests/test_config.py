@@ -378,8 +378,8 @@ def test_paper_release_differs_from_the_paper_as_its_page_says() -> None:
     )
     assert theirs.train == train
     evaluation = dataclasses.replace(theirs.eval, tasks=ours.eval.tasks, by_task=ours.eval.by_task)
-    given = {"name": ours.name, "methods": ours.methods, "tasks": ours.tasks, "train": ours.train, "eval": evaluation}
-    assert dataclasses.replace(theirs, **given) == ours
+    theirs = dataclasses.replace(theirs, name=ours.name, methods=ours.methods, tasks=ours.tasks)
+    assert dataclasses.replace(theirs, train=ours.train, eval=evaluation) == ours
 
 
 def test_split_and_parse() -> None:

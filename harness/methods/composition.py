@@ -86,12 +86,12 @@ class Signal:
 
         `parts` are the micro-batches of an update, which has this many responses on all ranks.
         """
-        scales = {"scale_T": self.scale_T.clone(), "term_scale_T": self.term_scale_T.clone()}
-        for scale_T in scales.values():
+        scale_T, term_scale_T = self.scale_T.clone(), self.term_scale_T.clone()
+        for x_T in (scale_T, term_scale_T):
             for part in parts:
-                counted_T = (scale_T[part.index_T] > 0).to(scale_T.dtype)
-                scale_T[part.index_T] = counted_T / counted_T.sum().clamp(min=1) * len(part) / responses
-        return dataclasses.replace(self, **scales)
+                counted_T = (x_T[part.index_T] > 0).to(x_T.dtype)
+                x_T[part.index_T] = counted_T / counted_T.sum().clamp(min=1) * len(part) / responses
+        return dataclasses.replace(self, scale_T=scale_T, term_scale_T=term_scale_T)
 
 
 class Method:
