@@ -378,7 +378,10 @@ def compositions() -> str:
 
 
 def methods_page(kind: str) -> str:
-    classes = {name: entry for name, entry in baselines.METHODS.items() if kind_of_method(entry) == kind}
+    classes = {}
+    for name, entry in baselines.METHODS.items():
+        if not isinstance(entry, Composition) and kind_of_method(entry) == kind:
+            classes[name] = entry
     parts = [SYMBOLS, "## Shared options", REDECLARED]
     for base in SHARED:
         if kind_of_method(base) != kind:

@@ -297,7 +297,7 @@ def test_push(trained: tuple[Config, Path], tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     with inbox("me/mine") as received:
         environment = {"HF_ENDPOINT": received.address, "HF_HOME": str(tmp_path / "hf")}
-        printed = run_python("-m", "entrobench", *words("out"), cwd=tmp_path, **environment).stdout
+        printed = run_python("-m", "entrobench", *words("out"), cwd=tmp_path, code=0, **environment).stdout
         assert printed.endswith(f"sent it to {received.address}/me/mine\n")
         assert received.repositories == [{"name": "mine", "organization": "me"}], "the Hub decides who may read it"
         assert received.metadata.startswith("library_name: transformers\n")
