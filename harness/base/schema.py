@@ -25,6 +25,7 @@ from harness.base.files import hints_of
 REFUSED = "refused"  # the entry of a field's metadata that says why a choice does not exist, by its name
 ALLOWED = "allowed"  # the entry of a field's metadata that holds a Range, or the names of a choice
 LARGEST = 2**63 - 1  # of whole numbers: the largest 64-bit integer, as databases and tensors have them
+SWITCH = "switch"  # the entry of a field's metadata that allows `true` and `false` for the numbers 1 and 0
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 
@@ -69,6 +70,11 @@ def within(**bounds: float | None) -> dict[str, Any]:
 def number(default: float | None, **bounds: float | None) -> Any:
     """Declare a field that holds a number within the bounds least or above, most or below; or None."""
     return dataclasses.field(default=default, metadata=within(**bounds))
+
+
+def fraction(default: float) -> Any:
+    """Declare a field that holds a share from 0 to 1, which `false` and `true` stand for, too."""
+    return dataclasses.field(default=default, metadata={**within(least=0, most=1), SWITCH: True})
 
 
 def numbers(default: Iterable[float], *, length: int | None = None, **bounds: float | None) -> Any:
@@ -180,13 +186,15 @@ def check_list(value: Any, key: str, declared: dataclasses.Field[Any], kind: typ
 
 
 def unswitched(values: Mapping[str, Any], schema: Any) -> dict[str, Any]:
-    """Return the values with `off` and `on` as names again, where YAML read a boolean and the field holds names."""
+    """Return the values without the booleans that YAML read where a field holds names, such as `off`, or a share."""
     hints, restored = hints_of(schema), dict(values)
     for declared in dataclasses.fields(schema):
         value, inner = restored.get(declared.name), section(hints[declared.name])
         names = declared.metadata.get(ALLOWED)
         if isinstance(value, Mapping) and inner is not None:
             restored[declared.name] = unswitched(value, inner)
+        elif isinstance(value, bool) and SWITCH in declared.metadata:
+            restored[declared.name] = float(value)
         elif isinstance(value, bool) and isinstance(names, tuple):
             name = "on" if value else "off"
             restored[declared.name] = name if name in names else value

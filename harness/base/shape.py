@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -133,3 +134,8 @@ def shape_of_config(settings: Mapping[str, Any]) -> Shape | None:
         qkv_bias=settings["model_type"] == "qwen2" or bool(settings.get("attention_bias") or settings.get("qkv_bias")),
         qk_norm=settings["model_type"] == "qwen3",
     )
+
+
+def recomputed_layers(layers: int, share: float) -> int:
+    """Return how many layers are recomputed, the first ones: at least the share."""
+    return ceil(share * layers)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from harness.base.errors import UserError, nearest, short
-from harness.base.schema import choice, number, numbers, typed
+from harness.base.schema import choice, fraction, number, numbers, typed
 from harness.base.shape import LINEAR
 from harness.base.units import plural
 
@@ -310,8 +310,8 @@ class Hardware:
     """Share of a GPU that a cell of one rank takes; other cells take the rest."""
     micro_tokens: int = number(16384, least=1)
     """Tokens of one forward pass, padding included."""
-    recompute: bool = False
-    """Compute the activations of a layer again in the backward pass instead of keeping them."""
+    recompute: float = fraction(0.0)
+    """Share of the layers whose activations are computed again in the backward pass instead of kept; true: all."""
     offload: bool = False
     """Keep AdamW's moments and a copy of the weights in the machine's memory instead of the device's."""
     cache_gib: float | None = number(None, above=0)

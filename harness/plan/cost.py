@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import ceil
 
 import tasks
-from harness.base.shape import LINEAR, Shape
+from harness.base.shape import LINEAR, Shape, recomputed_layers
 from harness.config import Config
 from harness.rollout.choice import (
     EMBEDDED_SEQUENCES,
@@ -181,7 +181,15 @@ class Memory:
         return self.peak + self.main_memory if device == "cpu" else self.peak
 
 
-def activation_bytes(shape: Shape, size: int, recompute: bool) -> int:
+def kept_layers(shape: Shape, recompute: float) -> int:
+    """Return the layers whose activations are in memory at once: those that are not recomputed, or the one that is.
+
+    The first layers are recomputed, when the backward pass has released the others.
+    """
+    return max(shape.layers - recomputed_layers(shape.layers, recompute), 1)
+
+
+def activation_bytes(shape: Shape, size: int, recompute: float) -> int:
     """Return the bytes that torch keeps of one token for the backward pass.
 
     For each layer it keeps: for each of the two norms, input and scaled input in float32, and their casts for each of
@@ -189,7 +197,8 @@ def activation_bytes(shape: Shape, size: int, recompute: bool) -> int:
     the feed-forward width; one number for each head and each norm. Norms of queries and keys keep theirs. At the end:
     the last norm's input, scaled input and result.
 
-    A layer that is recomputed keeps its input in float32, and the rest only during its own backward pass.
+    A layer that is recomputed (a share of them) keeps its input in float32, and the rest only during its own backward
+    pass.
     """
     heads = shape.queries + shape.keys
     casts = 2 * FLOAT if size == FLOAT else 5 * size
@@ -197,18 +206,17 @@ def activation_bytes(shape: Shape, size: int, recompute: bool) -> int:
     layer += size * (4 * shape.mlp + 2 * heads) + FLOAT * shape.heads
     if shape.qk_norm:
         layer += (FLOAT + size) * heads + FLOAT * (shape.heads + shape.kv_heads)
-    layers = shape.layers * layer
-    if recompute:
-        layers = (shape.layers - 1) * FLOAT * shape.hidden + layer
+    kept = kept_layers(shape, recompute)
+    layers = kept * layer + (shape.layers - kept) * FLOAT * shape.hidden
     return layers + 3 * FLOAT * shape.hidden + FLOAT
 
 
-def cast_bytes(shape: Shape, size: int, recompute: bool) -> int:
+def cast_bytes(shape: Shape, size: int, recompute: float) -> int:
     """Return the bytes of weights in the compute type that the backward pass needs: those of all layers, or of the one
     that is recomputed, and of the head."""
     if size == FLOAT:  # nothing is cast
         return 0
-    layers = shape.layer if recompute else shape.body
+    layers = kept_layers(shape, recompute) * shape.layer if recompute else shape.body
     return size * (layers + shape.embedding)
 
 

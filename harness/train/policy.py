@@ -15,6 +15,7 @@ from transformers import AutoModel, AutoModelForCausalLM, PreTrainedConfig, PreT
 from harness import ranks
 from harness.base import devices, files
 from harness.base.errors import CellFailure, UserError
+from harness.base.shape import recomputed_layers
 from harness.config import Hardware, Train
 from harness.methods.batch import TokenBatch, TokenStats
 from harness.rollout.merged import MergedWeights
@@ -57,7 +58,7 @@ class Learner:
         self.dropout = weights.without_dropout(model)
         self.packing = packing.prepare_for_packing(model)
         if self.recompute:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+            recompute_layers(model, self.recompute)
         # The order matters: weights are sharded before they are read, so that no rank ever holds a whole model, and the
         # optimizer comes last, since sharding replaces the parameters.
         if ranks.several():
@@ -199,6 +200,17 @@ def layers_of(model: PreTrainedModel) -> list[nn.Module]:
     """Return the repeated layers, by the class names that transformers lists for this purpose."""
     names = model._no_split_modules or ()
     return [module for module in model.modules() if type(module).__name__ in names]
+
+
+def recompute_layers(model: PreTrainedModel, share: float) -> None:
+    """Let a share of a model's layers compute their activations again in the backward pass.
+
+    The first layers: the backward pass reaches them when the later ones have released what they kept.
+    """
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    layers = layers_of(model)
+    for layer in layers[recomputed_layers(len(layers), share) :]:
+        layer.gradient_checkpointing = False
 
 
 class Scorer(nn.Module):

@@ -43,7 +43,7 @@ from harness.tokens.metrics import Stopwatch
 from harness.tokens.statistics import streaming
 from harness.train import parts
 from harness.train.lora import add_adapters
-from harness.train.policy import Critic
+from harness.train.policy import Critic, recompute_layers
 from harness.train.trainer import Trainer
 from harness.verify.pool import VerifierPool
 from tasks.countdown import Countdown
@@ -241,6 +241,25 @@ def test_activation_bytes_with_recompute(family: str, size: int, tmp_path: Path)
     assert kept(3, 64) - kept(2, 64) == 64 * planned, "and no weights that were cast"
     assert planned == 4 * shape.hidden
     assert cost.activation_bytes(shape, size, True) == cost.activation_bytes(shape, size, False), "its turn is always"
+
+
+@pytest.mark.parametrize("size", [4, 2])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_activation_bytes_with_a_share_of_recomputed_layers(family: str, size: int, tmp_path: Path) -> None:
+    def kept(tokens: int, share: float) -> int:
+        model = network(family, num_hidden_layers=4)
+        recompute_layers(model, share)
+        return saved(model, tokens, size)
+
+    shape = dataclasses.replace(shape_of(network(family), tmp_path), layers=4)
+    for more, less in ((0.25, 0.5), (0.5, 0.75)):
+        planned = cost.activation_bytes(shape, size, more) - cost.activation_bytes(shape, size, less)
+        actual = kept(128, more) - kept(64, more) - (kept(128, less) - kept(64, less))
+        assert actual == 64 * planned
+        casts = cost.cast_bytes(shape, size, more) - cost.cast_bytes(shape, size, less)
+        assert casts == (size * shape.layer if size == 2 else 0)
+    for share in (0.75, 0.9, 1.0):
+        assert cost.activation_bytes(shape, size, share) == cost.activation_bytes(shape, size, True)
 
 
 @pytest.mark.parametrize("adapters", [[], ["train.lora.rank=4"]])

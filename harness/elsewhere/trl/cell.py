@@ -407,7 +407,7 @@ def grpo_arguments(config: Config, seed: int, longest_prompt: int) -> dict[str, 
         "adam_beta2": train.betas[1],
         "weight_decay": train.weight_decay,
         "max_grad_norm": train.grad_clip,
-        "gradient_checkpointing": config.hardware.recompute,
+        "gradient_checkpointing": config.hardware.recompute > 0,
         "ddp_find_unused_parameters": False,  # every weight has a gradient; looking for others takes time, and warns
         # The cell's own: the order of the problems, the times of checkpoints, the log, and failures of the numbers.
         "shuffle_dataset": False,
