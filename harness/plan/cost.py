@@ -189,7 +189,7 @@ def kept_layers(shape: Shape, recompute: float) -> int:
     return max(shape.layers - recomputed_layers(shape.layers, recompute), 1)
 
 
-def activation_bytes(shape: Shape, size: int, recompute: float) -> int:
+def activation_bytes(shape: Shape, size: int, recompute: float, *, sharded: bool = False) -> int:
     """Return the bytes that torch keeps of one token for the backward pass.
 
     For each layer it keeps: for each of the two norms, input and scaled input in float32, and their casts for each of
@@ -197,18 +197,20 @@ def activation_bytes(shape: Shape, size: int, recompute: float) -> int:
     the feed-forward width; one number for each head and each norm. Norms of queries and keys keep theirs. At the end:
     the last norm's input, scaled input and result.
 
-    A layer that is recomputed (a share of them) keeps its input in float32, and the rest only during its own backward
-    pass.
+    Sharded weights are gathered in the compute type, which is that of all vectors then, and nothing is cast: a norm
+    keeps its input in float32, scaled input and result. A layer that is recomputed (a share of them) keeps its input,
+    and the rest only during its own backward pass.
     """
     heads = shape.queries + shape.keys
-    casts = 2 * FLOAT if size == FLOAT else 5 * size
-    layer = (16 + casts) * shape.hidden + 2 * FLOAT
+    between = size if sharded else FLOAT  # of the vectors between layers
+    norms = 2 * (FLOAT + 2 * size) if between == size else 4 * FLOAT + 5 * size
+    layer = norms * shape.hidden + 2 * FLOAT
     layer += size * (4 * shape.mlp + 2 * heads) + FLOAT * shape.heads
     if shape.qk_norm:
         layer += (FLOAT + size) * heads + FLOAT * (shape.heads + shape.kv_heads)
     kept = kept_layers(shape, recompute)
-    layers = kept * layer + (shape.layers - kept) * FLOAT * shape.hidden
-    return layers + 3 * FLOAT * shape.hidden + FLOAT
+    layers = kept * layer + (shape.layers - kept) * between * shape.hidden
+    return layers + (FLOAT + 2 * between) * shape.hidden + FLOAT
 
 
 def cast_bytes(shape: Shape, size: int, recompute: float) -> int:
@@ -284,6 +286,7 @@ def memory_estimate(shape: Shape, config: Config, needs: Needs, size: int, engin
     main_memory = PROGRAM + max(checkpoint, merged)
     if hardware.offload:
         main_memory += checkpoint + per_rank(FLOAT * parameters.reference, config)
+    sharded = hardware.world > 1
     longest = longest_sequence(config)
     batch = per_rank(step_responses(config).responses, config) * longest
     # At least one sequence, however long, and at most a minibatch.
@@ -291,14 +294,14 @@ def memory_estimate(shape: Shape, config: Config, needs: Needs, size: int, engin
     training = {
         # Policy and critic are updated in turn, so only the larger gradients count.
         "gradients": per_rank(FLOAT * max(parameters.policy, parameters.critic), config),
-        "casts": 0 if parameters.frozen else cast_bytes(shape, size, hardware.recompute),
-        "activations": micro_batch * activation_bytes(shape, size, hardware.recompute),
+        "casts": 0 if parameters.frozen or sharded else cast_bytes(shape, size, hardware.recompute),
+        "activations": micro_batch * activation_bytes(shape, size, hardware.recompute, sharded=sharded),
         "logits": LOGIT_COPIES * FLOAT * min(logits_at_once(config), micro_batch * shape.vocabulary),
         "batch": COLUMNS * batch,
     }
-    if hardware.world > 1:
+    if sharded:
         edges = shape.parameters - shape.layers * shape.layer  # embedding, head and last norm, gathered together
-        training["gathered"] = FLOAT * (2 * shape.layer + edges)  # one layer, and the next one in transfer
+        training["gathered"] = size * (2 * shape.layer + edges)  # one layer, and the next one in transfer
         training["whole gradients"] = FLOAT * (shape.layer + edges)  # before they are reduced
     counts = [draws_per_step(config)[0], *evaluation_responses(config).values(), *filter_responses(config).values()]
     most = max(count.responses for count in counts)

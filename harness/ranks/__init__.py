@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from harness.base.errors import CellFailure, UserError
@@ -222,14 +222,25 @@ def averaged(record: dict[str, float]) -> dict[str, float]:
 # Weights
 
 
-def shard(root: nn.Module, layers: list[nn.Module], device: str) -> None:
+def shard(
+    root: nn.Module,
+    layers: list[nn.Module],
+    device: str,
+    dtype: torch.dtype = torch.float32,
+    wide: Sequence[nn.Module] = (),
+) -> None:
     """Shard the parameters over the ranks; a layer's parameters are gathered when it computes, and released after.
 
-    Gradients are added up over ranks and not averaged, since the loss of each rank is a part of one sum.
+    They are gathered in the type of the computation, half of the bytes in bfloat16, except in the modules of `wide`.
+    Gradients are added up over ranks in float32, and not averaged, since the loss of each rank is a part of one sum.
     """
     mesh = init_device_mesh(device, (count(),))
-    for module in [*layers, root]:
+    shorter = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    policy = MixedPrecisionPolicy() if dtype == torch.float32 else shorter
+    for module in wide:
         fully_shard(module, mesh=mesh, reshard_after_forward=True)
+    for module in [*layers, root]:
+        fully_shard(module, mesh=mesh, reshard_after_forward=True, mp_policy=policy)
     for module in root.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)

@@ -61,8 +61,10 @@ class Learner:
             recompute_layers(model, self.recompute)
         # The order matters: weights are sharded before they are read, so that no rank ever holds a whole model, and the
         # optimizer comes last, since sharding replaces the parameters.
-        if ranks.several():
-            ranks.shard(network, layers_of(model), device)
+        self.sharded = ranks.several()
+        if self.sharded:
+            head = [part for part in network.children() if part is not model]  # a critic's, which computes in float32
+            ranks.shard(network, layers_of(model), device, dtype, wide=head)
         if model.device.type == "meta":
             weights.settle(network, model, folder, device)
         else:
@@ -84,11 +86,11 @@ class Learner:
         )
 
     def autocast(self) -> contextlib.AbstractContextManager[None]:
-        if self.dtype == torch.float32:
+        if self.dtype == torch.float32 or self.sharded:  # weights of shards are gathered in the type of the computation
             return contextlib.nullcontext()
         # The cache holds the casts of all weights until a pass ends, as much memory as a second model. So it is off
         # wherever memory is saved in other ways.
-        return torch.autocast(self.device, self.dtype, cache_enabled=not self.recompute and not ranks.several())
+        return torch.autocast(self.device, self.dtype, cache_enabled=not self.recompute)
 
     def micro_batches(self, batch: TokenBatch) -> list[TokenBatch]:
         """Return the micro-batches of a batch, equally many on every rank: ranks with fewer add idle ones.

@@ -217,6 +217,18 @@ def test_activations_are_what_torch_keeps(family: str, size: int, tmp_path: Path
     assert abs(edges) <= 64 * 8 * shape.hidden, "the embedding's result, and the last norm's"
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_activations_of_sharded_weights_in_bfloat16(family: str, tmp_path: Path) -> None:
+    shape = shape_of(network(family), tmp_path)
+    one, two = (network(family, num_hidden_layers=layers).bfloat16() for layers in (1, 2))
+    less = dataclasses.replace(shape, layers=1)
+    layer = cost.activation_bytes(shape, 2, 0, sharded=True) - cost.activation_bytes(less, 2, 0, sharded=True)
+    for tokens in (64, 128):
+        assert saved(two, tokens, 4) - saved(one, tokens, 4) == tokens * layer
+    edges = saved(two, 128, 4) - saved(two, 64, 4) - 64 * cost.activation_bytes(shape, 2, 0, sharded=True)
+    assert abs(edges) <= 64 * 8 * shape.hidden, "the embedding's result, and the last norm's"
+
+
 @pytest.mark.parametrize("size", [4, 2])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_activations_with_adapters_are_at_most_the_estimate(family: str, size: int, tmp_path: Path) -> None:
@@ -443,31 +455,31 @@ def test_memory_of_a_rank_by_hand() -> None:
     layer, edges = 784, 2 * 10 * 8 + 8  # parameters of one, and of embedding, head and last norm
     assert 2 * layer + edges == P
     estimate = cost.memory_estimate(TINY, of_eight(), frozenset({"values", "ref_logp"}), 2, EMBEDDED)
-    kept = (16 + 10) * 8 + 8 + 2 * (4 * 20 + 2 * (12 + 6)) + 4 * 4
+    kept = 2 * (4 + 4) * 8 + 8 + 2 * (4 * 20 + 2 * (12 + 6)) + 4 * 4
     held = {"weights": math.ceil(4 * (2 * P + C) / 8), "AdamW": P + C}
     assert estimate == Memory(
         training={
             **held,
             "engine": 2 * P,
             "gradients": P // 2,
-            "casts": 2 * (2 * layer + 8 + 80),
-            "activations": 64 * (2 * kept + 12 * 8 + 4),
+            "casts": 0,
+            "activations": 64 * (2 * kept + 8 * 8 + 4),
             "logits": 6 * 4 * 64 * 10,
             "batch": 64 * 4 * 40,
-            "gathered": 4 * (2 * layer + edges),
+            "gathered": 2 * (2 * layer + edges),
             "whole gradients": 4 * (layer + edges),
         },
         generation={**held, "engine": 2 * P, "KV cache": 4 * 40 * 48, "sampling": 4 * 10 * 24},
         main_memory=cost.PROGRAM + math.ceil(12 * (P + C) / 8),
     )
     again = cost.memory_estimate(TINY, of_eight(hardware={"recompute": True}), NOTHING, 2, EMBEDDED)
-    assert again.training["activations"] == 64 * (4 * 8 + kept + 12 * 8 + 4), "one layer's input, and all of the other"
-    assert again.training["casts"] == 2 * (layer + 80)
+    assert again.training["activations"] == 64 * (2 * 8 + kept + 8 * 8 + 4), "one layer's input, and all of the other"
     wide = cost.memory_estimate(TINY, of_eight(hardware={"recompute": True}), NOTHING, 4, EMBEDDED)
-    assert wide.training["casts"] == 0
+    assert wide.training["gathered"] == 4 * (2 * layer + edges)
     alone = cost.memory_estimate(TINY, small(hardware={"recompute": True}), NOTHING, 2, EMBEDDED).training
     assert not {"gathered", "whole gradients"} & set(alone)
-    assert alone["activations"] == again.training["activations"]
+    assert alone["activations"] == 64 * (4 * 8 + kept + 10 * 8 + 12 * 8 + 4), "five casts, and float32 between layers"
+    assert alone["casts"] == 2 * (layer + 80)
 
 
 def test_vllms_cache_by_hand() -> None:

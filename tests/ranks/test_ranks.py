@@ -32,7 +32,7 @@ from harness.tokens import metrics
 from harness.tokens import statistics as tokenstats
 from harness.tokens.metrics import Stopwatch
 from harness.train.collect import Answered, Collected, shared_out
-from harness.train.policy import Policy
+from harness.train.policy import Critic, Policy
 from tasks import Problem, Verdict, Verifier
 from tasks.countdown import Countdown
 
@@ -332,6 +332,55 @@ def test_policy_with_unequal_shares(tmp_path: Path) -> None:
                 close = torch.isclose(value, alone[name], rtol=2e-5, atol=2e-5).double().mean()
                 assert close > 0.999, name
                 torch.testing.assert_close(value, alone[name], rtol=2e-5, atol=2e-3, msg=name)
+
+
+Passed = dict[str, torch.Tensor | torch.dtype]
+
+
+def passed(folder: Path, groups: Sequence[int], dtype: torch.dtype) -> Passed:
+    """Return statistics and gradients of policy and critic on these groups, and the types that their weights have."""
+    hardware = Hardware(micro_tokens=90, recompute=0.5)
+    policy = Policy(folder, Train(), 0.9, "cpu", dtype, hardware)
+    critic = Critic(folder, Train(), 1e-3, "cpu", dtype, hardware)
+    with torch.no_grad():
+        ranks.here(critic.module.head.weight).fill_(0.1)
+    result: Passed = {}
+    for name, module in (("layer", policy.module.model.layers[0].mlp.up_proj), ("head", critic.module.head)):
+        module.register_forward_pre_hook(lambda module, _, name=name: result.update({name: module.weight.dtype}))
+    batch = TokenBatch.of([responses(group) for group in groups], [0.0] * 3 * len(groups), 100, "cpu")
+    result |= {"logp": policy.stats(batch).logp, "values": critic.values(batch)}
+    for part in policy.micro_batches(batch):
+        policy.backward(policy.current(part, frozenset()).logp.sum() / 500)
+    for part in critic.micro_batches(batch):
+        critic.backward((critic.current(part) - 1).square().sum() / 500)
+    for learner in (policy, critic):
+        gradients = [ranks.whole_weight(weight.grad).flatten() for weight in learner.weights.values()]
+        result[f"gradient of the {type(learner).__name__.lower()}"] = torch.cat(gradients)
+    return result
+
+
+def pass_on_rank(rank: int, folder: Path) -> Passed:
+    return passed(folder / "model", UNEQUAL[rank], torch.bfloat16)
+
+
+@pytest.mark.processes
+def test_shards_in_bfloat16_are_as_near_to_float32_as_autocast(tmp_path: Path) -> None:
+    """Weights are gathered in bfloat16, except a critic's head; gradients are summed in float32."""
+    torch.manual_seed(0)
+    Qwen3ForCausalLM(Qwen3Config(**SIZES)).save_pretrained(tmp_path / "model")
+    by_rank = on_ranks(pass_on_rank, tmp_path)
+    together = dict(by_rank[0])
+    for name in ("logp", "values"):
+        together[name] = torch.cat([result[name] for result in by_rank])
+    exact = passed(tmp_path / "model", range(8), torch.float32)
+    autocast = passed(tmp_path / "model", range(8), torch.bfloat16)
+    assert (together.pop("layer"), together.pop("head")) == (torch.bfloat16, torch.float32)
+    for name, actual in together.items():
+        assert isinstance(actual, torch.Tensor)
+        assert actual.dtype == torch.float32
+        error, accepted = ((x - exact[name]).norm() / exact[name].norm() for x in (actual, autocast[name]))
+        assert error < 1.5 * accepted + 1e-3, name
+        assert error < 0.02, name
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
