@@ -15,7 +15,6 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -28,6 +27,7 @@ from harness.conformance.probe import Probe, compute_outcome, random_probe
 from harness.methods.batch import TokenBatch, TokenStats
 from harness.methods.composition import Method
 from harness.tokens.metrics import Stopwatch
+from harness.train.first_pass import FirstPass
 from harness.train.trainer import Trainer
 
 PLAIN = "grpo"
@@ -98,9 +98,9 @@ def count_tokens(trainer: Trainer) -> list[int]:
     tokens: list[int] = []
     stats_during = trainer.stats_during
 
-    def counting(part: TokenBatch, *given: Any) -> TokenStats:
+    def counting(part: TokenBatch, old: TokenStats, first: FirstPass | None = None) -> TokenStats:
         tokens.append(len(part.index_T))
-        return stats_during(part, *given)
+        return stats_during(part, old, first)
 
     trainer.stats_during = counting  # type: ignore[method-assign]
     return tokens

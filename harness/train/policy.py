@@ -212,7 +212,7 @@ def recompute_layers(model: PreTrainedModel, share: float) -> None:
     model.gradient_checkpointing_enable({"use_reentrant": False})
     layers = layers_of(model)
     for layer in layers[recomputed_layers(len(layers), share) :]:
-        layer.gradient_checkpointing = False
+        layer.gradient_checkpointing = False  # type: ignore[assignment]
 
 
 class Scorer(nn.Module):

@@ -29,7 +29,7 @@ SIZES = {
 
 def gradients(kind: type[Policy | Critic], folder: Path, share: float) -> tuple[list[torch.Tensor], list[int]]:
     """Return the gradients of a batch, and how many times each layer was computed."""
-    learner = kind(folder, Train(), 1e-3, "cpu", torch.float32, Hardware(recompute=share))  # type: ignore[arg-type]
+    learner = kind(folder, Train(), 1e-3, "cpu", torch.float32, Hardware(recompute=share))
     rollouts = [Rollout([3], list(range(4, 4 + length)), [-1.0] * length, True) for length in (9, 5, 7)]
     batch = TokenBatch.of([rollouts], [0.0] * 3, 9, "cpu")
     computed: Counter[int] = Counter()
@@ -53,7 +53,7 @@ def test_gradients_with_a_share_of_the_layers(
     monkeypatch.setattr(batches, "LONG", long)
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    Qwen3ForCausalLM(Qwen3Config(**SIZES)).save_pretrained(tmp_path)  # type: ignore[arg-type]
+    Qwen3ForCausalLM(Qwen3Config(**SIZES)).save_pretrained(tmp_path)
     expected, once = gradients(kind, tmp_path, 0.0)
     assert once == [1, 1, 1, 1]
     assert max(grad.abs().max().item() for grad in expected) > 1e-3
