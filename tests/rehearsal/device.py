@@ -227,8 +227,7 @@ def add_device_guards() -> None:
     guards = (ctypes.c_void_p * 10).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")
     cuda, stand_in = 1, 9  # in torch's list of devices
     guards[stand_in] = ctypes.addressof(NO_DEVICES)
-    if not torch.backends.cuda.is_built():
-        guards[cuda] = ctypes.addressof(NO_DEVICES)
+    guards[cuda] = ctypes.addressof(NO_DEVICES)
     torch._C._ensureCUDADeviceGuardSet()
 
 
@@ -265,6 +264,7 @@ def pretend() -> None:
         "stream": nullcontext,
         "synchronize": lambda: None,
         "current_device": lambda: 0,
+        "is_current_stream_capturing": lambda: False,
         "get_device_properties": lambda device: SimpleNamespace(total_memory=80 * 2**30),
         "memory_snapshot": list,
         "set_per_process_memory_fraction": lambda share: None,
