@@ -131,9 +131,10 @@ def departures(protocol: Protocol, spec: CellSpec) -> list[str]:
     if settings.get("ruleset", "published") != definition["ruleset"]:
         sentences.append(f"its ruleset is {settings.get('ruleset', 'published')}")
     ours, axes = dict(flat_values(protocol_sections(settings))), definition["axes"]
-    expected = {name: definition[name] for name in SECTIONS}
-    for key, value in flat_values(expected):
-        if key not in axes and not is_headline(key) and ours.get(key) != value:
+    expected = dict(flat_values({name: definition[name] for name in SECTIONS}))
+    for key in expected | ours:  # either may have a key that the other leaves out at its default
+        of_axis = any(f"{key}.".startswith(f"{axis}.") for axis in axes)
+        if not of_axis and not is_headline(key) and ours.get(key) != expected.get(key):
             sentences.append(f"its {key} is {shown(ours.get(key))}")
     for section in ("train", "rollout", "eval", "stop"):
         own_values = dict(flat_values(settings[section], f"{section}."))

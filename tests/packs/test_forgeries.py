@@ -78,6 +78,12 @@ def other_identity(forgery: Forgery) -> None:
     forgery.edit_spec(identity={**identity, "train": {**identity["train"], "lr": 0.5}})
 
 
+def other_order(forgery: Forgery) -> None:
+    """Set what neither the protocol nor the identity has, since they leave it out at its default."""
+    settings = CellSpec.read(forgery.folder).settings
+    forgery.edit_spec(settings={**settings, "train": {**settings["train"], "order": "given"}})
+
+
 def replace_last_evaluation(forgery: Forgery) -> None:
     """Put the evaluation of the base model in the place of the last one."""
     first, last = (evaluation_path(forgery.folder, "countdown", step) for step in (0, 4))
@@ -158,6 +164,7 @@ FORGERIES = [
     (drop_protocol_seed, "its seeds or its further axes are not those of the protocol"),
     (other_settings, "its settings are not those of the protocol"),
     (other_identity, "its identity has the hash "),
+    (other_order, "its train.order is 'given'"),
     (replace_last_evaluation, "countdown-000004.json holds the evaluation of countdown at step 0"),
     (add_evaluation, "countdown-000005.json is of a step or a task at which it is not evaluated"),
     (remove_evaluation(0), "countdown-000000.json is missing: it is evaluated at that step"),
