@@ -104,7 +104,7 @@ def verdict(scores: Scores) -> str:
     return decided
 
 
-def scored(scores: Scores, score: str) -> dict[str, Any]:
+def scored(scores: Scores, score: str) -> Mapping[str, Any]:
     """Return the comparison in Avg@K or in Pass@K, whatever the K of the table."""
     kind = score.partition("@")[0]
     return next(row for name, row in scores.items() if name.startswith(f"{kind}@"))
