@@ -334,7 +334,7 @@ def test_policy_with_unequal_shares(tmp_path: Path) -> None:
                 torch.testing.assert_close(value, alone[name], rtol=2e-5, atol=2e-3, msg=name)
 
 
-Passed = dict[str, torch.Tensor | torch.dtype]
+Passed = dict[str, Any]  # tensors and types
 
 
 def passed(folder: Path, groups: Sequence[int], dtype: torch.dtype) -> Passed:
@@ -354,7 +354,10 @@ def passed(folder: Path, groups: Sequence[int], dtype: torch.dtype) -> Passed:
     for part in critic.micro_batches(batch):
         critic.backward((critic.current(part) - 1).square().sum() / 500)
     for learner in (policy, critic):
-        gradients = [ranks.whole_weight(weight.grad).flatten() for weight in learner.weights.values()]
+        gradients = []
+        for weight in learner.weights.values():
+            assert weight.grad is not None
+            gradients.append(ranks.whole_weight(weight.grad).flatten())
         result[f"gradient of the {type(learner).__name__.lower()}"] = torch.cat(gradients)
     return result
 
@@ -376,7 +379,6 @@ def test_shards_in_bfloat16_are_as_near_to_float32_as_autocast(tmp_path: Path) -
     autocast = passed(tmp_path / "model", range(8), torch.bfloat16)
     assert (together.pop("layer"), together.pop("head")) == (torch.bfloat16, torch.float32)
     for name, actual in together.items():
-        assert isinstance(actual, torch.Tensor)
         assert actual.dtype == torch.float32
         error, accepted = ((x - exact[name]).norm() / exact[name].norm() for x in (actual, autocast[name]))
         assert error < 1.5 * accepted + 1e-3, name
