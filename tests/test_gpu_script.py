@@ -69,7 +69,7 @@ def packed(place: Path) -> list[str]:
 
 @pytest.mark.processes
 def test_a_row_that_fails_or_hangs_stops_no_other(rehearsal: Path) -> None:
-    with start(rehearsal, limits="1", hangs="benchmarks.gpu.engine") as process:
+    with start(rehearsal, limits="5", hangs="benchmarks.gpu.engine") as process:
         output, _ = process.communicate(timeout=50)
     assert process.returncode == 1
     assert output.endswith(f"failed or over the limit, see in {rehearsal / 'out'}: tests.txt engine.md\n")

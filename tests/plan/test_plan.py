@@ -990,7 +990,7 @@ def test_show_plan_of_the_paper() -> None:
     assert "difficulty filter of dapo_math, once for each model: about 17,000 problems x 16, 1.95 billion" in text
     parameters = PUBLISHED["qwen2.5-7b-instruct"]
     assert "memory of each of 8 processes, qwen2.5-7b-instruct" in text
-    assert f"AdamW {parameters / GIB:.1f}, gathered" in text
+    assert f"AdamW {parameters / GIB:.1f}, activations" in text
     cache = 40 * 10**9 - 2 * parameters
     assert f"KV cache {cache / GIB:.1f}, engine {2 * parameters / GIB:.1f}" in text
     # 8,192 tokens, 2 x 28 layers x 512 values of two bytes
