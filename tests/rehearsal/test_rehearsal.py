@@ -34,7 +34,7 @@ def test_cells_on_a_device_that_pretends_to_be_a_gpu(tmp_path: Path) -> None:
 
 
 def test_shards_and_memory_of_eight_ranks(tmp_path: Path) -> None:
-    """`plan` must not be below what the update takes, and not far above: of four layers, what it adds once weighs much."""
+    """`plan` must not be below what the update takes, and not far above; of four layers, what counts once is much."""
     results = results_of("sharded_memory.py", tmp_path)
     assert results["shards"] == [results["parameters"] / 8] * 8
     for case, figures in results["updates"].items():
