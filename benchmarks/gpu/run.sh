@@ -34,7 +34,7 @@ row() { # the limit, a file in OUT, and the command whose output it gets
     shift 2
     echo "== $((SECONDS - begun)) s: $file"
     # In the background, since bash finishes a command in the foreground before it heeds a signal.
-    timeout -s INT -k 15 "$limit" "$@" > >(tee -a "$out/$file") 2>&1 &
+    timeout -s INT -k 15 "$limit" "$@" >>"$out/$file" 2>&1 &
     running=$!
     wait "$running" || failed+=("$file")
     running=
