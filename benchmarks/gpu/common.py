@@ -37,10 +37,8 @@ def used_gib() -> float:
     return (total - free) / 2**30
 
 
-@contextmanager
-def random_model(shape: Shape) -> Iterator[Path]:
-    """Yield the folder of a Qwen2 model with random weights, in bfloat16, in main memory where that is a folder."""
-    config = Qwen2Config(
+def config_of(shape: Shape) -> Qwen2Config:
+    return Qwen2Config(
         vocab_size=shape.vocabulary,
         hidden_size=shape.hidden,
         intermediate_size=shape.mlp,
@@ -53,9 +51,14 @@ def random_model(shape: Shape) -> Iterator[Path]:
         bos_token_id=0,
         eos_token_id=0,
     )
+
+
+@contextmanager
+def random_model(shape: Shape) -> Iterator[Path]:
+    """Yield the folder of a Qwen2 model with random weights, in bfloat16, in main memory where that is a folder."""
     torch.manual_seed(0)
     with torch.device(DEVICE):
-        model = Qwen2ForCausalLM(config).to(torch.bfloat16)
+        model = Qwen2ForCausalLM(config_of(shape)).to(torch.bfloat16)
     with torch.no_grad():
         model.model.norm.weight.mul_(5)  # logits that differ by more than 1, like those of a trained model
     place = "/dev/shm" if os.path.isdir("/dev/shm") else None

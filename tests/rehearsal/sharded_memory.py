@@ -28,8 +28,9 @@ from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from benchmarks.gpu.common import config_of
 from harness import config, ranks
 from harness.base.shape import Shape
 from harness.config import Config
@@ -73,18 +74,6 @@ def rank(number: int) -> Iterator[None]:
     dist.init_process_group("fake", store=FakeStore(), rank=number, world_size=RANKS)
     yield
     dist.destroy_process_group()
-
-
-def config_of(shape: Shape) -> Qwen2Config:
-    return Qwen2Config(
-        vocab_size=shape.vocabulary,
-        hidden_size=shape.hidden,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        intermediate_size=shape.mlp,
-        tie_word_embeddings=shape.tied,
-    )
 
 
 def as_named(model: PreTrainedModel, folder: Path) -> dict[str, str]:
