@@ -43,6 +43,7 @@ PICTURE = REFERENCE / "demo/curves.svg"
 # Studies whose pages are elsewhere than in their folder.
 ELSEWHERE = {
     "demo": (REPOSITORY / "README.md", REPOSITORY / "docs/evidence/demo.md"),
+    "field": (REPOSITORY / "docs/which-method.md",),
     "laptop": (REPOSITORY / "docs/evidence/laptop.md",),
 }
 STUDIES = tuple(sorted({path.parent.name for path in FOLDERS.glob("*/README.md")} | ELSEWHERE.keys()))
@@ -215,7 +216,7 @@ def tables() -> dict[str, str]:
             "field-new-seeds": as_markdown(field.table(field.by_task(field.WITH_NEW_SEEDS))),
             "field-tuned": as_markdown(field.table(field_tuned.by_task())),
             "field-tuned-coloring-half-lr": as_markdown(tuned(field_tuned.HALF_RATE)[FULL]),
-            "field-short": as_markdown(field.table(field_tuned.decided(), missing="not run again")),
+            "which-method": as_markdown(field_tuned.which_method()),
             "transfer-agreement": as_markdown(transfer.agreement_table()),
             "transfer-effects": as_markdown(transfer.effects_table()),
             "transfer-literature": as_markdown(transfer.literature_table()),

@@ -135,7 +135,7 @@ def print_explanations(console: Console, explanations: Sequence[dict[str, Any]])
     console.print(
         "of each quadrant: the tokens that a method gives no gradient, and its weight x |A| against plain GRPO's; "
         "entropy: the first-order change, in nats for a common logit step of 1; a method with a memory is shown in its "
-        "initial state",
+        "initial state; docs/which-method.md: which methods gained what, at which strength",
         style="dim",
     )
 

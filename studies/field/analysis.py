@@ -142,18 +142,15 @@ def methods_of(tasks: Iterable[Rows]) -> list[str]:
     return sorted(methods, key=lambda method: (-mean_difference(method, PASS, all_rows), method))
 
 
-def table(tasks: Mapping[str, Rows], missing: str = "not done") -> DataFrame:
-    """Return the tasks side by side as text: the highest mean difference in Pass@16 first.
-
-    `missing`: the verdict shown for a method that a task has no row of.
-    """
+def table(tasks: Mapping[str, Rows]) -> DataFrame:
+    """Return the tasks side by side as text: the highest mean difference in Pass@16 first."""
     lines = []
     for method in (BASE_MODEL, BASELINE, *methods_of(tasks.values())):
         line = {"method": method}
         for words, rows in tasks.items():
             scores = rows.get(method)
             columns = [f"{words}: {name}" for name in (f"{AVG} - grpo", f"{PASS} - grpo", "verdict", "seeds")]
-            values = ["", "", missing, "0"]
+            values = ["", "", "not done", "0"]
             if scores:
                 differences = [shown_difference(scores[score]) for score in (AVG, PASS)]
                 values = [*differences, verdict(scores), str(scores[PASS]["seeds"])]

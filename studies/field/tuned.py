@@ -16,6 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from pandas import DataFrame
+
 from harness.base import safe_yaml
 from harness.config import CANDIDATES as CANDIDATES
 from harness.config import CHOICE, TUNE_SUFFIX, TUNED_SUFFIX
@@ -80,12 +82,43 @@ def by_task(matrices: Mapping[str, str] = TASKS) -> dict[str, Rows]:
 
 
 def decided() -> dict[str, Rows]:
-    """Return by task the rows with new seeds of the methods that win or trade on a task, of GRPO and the base model."""
-    tasks = by_task(RULE_5)
+    """Return by task the rows of the methods that win or trade on a task, of GRPO and the base model.
+
+    A method that a task did not run again has its three first seeds there.
+    """
+    new = by_task(RULE_5)
     shown = {BASE_MODEL, field.BASELINE}
-    for rows in tasks.values():
+    for rows in new.values():
         shown |= {name for name, scores in rows.items() if field.verdict(scores)}
-    return {words: {name: rows[name] for name in rows if name in shown} for words, rows in tasks.items()}
+    return {words: {name: new[words].get(name, rows[name]) for name in shown} for words, rows in by_task().items()}
+
+
+def suited() -> dict[str, set[str]]:
+    """Return the methods to try by what matters, by the rules of docs/which-method.md."""
+    tasks = decided().values()
+    methods = [name for name in next(iter(tasks)) if name not in (BASE_MODEL, field.BASELINE)]
+    cheap = {name for name in methods if all(mean_loss(rows[name]) <= field.SLACK for rows in tasks)}
+    return {
+        "Pass@K": {name for name in methods if all(field.verdict(rows[name]) for rows in tasks)},
+        "accuracy": {name for name in cheap if any(field.verdict(rows[name]) == "wins" for rows in tasks)},
+        "both": {name for name in cheap if all(field.gains(rows[name]) for rows in tasks)},
+    }
+
+
+def mean_loss(scores: Mapping[str, Mapping[str, Any]]) -> float:
+    return -float(scores[field.AVG]["difference"]["mean"])
+
+
+def which_method() -> DataFrame:
+    """Return the table of docs/which-method.md."""
+    tasks = decided()
+    table = field.table(tasks)
+    for matrix, words in TASKS.items():
+        place = table.columns.get_loc(f"{words}: {field.AVG} - grpo")
+        table.insert(place, f"{words}: chosen", table["method"].map(choice(matrix)["methods"]).fillna(""))
+    matters = [", ".join(what for what, names in suited().items() if name in names) for name in table["method"]]
+    table.insert(1, "if this matters", matters)
+    return table
 
 
 def same_choices() -> tuple[int, int]:
