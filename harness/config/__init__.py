@@ -26,6 +26,8 @@ from harness.config.checks import (
     validate,
 )
 from harness.config.sections import (
+    ADAMW,
+    ADAMW8BIT,
     GIVEN,
     MICRO_BATCH,
     MINI_BATCH,
@@ -57,6 +59,8 @@ from harness.config.sections import (
 )
 
 __all__ = [  # with the sections, so that other modules need only this one
+    "ADAMW",
+    "ADAMW8BIT",
     "CHOICE",
     "CONFIGS",
     "GIVEN",
@@ -93,6 +97,7 @@ __all__ = [  # with the sections, so that other modules need only this one
     "config_of_overrides",
     "find",
     "load_config",
+    "replaced",
     "round_names",
     "scalars",
     "setting_label",

@@ -13,7 +13,7 @@ from harness.base.addresses import may_be_written
 from harness.base.errors import UserError, nearest, one_of, short, shown
 from harness.base.schema import section
 from harness.base.shape import ARCHITECTURES, LINEAR, Shape
-from harness.config.sections import MOST_CANDIDATES, Config, Eval, Filter, Lora, Resample
+from harness.config.sections import ADAMW8BIT, MOST_CANDIDATES, Config, Eval, Filter, Hardware, Lora, Resample
 
 MOST_CELLS = 5_000  # of a matrix
 LONGEST_SPEC = 2_000  # characters of a method or a task with its options
@@ -172,7 +172,9 @@ def validate(config: Config) -> None:
     if train.resample is not None:
         validate_resample(train.resample, config)
     if train.lora is not None:
-        validate_adapters(train.lora, config)
+        validate_adapters(train.lora, hardware)
+    if train.optimizer == ADAMW8BIT:
+        validate_moments(hardware)
     if config.rollout.lag >= train.steps:
         raise UserError(
             f"rollout.lag is {config.rollout.lag}, but train.steps is {train.steps}, and no step comes "
@@ -213,7 +215,7 @@ def validate_resample(settings: Resample, config: Config) -> None:
         )
 
 
-def validate_adapters(settings: Lora, config: Config) -> None:
+def validate_adapters(settings: Lora, hardware: Hardware) -> None:
     if not settings.targets:
         raise UserError(f"train.lora.targets is empty; allowed: one and more of {', '.join(LINEAR)}")
     for name in settings.targets:
@@ -222,10 +224,25 @@ def validate_adapters(settings: Lora, config: Config) -> None:
         if name in NO_TARGETS:
             raise UserError(f"train.lora.targets names {name!r}, but {NO_TARGETS[name]}; {nearest(name, LINEAR)}")
         one_of("train.lora.targets", name, LINEAR)
-    if config.hardware.world > 1:
+    check_one_rank("train.lora is set", hardware)
+
+
+def validate_moments(hardware: Hardware) -> None:
+    """Check the hardware for AdamW with moments of 8 bits."""
+    check_one_rank(f"train.optimizer is {ADAMW8BIT!r}", hardware)
+    if hardware.offload:
         raise UserError(
-            f"a cell has {config.hardware.world} ranks (hardware.ranks, hardware.nodes), and train.lora is set, which "
-            "trains on one; allowed: 1"
+            f"hardware.offload is true, which moves AdamW to the CPU, where train.optimizer={ADAMW8BIT} is slow and "
+            "saves the device nothing; allowed: one of the two"
+        )
+
+
+def check_one_rank(setting: str, hardware: Hardware) -> None:
+    """Refuse several ranks with a setting that trains on one."""
+    if hardware.world > 1:
+        raise UserError(
+            f"a cell has {hardware.world} ranks (hardware.ranks, hardware.nodes), and {setting}, which trains on one; "
+            "allowed: 1"
         )
 
 

@@ -23,6 +23,7 @@ from harness.base.units import plural
 BY_TASK = ("problems", "samples", "k", "temperature")  # the settings that eval.by_task may set for a single task
 PUBLISHED, TUNED = "published", "tuned"  # rulesets
 OWN, TRL = "own", "trl"  # trainers of a cell
+ADAMW, ADAMW8BIT = "adamw", "adamw8bit"  # optimizers
 SHUFFLED, GIVEN = "shuffled", "given"  # orders of the problems
 MINI_BATCH, MICRO_BATCH = "mini-batch", "micro-batch"  # the tokens over which the loss is a mean
 MOST_CANDIDATES = 6  # of a method
@@ -80,7 +81,7 @@ class Lora:
 
 @dataclass
 class Train:
-    """The training loop and its optimizer, AdamW."""
+    """The training loop and its optimizer."""
 
     steps: int = number(300, least=1)
     """Training steps; each samples one rollout batch and trains on it."""
@@ -97,6 +98,8 @@ class Train:
     option `critic_lr` of its objective."""
     warmup_steps: int = number(0, least=0)
     """Steps over which the learning rate rises linearly to its value."""
+    optimizer: str = choice(ADAMW, (ADAMW, ADAMW8BIT))
+    """adamw8bit: AdamW with moments of 8 bits, which torchao has to be installed for (docs/gpu.md)."""
     betas: list[float] = numbers([0.9, 0.999], length=2, least=0, below=1)
     """Decay rates of AdamW's two moments."""
     weight_decay: float = number(0.0, least=0)
@@ -127,7 +130,7 @@ class Train:
         Identities, protocols and parameters from before there was a choice stay as they are.
         """
         settings = dataclasses.asdict(self)
-        for name in ("lora", "backend", "order", "loss_scale"):
+        for name in ("lora", "backend", "order", "loss_scale", "optimizer"):
             if settings[name] == getattr(Train, name):
                 del settings[name]
         return settings

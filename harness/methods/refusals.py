@@ -6,7 +6,7 @@ from collections.abc import Callable
 from importlib import metadata
 
 from harness.base.errors import UserError
-from harness.config import MINI_BATCH, TRL, Config
+from harness.config import ADAMW, ADAMW8BIT, MINI_BATCH, TRL, Config
 from harness.methods.composition import Method
 
 
@@ -54,6 +54,7 @@ REFUSALS: dict[str, Callable[[Method], str | None]] = {"trl": trl_refusal, "verl
 # The trainers of cells: TRL (train.backend), or our own
 
 PEFT = "peft"  # the distribution that makes the adapters of train.lora
+TORCHAO = "torchao"  # that has AdamW with moments of 8 bits
 TRL_DISTRIBUTIONS = ("trl", "accelerate")  # that train
 LEAST_GROUP = 2  # of GRPOTrainer, which refuses a smaller num_generations
 
@@ -75,6 +76,7 @@ def check_backend(config: Config, method: Method) -> None:
         "correction.kind": (config.correction.kind, config.correction.kind == "off", "off"),
         "train.resample": ("set", train.resample is None, "null"),
         "train.lora": ("set", train.lora is None, "null"),
+        "train.optimizer": (train.optimizer, train.optimizer == ADAMW, ADAMW),
         "train.loss_scale": (train.loss_scale, train.loss_scale == MINI_BATCH, MINI_BATCH),
         "train.group": (train.group, train.group >= LEAST_GROUP, f"{LEAST_GROUP} and more"),
     }
@@ -91,6 +93,8 @@ def trainer_obstacle(config: Config) -> str | None:
         needed |= dict.fromkeys(TRL_DISTRIBUTIONS, (f"train.backend is {TRL!r}", "trl"))
     if config.train.lora is not None:
         needed[PEFT] = ("train.lora is set", "lora")
+    if config.train.optimizer == ADAMW8BIT:
+        needed[TORCHAO] = (f"train.optimizer is {ADAMW8BIT!r}", ADAMW8BIT)
     for package, (setting, extra) in needed.items():
         try:
             metadata.version(package)

@@ -11,7 +11,7 @@ from math import ceil
 
 import tasks
 from harness.base.shape import LINEAR, Shape, recomputed_layers
-from harness.config import Config
+from harness.config import ADAMW, ADAMW8BIT, Config, Train
 from harness.rollout.choice import (
     EMBEDDED_SEQUENCES,
     VLLM_CPU_CACHE_GIB,
@@ -29,6 +29,9 @@ FLOAT = 4  # bytes of float32, the type of trained weights, gradients, moments a
 # torch; a test ties the two.
 LOGITS = {"cpu": 2**17, "cuda": 2**25}
 LOGIT_COPIES = 6  # float32 copies of these at the peak of a backward pass through logp and entropy (measured)
+# Bytes of AdamW's two moments of a parameter. With 8 bits each is a code, and a block of 256 has a scale; the few
+# parameters in weights of under 4,096 numbers, which stay in float32, are left out.
+MOMENTS = {ADAMW: 2 * FLOAT, ADAMW8BIT: 2 * (1 + FLOAT / 256)}
 COLUMNS = 64  # bytes of ids, statistics and weights for each token of a rollout batch
 PROGRAM = 5 * 2**27  # bytes of Python with torch and transformers, before there is a model: measured 0.51 GiB
 
@@ -261,10 +264,13 @@ class Parameters:
     def trained(self) -> int:
         return self.policy + self.critic
 
-    @property
-    def checkpoint(self) -> int:
-        """The bytes of a checkpoint: what is trained, with AdamW's moments."""
-        return 3 * FLOAT * self.trained
+    def moments(self, train: Train) -> int:
+        """Return the bytes of AdamW's moments."""
+        return ceil(MOMENTS[train.optimizer] * self.trained)
+
+    def checkpoint(self, train: Train) -> int:
+        """Return the bytes of a checkpoint: what is trained, with its moments."""
+        return FLOAT * self.trained + self.moments(train)
 
 
 def memory_estimate(shape: Shape, config: Config, needs: Needs, size: int, engine: EngineLimits) -> Memory:
@@ -277,11 +283,11 @@ def memory_estimate(shape: Shape, config: Config, needs: Needs, size: int, engin
     masters = FLOAT * (parameters.trained + parameters.reference)
     always = {
         "weights": per_rank(masters + size * parameters.frozen, config),
-        "AdamW": 0 if hardware.offload else per_rank(2 * FLOAT * parameters.trained, config),
+        "AdamW": 0 if hardware.offload else per_rank(parameters.moments(config.train), config),
     }
     # A checkpoint is copied to main memory before it is written; with offload, the moments and a copy of all weights
     # are there too. Adapters are merged into a copy of the model, which is saved when there is no checkpoint.
-    checkpoint = per_rank(parameters.checkpoint, config)
+    checkpoint = per_rank(parameters.checkpoint(config.train), config)
     merged = FLOAT * shape.parameters if config.train.lora is not None and config.checkpoint.save_model else 0
     main_memory = PROGRAM + max(checkpoint, merged)
     if hardware.offload:
@@ -324,7 +330,7 @@ def memory_estimate(shape: Shape, config: Config, needs: Needs, size: int, engin
 
 def disk_bytes(shape: Shape, config: Config, needs: Needs) -> tuple[int, int]:
     """Return the bytes of a checkpoint, and of all that a finished cell leaves on disk."""
-    checkpoint, settings = Parameters.of(shape, config, needs).checkpoint, config.checkpoint
+    checkpoint, settings = Parameters.of(shape, config, needs).checkpoint(config.train), config.checkpoint
     return checkpoint, checkpoint * settings.keep_last + FLOAT * shape.parameters * settings.save_model
 
 

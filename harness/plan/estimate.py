@@ -35,7 +35,7 @@ STATES = ("done", "running", "stale", "failed", "stopped", "planned")
 USUAL = 80 * 10**9  # bytes of the GPU that is assumed where none is known
 # The settings on which the time of a step and of an evaluation depends.
 SIZE = {
-    "train": ("prompts", "group", "updates", "epochs", "filter", "resample", "lora", "dtype", "backend"),
+    "train": ("prompts", "group", "updates", "epochs", "filter", "resample", "lora", "optimizer", "dtype", "backend"),
     "rollout": ("engine", "max_new_tokens", "max_prompt_tokens", "lag"),
     "eval": ("tasks", "split", "problems", "samples", "by_task"),
     "stop": ("tokens",),

@@ -177,7 +177,8 @@ def fitting_hardware(plan: Plan) -> dict[str, Any]:
     if not fits:
         needed = gib(largest.memory.needed(plan.kind))
         raise UserError(f"training {largest.model} needs {needed}, and no setting makes it fit into {gib(room)}")
-    changes = dict(fits[0].changes)
+    # Of the hardware alone: in the first fit, moments are offloaded before another optimizer is taken.
+    changes = {key.removeprefix("hardware."): value for key, value in fits[0].changes.items()}
     if plan.kind == "cpu" and plan.at_once * fits[0].needed > room:
         changes["threads"] = machine.cores // (room // fits[0].needed)
     return changes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import tasks
+from harness.base.errors import UserError
 from harness.base.shape import ARCHITECTURES
 from harness.base.units import GIB, gib, plural
-from harness.config import OWN, Config
+from harness.config import ADAMW8BIT, OWN, Config, replaced, value_at
+from harness.config.checks import validate
 from harness.launch.machine import Machine
 from harness.matrix import Cell
 from harness.methods.refusals import trainer_obstacle
@@ -187,51 +188,62 @@ class Obstacles:
 
 @dataclass(frozen=True)
 class Fit:
-    """Changes of the hardware's settings with which a cell fits, and the bytes that it needs then."""
+    """Changes of settings with which a cell fits, and the bytes that it needs then."""
 
     changes: Mapping[str, Any]
     needed: int
 
     @property
     def settings(self) -> list[str]:
-        return [f"hardware.{key}={str(value).lower()}" for key, value in self.changes.items()]
+        return [f"{key}={str(value).lower()}" for key, value in self.changes.items()]
 
 
 def fits_of(footprint: Footprint, kind: str, room: int) -> list[Fit]:
     """Return the fewest changes that together make a cell fit into a number of bytes; more devices only if need be."""
-    hardware = footprint.config.hardware
-    options: dict[str, list[Any]] = {"recompute": [True], "micro_tokens": [cost.longest_sequence(footprint.config)]}
-    sequence = cost.longest_sequence(footprint.config) * cost.cache_bytes_per_token(footprint.shape, footprint.size)
-    options["cache_gib"] = [ceil(10 * responses * sequence / GIB) / 10 for responses in CACHES]
+    config, longest = footprint.config, cost.longest_sequence(footprint.config)
+    sequence = longest * cost.cache_bytes_per_token(footprint.shape, footprint.size)
+    options: dict[str, list[Any]] = {
+        "hardware.recompute": [True],
+        "hardware.micro_tokens": [longest],
+        "hardware.cache_gib": [ceil(10 * responses * sequence / GIB) / 10 for responses in CACHES],
+    }
     further: list[dict[str, Any]] = [{}]
     if kind == "cuda":
-        options["offload"] = [True]
-        if footprint.config.train.lora is None:  # adapters are trained on one rank
-            further.append({"ranks": 2 * hardware.ranks})
-    new = [key for key, values in options.items() if getattr(hardware, key) not in values]
+        # The optimizer is the last, since it alone changes numbers, and saves less than offloading does.
+        options |= {"hardware.offload": [True], "train.optimizer": [ADAMW8BIT]}
+        further.append({"hardware.ranks": 2 * config.hardware.ranks})
+    new = [key for key, values in options.items() if value_at(config, key) not in values]
     for more in further:
         for number in range(len(new) + 1):
             fits = []
             for keys in itertools.combinations(new, number):
                 for values in itertools.product(*[options[key] for key in keys]):
                     changes = dict(zip(keys, values, strict=True)) | more
-                    fit = Fit(changes, needed_with(footprint, kind, room, changes))
-                    if fit.needed <= room:
-                        fits.append(fit)
+                    needed = needed_with(footprint, kind, room, changes)
+                    if needed is not None and needed <= room:
+                        fits.append(Fit(changes, needed))
                         break  # a smaller cache would fit, too
             if fits:
                 return fits
     return []
 
 
-def needed_with(footprint: Footprint, kind: str, room: int, changes: Mapping[str, Any]) -> int:
-    """Return the bytes of a process with other settings of the hardware; on a CPU, of all that share its memory."""
-    hardware = dataclasses.replace(footprint.config.hardware, **changes)
-    config = dataclasses.replace(footprint.config, hardware=hardware)
+def needed_with(footprint: Footprint, kind: str, room: int, changes: Mapping[str, Any]) -> int | None:
+    """Return the bytes of a process with other settings; on a CPU, of all that share its memory.
+
+    None where these settings contradict each other.
+    """
+    config = footprint.config
+    for key, value in changes.items():
+        config = replaced(config, key, value)
+    try:
+        validate(config)
+    except UserError:
+        return None
     shape, size = footprint.shape, footprint.size
     engine = cost.engine_limits(shape, config, size, kind, room)
     memory = cost.memory_estimate(shape, config, footprint.needs, size, engine)
-    return memory.needed(kind) * (hardware.ranks if kind == "cpu" else 1)
+    return memory.needed(kind) * (config.hardware.ranks if kind == "cpu" else 1)
 
 
 def footprint_label(footprint: Footprint) -> str:

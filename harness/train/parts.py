@@ -21,9 +21,9 @@ from harness.cells.lease import Heartbeat
 from harness.cells.provenance import Made
 from harness.cells.spec import CellSpec
 from harness.cells.state import State
-from harness.config import OWN, TRL, Config
+from harness.config import ADAMW8BIT, OWN, TRL, Config
 from harness.methods.composition import Method, method_classes
-from harness.methods.refusals import PEFT, TRL_DISTRIBUTIONS
+from harness.methods.refusals import PEFT, TORCHAO, TRL_DISTRIBUTIONS
 from harness.rollout import choice, engines, models
 from harness.rollout.ends import end_tokens
 from harness.rollout.proof import check_engine_weights
@@ -119,6 +119,8 @@ def record_attempt(folder: Path, config: Config, sources: dict[str, str], base_m
         packages += TRL_DISTRIBUTIONS
     if config.train.lora is not None:
         packages.append(PEFT)
+    if config.train.optimizer == ADAMW8BIT:
+        packages.append(TORCHAO)
     provenance.begin_attempt(folder, sources, config.hardware.device, gpu, packages, base_model=base_model, **more)
 
 

@@ -24,6 +24,7 @@ from harness.tokens.head import Head, wide
 from harness.tokens.statistics import token_stats
 from harness.train import invariants, lora, packing, weights
 from harness.train.hidden import hidden_states, response_tokens
+from harness.train.optimizer import build_optimizer, fresh_state, plain_tensors, take_step
 
 
 class Learner:
@@ -77,13 +78,7 @@ class Learner:
         self.machine_threads = max(int(devices.usable_cores() * hardware.share) // hardware.ranks, hardware.threads)
         if hardware.offload:
             self.masters = {name: ranks.on_cpu(x) for name, x in self.weights.items()}
-        self.optimizer = torch.optim.AdamW(
-            self.masters.values(),
-            lr=lr,
-            betas=(train.betas[0], train.betas[1]),
-            weight_decay=train.weight_decay,
-            fused=True,
-        )
+        self.optimizer = build_optimizer(self.masters.values(), train, lr)
 
     def autocast(self) -> contextlib.AbstractContextManager[None]:
         if self.dtype == torch.float32 or self.sharded:  # weights of shards are gathered in the type of the computation
@@ -117,15 +112,13 @@ class Learner:
         norm = ranks.whole_weight(clip_grad_norm_(self.module.parameters(), self.train.grad_clip)).item()
         if not torch.isfinite(torch.tensor(norm)):
             raise CellFailure(f"the gradient of the {type(self).__name__.lower()} is not finite (its norm is {norm})")
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
         if self.masters is not self.weights:
             for name, weight in self.weights.items():
                 self.masters[name].grad = None if weight.grad is None else ranks.on_cpu(weight.grad)
         # An optimizer of other tensors, for example of parameters that sharding has replaced, would raise no error.
         before = invariants.sampled_numbers(self.masters)
         with self.threads_of_machine():
-            self.optimizer.step()
+            take_step(self.optimizer, lr, self.device)
         invariants.check_changed(before, self.masters, norm, lr)
         # With offload the masters have gradients of their own.
         self.optimizer.zero_grad(set_to_none=True)
@@ -154,25 +147,17 @@ class Learner:
         tensors = {f"weight.{name}": master.detach() for name, master in self.masters.items()}
         for name, master in self.masters.items():
             # Not by index: the optimizer's dict would make an entry for a weight that never had a gradient.
-            for kind, x in self.optimizer.state.get(master, {}).items():
-                tensors[f"{kind}.{name}"] = x
+            state = plain_tensors(self.optimizer.state.get(master, {}))
+            tensors |= {f"{kind}.{name}": x for kind, x in state.items()}
         return tensors
 
     def load_state(self, names: Collection[str], fill: Callable[[dict[str, Tensor]], None]) -> None:
         """Take over a state with these names of tensors, which `fill` writes into the tensors that it receives."""
         for name, master in self.masters.items():
-            # AdamW makes its moments in its first step, so that a fresh optimizer has nothing to write into. A weight
-            # that never had a gradient has none in the checkpoint either.
-            moments = {
-                "step": torch.empty((), device=master.device),
-                "exp_avg": torch.empty_like(master),
-                "exp_avg_sq": torch.empty_like(master),
-            }
-            state: dict[str, Tensor] = {}
-            for kind, x in moments.items():
-                if f"{kind}.{name}" in names:
-                    state[kind] = x
-            self.optimizer.state[master] = state
+            # An optimizer makes a weight's state in its first step, so that a fresh one has nothing to write into. A
+            # weight that never had a gradient has no state in the checkpoint either.
+            has_state = f"step.{name}" in names
+            self.optimizer.state[master] = fresh_state(self.optimizer, master) if has_state else {}
         fill(self.state())
         self.publish()
 

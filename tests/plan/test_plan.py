@@ -364,6 +364,12 @@ def test_memory_by_hand() -> None:
         },
         main_memory=cost.PROGRAM + 12 * P,
     )
+    eight_bit = small(train={"optimizer": "adamw8bit"})
+    shorter = cost.memory_estimate(TINY, eight_bit, NOTHING, 2, EMBEDDED)
+    moments = math.ceil(2 * (P + P / 256 * 4))  # a code for each parameter, and a scale for each 256
+    assert shorter.training == estimate.training | {"AdamW": moments}
+    assert shorter.main_memory == cost.PROGRAM + 4 * P + moments
+    assert cost.disk_bytes(TINY, eight_bit, NOTHING) == (4 * P + moments, 4 * P)
     offloaded = cost.memory_estimate(TINY, small(hardware={"offload": True}), NOTHING, 2, EMBEDDED)
     assert offloaded.training == estimate.training | {"AdamW": 0}
     assert offloaded.generation == estimate.generation | {"AdamW": 0}
@@ -782,7 +788,9 @@ def test_plan_for_a_machine_that_has_it_all() -> None:
 
 @pytest.mark.usefixtures("empty")
 @pytest.mark.parametrize("engine", ["embedded", "vllm"])
-@pytest.mark.parametrize("chosen", [[], ["round=1.5b"]])
+@pytest.mark.parametrize(
+    "chosen", [[], ["round=1.5b"], ["round=1.5b", "hardware.offload=false", "train.optimizer=adamw8bit"]]
+)
 def test_what_is_for_a_card_of_24_gb_fits_into_it(engine: str, chosen: list[str]) -> None:
     card = dataclasses.replace(BIG, devices=(Device("card", 24 * 10**9),))
     assert "GiB in 1 process" not in lacking("gpu-24gb", card, f"rollout.engine={engine}", *chosen)
@@ -1060,28 +1068,39 @@ def test_cells_side_by_side_end_when_they_say() -> None:
 
 @pytest.mark.usefixtures("empty")
 def test_fits_are_as_few_changes_as_possible(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compared with each set of changes; twice the devices only where nothing else fits."""
+    """Compared with each set of changes that is allowed; twice the devices only where nothing else fits."""
     settings = config.load_config("standard", ["models=[qwen2.5-7b-instruct]", "methods=[grpo]"])
     [each] = plan_for(settings, matrix.cells(settings), NODE).footprints
-    options: dict[str, Any] = {"recompute": True, "micro_tokens": cost.longest_sequence(each.config)}
-    options |= {"cache_gib": 0.1, "offload": True, "ranks": 2}  # of the caches, the smallest alone is offered here
+    options: dict[str, Any] = {
+        "hardware.recompute": True,
+        "hardware.micro_tokens": cost.longest_sequence(each.config),
+        "hardware.cache_gib": 0.1,  # the smallest of the caches, which alone is offered here
+        "hardware.offload": True,
+        "train.optimizer": "adamw8bit",
+        "hardware.ranks": 2,
+    }
     monkeypatch.setattr(lacks, "CACHES", (1,))
     needed = {}
-    for number in range(6):
+    for number in range(7):
         for keys in itertools.combinations(options, number):
-            changes = {key: options[key] for key in keys}
-            hardware = dataclasses.replace(each.config.hardware, **changes)
-            changed = dataclasses.replace(each.config, hardware=hardware)
+            if "train.optimizer" in keys and {"hardware.offload", "hardware.ranks"} & {*keys}:
+                continue
+            changed = each.config
+            for key in keys:
+                changed = config.replaced(changed, key, options[key])
             engine = cost.engine_limits(each.shape, changed, each.size, "cuda", 1)
             needed[keys] = cost.memory_estimate(each.shape, changed, each.needs, each.size, engine).peak
     for room in (200, 150, 100, 74, 60, 40, 20):
         fitting = [keys for keys, bytes_needed in needed.items() if bytes_needed <= room * GIB]
-        on_one = [keys for keys in fitting if "ranks" not in keys] or fitting
+        on_one = [keys for keys in fitting if "hardware.ranks" not in keys] or fitting
         fewest = {keys: needed[keys] for keys in on_one if len(keys) == min(map(len, on_one))}
         found = lacks.fits_of(each, "cuda", room * GIB)
         assert {tuple(fit.changes): fit.needed for fit in found} == fewest
     assert not fitting, "so that every case was met"
-    assert lacks.Fit({"recompute": True, "ranks": 2}, 0).settings == ["hardware.recompute=true", "hardware.ranks=2"]
+    assert lacks.Fit({"hardware.recompute": True, "hardware.ranks": 2}, 0).settings == [
+        "hardware.recompute=true",
+        "hardware.ranks=2",
+    ]
 
 
 @pytest.mark.usefixtures("empty")
@@ -1093,10 +1112,10 @@ def test_fits_offer_the_largest_cache_of_the_embedded_engine_that_fits() -> None
     assert lacks.fits_of(each, "cuda", largest) == [lacks.Fit({}, largest)]
     sequence = cost.longest_sequence(each.config) * cost.cache_bytes_per_token(each.shape, 2)
     caches = [math.ceil(10 * number * sequence / GIB) / 10 for number in lacks.CACHES]
-    half, offloaded = lacks.fits_of(each, "cuda", largest - 1)
-    assert (half.changes, offloaded.changes) == ({"cache_gib": caches[0]}, {"offload": True})
+    half, *smaller = lacks.fits_of(each, "cuda", largest - 1)
+    assert half.changes == {"hardware.cache_gib": caches[0]}
+    assert [fit.changes for fit in smaller] == [{"hardware.offload": True}, {"train.optimizer": "adamw8bit"}]
     [quarter] = lacks.fits_of(each, "cuda", half.needed - 1)
-    assert quarter.changes == {"cache_gib": caches[1]}
     assert quarter.settings == [f"hardware.cache_gib={caches[1]}"]
 
 

@@ -1,0 +1,182 @@
+"""AdamW with moments of 8 bits: updates beside exact ones, resumed runs, memory, and refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from commands import refusal
+from mortal import Killed
+from tiny import MODELS, randomize
+from torch import Tensor
+from trainers import build, records, same, weights
+
+from harness import config
+from harness.base.errors import UserError
+from harness.config import Hardware, Train
+from harness.matrix import Cell
+from harness.methods.batch import Rollout, TokenBatch
+from harness.plan import cost
+from harness.rollout import models
+from harness.train import parts
+from harness.train.optimizer import plain_tensors
+from harness.train.policy import Policy
+
+EIGHT_BITS = "train.optimizer=adamw8bit"
+torchao = pytest.mark.skipif(find_spec("torchao") is None, reason="torchao, of the extra adamw8bit, is not installed")
+
+
+def planned(*overrides: str) -> Cell:
+    settings = config.load_config("demo", ["models=[countdown-tiny]", *overrides])
+    return Cell.of(settings, "grpo", "countdown", "countdown-tiny", seed=0)
+
+
+def has_eight_bits(weight: Tensor) -> bool:
+    return weight.numel() >= 4096 and weight.numel() % 256 == 0
+
+
+def a_batch(generator: torch.Generator) -> TokenBatch:
+    def tokens(number: int) -> list[int]:
+        return torch.randint(5, 80, (number,), generator=generator).tolist()
+
+    groups = []
+    for prompt in (tokens(4), tokens(4)):
+        groups.append([Rollout(prompt, tokens(6), [-1.0] * 6, True) for _ in range(2)])
+    return TokenBatch.of(groups, [0.0] * 4, 4, "cpu")
+
+
+@torchao
+@pytest.mark.parametrize(("lr", "weight_decay"), [(1e-3, 0.0), (1e-2, 0.1)])
+def test_updates_are_those_of_exact_adamw(lr: float, weight_decay: float, tmp_path: Path) -> None:
+    """Of the same gradients in float64: the first one up to rounding; the sum of 20, 3 % of its length at most.
+
+    Weights of under 4,096 numbers have moments in float32, and stay within rounding.
+    """
+    model = MODELS["qwen2-tied"]()
+    randomize(model, 0)
+    model.save_pretrained(tmp_path)
+    train = Train(optimizer="adamw8bit", weight_decay=weight_decay)
+    policy = Policy(tmp_path, train, 1.0, "cpu", torch.float32, Hardware(device="cpu"))
+    exact = {name: weight.detach().double().requires_grad_() for name, weight in policy.weights.items()}
+    first = {name: weight.detach().clone() for name, weight in exact.items()}
+    reference = torch.optim.AdamW(exact.values(), lr=lr, weight_decay=weight_decay)
+    eight_bit = [name for name, weight in exact.items() if has_eight_bits(weight)]
+    assert 0 < len(eight_bit) < len(exact)
+
+    def largest_error(names: list[str]) -> float:
+        """Return the largest difference, as a multiple of the learning rate."""
+        return max((policy.weights[name] - exact[name]).abs().max().item() for name in names) / lr
+
+    generator = torch.Generator().manual_seed(0)
+    for step in range(1, 21):
+        for part in policy.micro_batches(a_batch(generator)):
+            policy.backward(policy.current(part, frozenset()).logp.sum())
+        torch.nn.utils.clip_grad_norm_(policy.module.parameters(), train.grad_clip)
+        for name, weight in policy.weights.items():
+            assert weight.grad is not None
+            exact[name].grad = weight.grad.double()
+        policy.apply(lr)
+        reference.step()
+        if step == 1:
+            assert largest_error([*exact]) < 1e-3
+    assert largest_error([name for name in exact if name not in eight_bit]) < 1e-3
+    errors = torch.cat([(policy.weights[name] - exact[name]).flatten() for name in eight_bit])
+    moved = torch.cat([(exact[name] - first[name]).flatten() for name in eight_bit])
+    assert 0.001 * moved.norm() < errors.norm() < 0.03 * moved.norm()
+
+
+@torchao
+@pytest.mark.slow
+def test_resumed_run_is_the_same_bit_for_bit(tmp_path: Path) -> None:
+    settings = (EIGHT_BITS, "train.steps=3", "train.lr=1e-2", "checkpoint.every=1", "checkpoint.keep_last=true")
+    whole = build(tmp_path / "whole", "grpo", *settings)
+    whole.run(lambda step: None)
+
+    def kill(step: int) -> None:
+        if step == 1:
+            raise Killed
+
+    with pytest.raises(Killed):
+        build(tmp_path / "killed", "grpo", *settings).run(kill)
+    again, durable = build(tmp_path / "killed", "grpo", *settings), list[int]()
+    again.run(durable.append)
+    assert durable == [1, 2, 3]
+    assert records(tmp_path / "killed") == records(tmp_path / "whole")
+    assert same(weights(again), weights(whole))
+    newest = whole.checkpoints.latest()
+    assert newest is not None
+    for name, weight in whole.policy.weights.items():
+        parts_of_moment = {".codes", ".scale"} if has_eight_bits(weight) else {""}
+        assert {f"exp_avg{part}.{name}" for part in parts_of_moment} <= newest.of("policy")
+
+
+@torchao
+@pytest.mark.slow
+def test_memory_is_what_is_planned(tmp_path: Path) -> None:
+    trainer = build(tmp_path, "grpo", EIGHT_BITS, "train.steps=1", "checkpoint.keep_last=true")
+    trainer.run(lambda step: None)
+    held = 0
+    for state in trainer.policy.optimizer.state.values():
+        held += sum(x.nbytes for name, x in plain_tensors(state).items() if name != "step")
+    shape, settings = models.resolve("countdown-tiny").shape(), trainer.config
+    assert shape is not None
+    estimate = cost.memory_estimate(shape, settings, frozenset(), 4, cost.EMBEDDED)
+    in_float32 = sum(8 * weight.numel() for weight in trainer.policy.weights.values() if not has_eight_bits(weight))
+    assert estimate.training["AdamW"] <= held <= estimate.training["AdamW"] + in_float32
+    (checkpoint,) = (tmp_path / "checkpoints").iterdir()
+    size = sum(file.stat().st_size for file in checkpoint.iterdir())
+    assert cost.disk_bytes(shape, settings, frozenset())[0] == pytest.approx(size, rel=0.1)
+
+
+def test_optimizer_is_part_of_a_cells_identity() -> None:
+    plain = planned()
+    assert planned("train.optimizer=adamw").id == plain.id
+    assert "optimizer" not in plain.identity["train"]
+    assert planned(EIGHT_BITS).id != plain.id
+    assert planned(EIGHT_BITS).spec.config.train.optimizer == "adamw8bit"
+
+
+def test_package_of_the_optimizer_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded: list[Any] = []
+    monkeypatch.setattr(parts.provenance, "begin_attempt", lambda *given, **_: recorded.append(given[-1]))
+    for overrides in ((), (EIGHT_BITS,)):
+        parts.record_attempt(tmp_path, planned(*overrides).settled, {}, "digest")
+    assert recorded == [[], ["torchao"]]
+
+
+REFUSED: dict[tuple[str, ...], str] = {
+    ("train.optimizer=adam",): r"train.optimizer is 'adam'; allowed: adamw, adamw8bit",
+    (EIGHT_BITS, "hardware.ranks=2"): r"a cell has 2 ranks .* and train.optimizer is 'adamw8bit', which trains on one",
+    (EIGHT_BITS, "hardware.nodes=2"): r"a cell has 2 ranks .* and train.optimizer is 'adamw8bit', which trains on one",
+    (EIGHT_BITS, "hardware.offload=true"): r"hardware.offload is true, .*adamw8bit is slow .*; allowed: one of the two",
+    (EIGHT_BITS, "train.backend=trl"): r"train.optimizer is adamw8bit, which train.backend=trl cannot do; .*: adamw$",
+}
+
+
+@pytest.mark.parametrize("overrides", REFUSED, ids=" ".join)
+def test_mistakes_are_one_sentence_before_anything_starts(overrides: tuple[str, ...], tmp_path: Path) -> None:
+    sentence = refusal("run", "demo", "models=[countdown-tiny]", f"results={tmp_path / 'results'}", *overrides)
+    with pytest.raises(UserError, match=REFUSED[overrides]):
+        raise UserError(sentence.strip())
+    assert not (tmp_path / "results").exists()
+
+
+def test_missing_torchao_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed: Callable[[str], str] = metadata.version
+
+    def version(name: str) -> str:
+        if name == "torchao":
+            raise metadata.PackageNotFoundError
+        return installed(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    sentence = refusal("run", "demo", "models=[countdown-tiny]", f"results={tmp_path / 'results'}", EIGHT_BITS)
+    assert sentence == (
+        "entrobench: train.optimizer is 'adamw8bit', but torchao is not installed here; pip install -e '.[adamw8bit]'\n"
+    )
+    assert not (tmp_path / "results").exists()
