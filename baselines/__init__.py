@@ -26,10 +26,12 @@ from baselines.entropic import Entropic
 from baselines.entropy_advantage import EntropyAdvantage
 from baselines.entropy_bonus import EntropyBonus
 from baselines.erc import Erc
+from baselines.fipo import Fipo
 from baselines.gmpo import Gmpo
 from baselines.gpg import Gpg
 from baselines.grpo import Grpo
 from baselines.gspo import Gspo
+from baselines.kimi import Kimi
 from baselines.lite_ppo import LitePpo
 from baselines.low_prob import LowProb
 from baselines.lp_reg import LpReg
@@ -47,6 +49,7 @@ from baselines.ppo import Ppo
 from baselines.qae import Qae
 from baselines.quadrant import Quadrant
 from baselines.random_reward import RandomReward
+from baselines.real import Real
 from baselines.reinforce_pp import ReinforcePp
 from baselines.repo_r import RepoR
 from baselines.rloo import Rloo
@@ -103,6 +106,9 @@ METHODS: dict[str, type[Component] | Composition] = {
     "aspo": Aspo,
     "dcpo": Dcpo,
     "bapo": Bapo,
+    "fipo": Fipo,
+    "kimi": Kimi,
+    "real": Real,
     # Controls
     "clip_b": ClipB,
     "clip_v": ClipV,

@@ -136,9 +136,9 @@ def allowed_values(declared: dataclasses.Field[Any], hint: Any) -> str:
     if not isinstance(allowed, Range):
         return codes(allowed)
     kind = without_none(hint)
-    words = kind_in_words(kind, allowed.length)
-    if str(allowed) != str(Range()):
-        words += f": {allowed}"
+    words, bounds = kind_in_words(kind, allowed.length), str(allowed)
+    if bounds != str(Range()):
+        words = bounds if kind is float else f"{words}: {bounds}"  # only numbers have bounds
     if kind is not hint:
         words += "; or null"
     return words

@@ -595,7 +595,7 @@ def test_needs_of_objectives() -> None:
     assert method("otb").needs == {"sum_p2"}
     assert method("archer").needs == method("aspo").needs == {"entropy_now", "ref_logp"}
     assert method("archer(kl_coef=0)").needs == {"entropy_now"}
-    assert [name for name in OBJECTIVES if method(name).marks_steps] == ["bapo", "siren_release"]
+    assert [name for name in OBJECTIVES if method(name).marks_steps] == ["bapo", "real", "siren_release"]
     assert [name for name in OBJECTIVES if method(name).min_group == 1] == [
         "w_reinforce",
         "w_reinforce_ppo",

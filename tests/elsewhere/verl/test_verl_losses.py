@@ -71,6 +71,7 @@ SAME: list[tuple[str, Mapping[str, Any]]] = [
     ("cispo", {MODE: "cispo", **clips(10, 4)}),
     ("cispo(clip_high=0.2)", {MODE: "cispo", **clips(10, 0.2)}),
     ("sapo", {MODE: "sapo"}),
+    ("kimi(tau=0.3)", {MODE: "dro", ACTOR + "policy_loss.dro_beta": 0.3, **NO_DEVIATION}),
     ("dppo", {MODE: "dppo_tv", **clips(0.15, 0.15), **NO_DEVIATION, **BY_BUDGET}),
     ("dppo(measure=kl)", {MODE: "dppo_kl", **clips(0.05, 0.05), **NO_DEVIATION, **BY_BUDGET}),
 ]
@@ -78,7 +79,7 @@ SAME: list[tuple[str, Mapping[str, Any]]] = [
 COMPARED_APART = {"clip_cov", "kl_cov", "geo_mean", "gpg", "gae", "reinforce_plus_plus_baseline"}
 COMPARED_APART |= {"optimal_token_baseline"}
 # Those without a method of ours; docs/ports.md has the reasons.
-NO_METHOD = {"dro", "bypass_mode", "gdpo", "grpo_passk", "reinforce_plus_plus", "remax", "tir_optimal_token_baseline"}
+NO_METHOD = {"bypass_mode", "gdpo", "grpo_passk", "reinforce_plus_plus", "remax", "tir_optimal_token_baseline"}
 
 
 @pytest.fixture
