@@ -21,7 +21,7 @@ def add(commands: Commands) -> None:
     parser = command(commands, "diagnose", text, EXAMPLES)
     readable = (
         "a cell's folder or its metrics.jsonl; TRL's output folder, trainer_state.json or log history as JSON lines; "
-        "the log of verl's file logger"
+        "the log of verl's file logger; a CSV file with a column `step` and such keys as columns"
     )
     parser.add_argument("run", metavar="RUN", type=Path, help=readable)
     parser.add_argument("--format", choices=["table", "json"], default="table", help="form of the output")

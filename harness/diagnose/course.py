@@ -12,9 +12,10 @@ from harness.table.verdict import COLLAPSED, COLLAPSED_BELOW, EXPLODED, EXPLODED
 TOO_SHORT, HEALTHY = "too short to say", "healthy"
 FELL, RECOVERED = "fell", "fell and recovered"
 CAME_BACK = "rose and came back"
+COLLAPSED_EXPLODED = "collapsed and exploded"
 REWARD_FELL = "reward fell"  # while the entropy looks healthy
 UNTRAINED = "nothing was learned"  # the entropy alone would look healthy, or too short
-FALLING = frozenset({FELL, COLLAPSED, RECOVERED})
+FALLING = frozenset({FELL, COLLAPSED, RECOVERED, COLLAPSED_EXPLODED})  # at first
 RISING = frozenset({EXPLODED, CAME_BACK})
 ANY = FALLING | RISING | {REWARD_FELL, HEALTHY, UNTRAINED}
 
@@ -94,6 +95,11 @@ def relative_course(entropy: MetricCurve) -> EntropyCourse:
     kept = entropy.end / start
     lowest, highest = min(entropy.smooth) / start, max(entropy.smooth) / start
     end = f"it ends at {kept:.2f} of its start"
+    collapsed = entropy.since(lambda value: value < COLLAPSED_BELOW * start)
+    exploded = entropy.since(lambda value: value > EXPLODED_ABOVE * start)
+    if collapsed is not None and exploded is not None and collapsed < exploded:
+        course = f"collapse by step {collapsed}, explosion by step {exploded}"
+        return EntropyCourse(COLLAPSED_EXPLODED, f"{course}; {end}", turn_down(entropy))
     if lowest < FELL_BELOW and kept >= max(FELL_BELOW, RECOVERED_BY * lowest):
         return EntropyCourse(RECOVERED, f"{end}, after falling to {lowest:.2f} of it", turn_down(entropy))
     if lowest < FELL_BELOW:

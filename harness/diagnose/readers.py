@@ -1,10 +1,11 @@
-"""The curves of one run from a cell of ours, a log of TRL or a log of verl.
+"""The curves of one run from a cell of ours, a log of TRL or verl, or a CSV file.
 
 A log may be of any size: it is read line by line, and only the numbers that the rules read are kept.
 """
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -19,6 +20,7 @@ from harness.cells.state import STALE, Progress
 from harness.diagnose.signals import (
     BONUS,
     CLIPPED,
+    CSV,
     KEYS,
     OURS,
     SIGNALS,
@@ -31,8 +33,8 @@ from harness.diagnose.signals import (
 
 TRL_STATE = "trainer_state.json"
 READABLE = (
-    "a cell's folder or its metrics.jsonl, TRL's trainer_state.json or its log history as JSON lines, or the log of "
-    "verl's file logger"
+    "a cell's folder or its metrics.jsonl, TRL's trainer_state.json or its log history as JSON lines, the log of "
+    "verl's file logger, or a CSV file with a column `step` and such keys as columns"
 )
 
 Points = dict[str, dict[int, float]]  # by key and step
@@ -131,6 +133,8 @@ def read_run_file(path: Path) -> LoggedRun:
     """Return the run of a file, by the format of its first line."""
     if not path.is_file():  # a named pipe would be waited for
         raise UserError(f"{path} is neither a file nor a folder; diagnose reads {READABLE}")
+    if path.suffix.lower() == ".csv":
+        return LoggedRun(path, CSV, curves_of(points_of(csv_records(path))))
     first_line = next((line for _, line in lines_of(path) if line.strip()), None)
     if first_line is None:
         raise UserError(f"{path} is empty; diagnose reads {READABLE}")
@@ -185,6 +189,21 @@ LINE_FORMATS: tuple[tuple[Callable[[Mapping[str, Any]], bool], Callable[[Path], 
     (lambda first: {"step", "data"} <= first.keys(), read_verl_lines),
     (lambda first: log.is_step(first.get("step")), read_trl_lines),
 )
+
+
+def csv_records(path: Path) -> Iterator[Record]:
+    """Yield the lines of a CSV file, without its empty fields."""
+    with open(path, newline="", encoding="utf-8-sig") as file:
+        lines = csv.DictReader(file)
+        try:
+            for line in lines:
+                numbers = {key: float(line[key]) for key in KEYS & line.keys() if line[key]}
+                yield int(line.get("step") or ""), numbers
+        except (csv.Error, ValueError) as error:
+            raise UserError(
+                f"line {lines.line_num} of {path} needs a whole number in the column `step` and numbers under the keys "
+                f"of curves ({error})"
+            ) from error
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -12,6 +12,7 @@ from statistics import fmean, median
 from harness.base.units import sparkline
 
 OURS, TRL, VERL = "entrobench", "TRL", "verl"
+CSV = "CSV"  # a table whose columns have the keys of any of them
 # Prefix of our keys that our methods log in TRL (entrobench.trl) and in verl (entrobench.verl).
 DOOR = "entrobench/"
 BONUS = "entropy_bonus.coefficient"  # from the configuration of a cell: no step logs it
@@ -142,4 +143,6 @@ class LoggedRun:
 
 def signal_keys(name: str, trainer: str) -> Keys:
     """Return the keys under which a trainer may log a signal."""
+    if trainer == CSV:
+        return tuple(key for keys in SIGNALS[name] for key in keys)
     return SIGNALS[name][TRAINERS.index(trainer)]

@@ -1,19 +1,21 @@
 """The figures of the page as plain data: the series, their meaning, and the same numbers as a table.
 
-A series has the name of a method, by which the page's script colors it, and lists of numbers.
+A series has the name of a method, by which the page's script colors it, and lists of numbers. A reported series is
+gray and dashed.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from pandas import DataFrame
 
 from harness.base.terminal import visible
+from harness.page.reported import ReportedCurve
 from harness.table.statistics import Estimate, geometric_interval, mean_interval
 
 Series = dict[str, Any]  # name, and lists of numbers
@@ -26,6 +28,10 @@ QUADRANTS = {  # a token's advantage, and the place of its S*
 }
 PHASES = ("rollout", "verify", "stats", "update", "critic", "sync", "dynamics", "evaluate")  # the order of bars
 JUDGING = "time/judging_s"  # is spent within other phases, and so belongs to no sum
+REPORTED_NOTE = (
+    "Gray and dashed: single runs that others published with this base model, with settings and an entropy of their "
+    "own; they enter no mean, interval or comparison."
+)
 CLIPS = {
     "ratio/clipped_low": "Ratio clipped low",
     "ratio/clipped_high": "Ratio clipped high",
@@ -118,18 +124,29 @@ def estimates_over_steps(
         series.append({"name": method, "x": list(by_step), **estimate_band(by_step.values())})
         means = [estimate.mean for estimate in by_step.values()]
         first, last = min(by_step), max(by_step)
-        lines.append(
-            [
-                method,
-                f"{short_number(means[0])} (step {first})",
-                f"{short_number(means[-1])} (step {last})",
-                interval_text(by_step[last]),
-                short_number(min(means)),
-                short_number(max(means)),
-            ]
-        )
+        lines.append(curve_line(method, first, last, means, interval_text(by_step[last])))
     header = ["method", "first mean", "last mean", "its 95 % interval", "lowest mean", "highest mean"]
     return Figure(title, note, "lines", "step", y, series, header, lines, small, options)
+
+
+def curve_line(name: str, first: int, last: int, means: Sequence[float], interval: str) -> list[str]:
+    ends = [f"{short_number(means[0])} (step {first})", f"{short_number(means[-1])} (step {last})"]
+    return [name, *ends, interval, short_number(min(means)), short_number(max(means))]
+
+
+def with_reported(figure: Figure, reported: Sequence[ReportedCurve]) -> Figure:
+    """Return a figure over steps with published curves beside its own, up to its own last step."""
+    if not reported:
+        return figure
+    last_step = max(max(series["x"]) for series in figure.series)
+    series, lines = list(figure.series), list(figure.lines)
+    for curve in reported:
+        points = {step: value for step, value in curve.entropy.items() if step <= last_step}
+        steps, values = list(points), list(points.values())
+        band = {"low": [None] * len(steps), "high": [None] * len(steps)}
+        series.append({"name": curve.name, "reported": True, "x": steps, "y": page_numbers(values), **band})
+        lines.append(curve_line(curve.name, steps[0], steps[-1], values, ""))
+    return replace(figure, note=f"{figure.note} {REPORTED_NOTE}", series=series, lines=lines)
 
 
 def estimate_band(estimates: Collection[Estimate]) -> dict[str, list[float | None]]:
@@ -175,8 +192,13 @@ def drawable(value: Any) -> Any:
 # The figures of a training: the metrics of its steps, and where their time went
 
 
-def training_figures(curves: DataFrame, methods: Sequence[str]) -> dict[str, list[Figure]]:
-    """Return the figures over the training steps by the titles of their groups; metrics without a value have none."""
+def training_figures(
+    curves: DataFrame, methods: Sequence[str], reported: Sequence[ReportedCurve]
+) -> dict[str, list[Figure]]:
+    """Return the figures over the training steps by the titles of their groups; metrics without a value have none.
+
+    `reported`: published curves of the same base model.
+    """
     by_metric = dict(list(curves.groupby("metric")))  # by a list, since dict() takes the grouping for a mapping
 
     def of(metric: str, title: str, y: str, note: str = "", *, small: bool = True, **options: Any) -> list[Figure]:
@@ -192,18 +214,19 @@ def training_figures(curves: DataFrame, methods: Sequence[str]) -> dict[str, lis
     clips = []
     for metric, label in CLIPS.items():
         clips += of(metric, label, "share of tokens")
+    entropies = of(
+        "entropy/mean",
+        "Entropy over steps",
+        "nats a token",
+        "Full vocabulary, at the sampling temperature, of the policy before the update; geometric means over seeds, as "
+        "in the table.",
+        interval=geometric_interval,
+        small=False,
+        log_y=True,
+    )
     figures = {
         "Entropy": [
-            *of(
-                "entropy/mean",
-                "Entropy over steps",
-                "nats a token",
-                "Full vocabulary, at the sampling temperature, of the policy before the update; geometric means over "
-                "seeds, as in the table.",
-                interval=geometric_interval,
-                small=False,
-                log_y=True,
-            ),
+            *[with_reported(entropy, reported) for entropy in entropies],
             *of(
                 "entropy/answer",
                 "Entropy up to the end of the answer",

@@ -40,6 +40,7 @@ from harness.page.content import (
 )
 from harness.page.figures import Figure
 from harness.page.finding import colored_methods, findings_of, summary
+from harness.page.reported import reported_curves
 from harness.table import columns, render
 from harness.table.board import opened_experiment
 from harness.table.frames import DONE
@@ -255,7 +256,10 @@ def minute_text(time: float) -> str:
 def sections_of(content: PageContent) -> list[Section]:
     """Return the sections that consist of figures, without empty ones; the first has those of the finding."""
     methods = content.drawn_methods
-    trainings = {title: figures.training_figures(of_training, methods) for title, _, of_training in content.trainings()}
+    trainings = {}
+    for title, cells, curves in content.trainings():
+        reported = reported_curves(cells["model"].iloc[0])
+        trainings[title] = figures.training_figures(curves, methods, reported)
     ids: set[str] = set()
 
     def section(id: str, title: str, text: str, groups: Sequence[tuple[str, list[Figure]]]) -> Section:

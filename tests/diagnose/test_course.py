@@ -37,6 +37,10 @@ def ending(at: float) -> list[float]:
         (geometric(1.0, 0.39) + [0.39] * 5 + [0.41] * 5, "fell"),
         (line(1.0, 3.5) + line(3.5, 2.0), "rose and came back"),
         (line(1.0, 2.9) + line(2.9, 2.0), "healthy"),
+        ([1.0] * 5 + [0.099] * 5 + [3.01] * 5 + [2.0] * 5, "collapsed and exploded"),
+        ([1.0] * 5 + [0.101] * 5 + [3.01] * 5 + [2.0] * 5, "fell and recovered"),
+        ([1.0] * 5 + [0.099] * 5 + [2.99] * 5 + [2.0] * 5, "fell and recovered"),
+        ([1.0] * 5 + [3.01] * 5 + [0.099] * 5 + [0.2] * 5, "fell"),
         ([0.0] * 20, "collapsed"),
     ],
 )

@@ -20,7 +20,7 @@ from harness.cells.log import MetricsLog
 from harness.cells.state import State
 from harness.diagnose.readers import read_run
 from harness.diagnose.rules import diagnose_run
-from harness.diagnose.signals import BONUS, CLIPPED, DOOR, OURS, SIGNALS, TRL, VERL
+from harness.diagnose.signals import BONUS, CLIPPED, CSV, DOOR, OURS, SIGNALS, TRL, VERL
 from harness.packs.archive import Pack, unpacked
 
 CELL = "grpo-countdown-countdown-tiny-s10-6dc514fceb92"
@@ -207,6 +207,39 @@ def test_our_method_in_verl_and_trl_logs_masses(tmp_path: Path) -> None:
     mass = read_run(path).signal("positive_mass")
     assert mass is not None
     assert mass.values == [0.4] * 11
+
+
+# CSV files
+
+
+def test_read_run_of_a_csv_file(tmp_path: Path) -> None:
+    path = tmp_path / "run.csv"
+    path.write_text("run,step,actor/entropy,actor/grad_norm,val\na,1,0.9,,x\na,2,0.8,nan,\na,2,0.7,1.5,\n")
+    run = read_run(path)
+    entropy, gradient = run.signal("entropy"), run.signal("gradient")
+    assert entropy is not None
+    assert gradient is not None
+    assert (run.trainer, entropy.steps, entropy.values) == (CSV, [1, 2], [0.9, 0.7])
+    assert (gradient.steps, gradient.values, gradient.lost) == ([2], [1.5], None)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "has no curve of the entropy"),
+        (b"step,loss\n1,0.5\n", "has no curve of the entropy; expected entropy/mean"),
+        (b"epoch,entropy\n1,0.5\n", "line 2 of .* needs a whole number in the column `step`"),
+        (b"step,entropy\n1,0.5\n1.5,0.4\n", "line 3 of .* needs a whole number"),
+        (b"step,entropy\n1,low\n", "numbers under the keys of curves .*'low'"),
+        (b"step,entropy\n\xff,1\n", "line . of .* needs a whole number"),
+        (b"step,entropy\n1," + b"9" * 200_000, r"line . of .* \(field larger than field limit"),
+    ],
+)
+def test_refused_csv_files(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "log.csv"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        read_run(path)
 
 
 # Refusals

@@ -2,6 +2,7 @@
 // Draws a figure of the page as SVG. `view` says which methods are shown and which have a color.
 const drawFigure = (() => {
   const DASHES = ["", "7 4", "2 3", "8 3 2 3", "12 4", "12 3 2 3"];
+  const REPORTED = "4 3"; // the dashes of a published run
   const LABEL = 12; // pixels of a line of text
   const NEAR = 40; // pixels from the pointer within which a point is named
   const FEW = 12; // points of a line that have markers
@@ -146,10 +147,11 @@ const drawFigure = (() => {
     lines(element, figure, view) {
       const series = coloredLast(view, shownSeries(figure, view));
       const colored = series.filter((each) => view.slots.has(each.name));
+      const labeled = series.filter((each) => each.reported || view.slots.has(each.name));
       const { options } = figure;
       const values = finite(series.flatMap((each) => each.y));
       for (const each of colored) values.push(...finite([...each.low, ...each.high]));
-      const right = colored.length ? Math.min(130, 0.3 * element.clientWidth) : 12;
+      const right = labeled.length ? Math.min(130, 0.3 * element.clientWidth) : 12;
       const most = element.clientWidth < 500 ? 5 : 8;
       const x = options.names ? nameScale([...new Set(figure.series.flatMap((each) => each.x))])
         : numberScale(finite(figure.series.flatMap((each) => each.x)), { log: options.log_x, ticks: options.ticks, most, whole: figure.x === "step" });
@@ -166,12 +168,12 @@ const drawFigure = (() => {
           const lower = banded.toReversed().map((point) => `${point.x} ${made.toY(each.low[point.i])}`);
           group.append(node("path", { d: `M${[...upper, ...lower].join("L")}z`, class: "band" }));
         }
-        if (points.length) group.append(node("path", { d: `M${points.map((point) => `${point.x} ${point.y}`).join("L")}`, class: "line", "stroke-dasharray": slot === undefined ? "" : DASHES[slot % DASHES.length] }));
+        if (points.length) group.append(node("path", { d: `M${points.map((point) => `${point.x} ${point.y}`).join("L")}`, class: "line", "stroke-dasharray": each.reported ? REPORTED : DASHES[slot % DASHES.length] ?? "" }));
         for (const point of points) {
           if (slot !== undefined && (points.length <= FEW || points.length === 1)) group.append(marker(slot, point.x, point.y, 3.5));
-          made.hits.push({ x: point.x, y: point.y, name: each.name, group, text: `${each.name}: ${readable(each.y[point.i])} at ${figure.x} ${options.names ? each.x[point.i] : readable(each.x[point.i])}` });
+          made.hits.push({ x: point.x, y: point.y, name: each.reported ? undefined : each.name, group, text: `${each.name}: ${readable(each.y[point.i])} at ${figure.x} ${options.names ? each.x[point.i] : readable(each.x[point.i])}` });
         }
-        if (slot !== undefined && points.length) labels.push({ name: each.name, x: points.at(-1).x + 8, y: points.at(-1).y });
+        if (labeled.includes(each) && points.length) labels.push({ name: each.reported ? "reported" : each.name, x: points.at(-1).x + 8, y: points.at(-1).y });
         made.svg.append(group);
       }
       spread(labels, made.area.top + 4, made.area.top + made.area.height);
