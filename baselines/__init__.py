@@ -12,6 +12,7 @@ from baselines.archer import Archer
 from baselines.aspo import Aspo
 from baselines.asymre import AsymRe
 from baselines.bapo import Bapo
+from baselines.bbg import Bbg
 from baselines.ce_gppo import CeGppo
 from baselines.cispo import Cispo
 from baselines.clip_b import ClipB
@@ -19,6 +20,7 @@ from baselines.clip_predict import ClipPredict
 from baselines.clip_servo import ClipServo
 from baselines.clip_v import ClipV
 from baselines.covariance import ClipCov, KlCov
+from baselines.cue import Cue
 from baselines.dcpo import Dcpo
 from baselines.dppo import Dppo
 from baselines.entrocraft import Entrocraft
@@ -65,6 +67,7 @@ from baselines.ucpo import Ucpo
 from baselines.unlikeliness import Unlikeliness
 from baselines.vespo import Vespo
 from baselines.w_reinforce import WReinforce, WReinforcePpo
+from baselines.wapo import Wapo
 from harness.base.errors import UserError
 from harness.base.plugins import extend_table
 from harness.methods.verbs import Component, Composition, Control, Objective
@@ -92,6 +95,7 @@ METHODS: dict[str, type[Component] | Composition] = {
     "nsr": compositions.NSR,
     "psr": compositions.PSR,
     "asymre": AsymRe,
+    "wapo": Wapo,
     "topr": Topr,
     "gpg": Gpg,
     "ce_gppo": CeGppo,
@@ -124,6 +128,8 @@ METHODS: dict[str, type[Component] | Composition] = {
     "unlikeliness": Unlikeliness,
     "ucpo": Ucpo,
     "outcome_exploration": OutcomeExploration,
+    "cue": Cue,
+    "bbg": Bbg,
     "erc": Erc,
     "steer": Steer,
     "stare": Stare,

@@ -68,11 +68,15 @@ def test_demo_has_seven_methods_and_five_seeds() -> None:
     assert len(matrix.cells(config.load_config("demo"))) == 35
 
 
-def test_field_has_every_method() -> None:
+# Methods that were added after the field was run.
+LATER = {"fipo", "kimi", "real", "wapo", "cue", "bbg"}
+
+
+def test_field_has_every_method_of_its_time() -> None:
     for overrides in ([], ["round=coloring"]):
         loaded = config.load_config("field", overrides)
         published = [spec for spec in loaded.methods if "(" not in spec]
-        assert published == list(baselines.METHODS)
+        assert published == [name for name in baselines.METHODS if name not in LATER]
         assert loaded.method_options == {}, "all of them with their authors' constants"
 
 

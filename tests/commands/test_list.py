@@ -55,7 +55,7 @@ def test_list_methods_for_trl() -> None:
     assert len(refused) == 1
     reasons = {line.split()[0]: " ".join(line.split()[1:]) for line in lines[refused[0] + 1 :]}
     assert reasons["ppo"] == "ppo needs a critic, which GRPOTrainer lacks"
-    assert {*reasons} == {"ppo", "outcome_exploration", "m2po"}
+    assert {*reasons} == {"ppo", "outcome_exploration", "cue", "m2po"}
 
 
 def test_list_methods_for_verl() -> None:

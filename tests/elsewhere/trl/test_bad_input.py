@@ -35,7 +35,7 @@ def of_values(*values: float | None) -> Callable[..., list[float | None]]:
 
 def test_methods_that_trl_cannot_run_are_refused_with_the_reason_of_the_list(tmp_path: Path) -> None:
     """A critic, the answers of a group, and the policy that sampled."""
-    assert REFUSED == ["ppo", "outcome_exploration", "m2po"]
+    assert REFUSED == ["ppo", "outcome_exploration", "cue", "m2po"]
     for name in REFUSED:
         reason = trl_refusal(Method.of(name, baselines.table()))
         sentence = f"^method {name} {reason}; allowed: `entrobench list methods --for trl`$"
