@@ -1,7 +1,7 @@
 """Specs such as `clip_b(share=0.02, mode=paper)` resolved against a table of dataclasses; imports no torch.
 
     spec   = name [ "(" [ key "=" value { "," key "=" value } ] ")" ]
-    value  = scalar | "[" [ scalar { "," scalar } ] "]"
+    value  = scalar | "[" [ scalar { "," scalar } ] "]" | "linear(" number "," number ")"
     scalar = number | true | false | null | words | 'text, it''s quoted' | "text with \\n, \\t, \\" and \\\\"
 
 Words hold letters, digits and _ . / ~ + - with blanks between; all other text needs quotes.
@@ -25,6 +25,7 @@ INTEGER = re.compile(r"[-+]?\d{1,40}", re.ASCII)
 FLOAT = re.compile(
     r"[-+]?(?:(?:\d{1,40}\.?\d{0,40}|\.\d{1,40})(?:e[-+]?\d{1,4})?|\.inf|\.nan)", re.ASCII | re.IGNORECASE
 )
+LINEAR = re.compile(r"linear\(.*\)")  # stays text, which harness/methods/schedules.py reads
 WORDS = re.compile(r"[\w./~+-]+(?: +[\w./~+-]+)*")
 SINGLE, DOUBLE = re.compile(r"'((?:[^']|'')*)'"), re.compile(r'"((?:[^"\\]|\\["\\nt])*)"')
 ESCAPED = {'\\"': '"', "\\\\": "\\", "\\n": "\n", "\\t": "\t"}
@@ -73,6 +74,8 @@ def parse(spec: str) -> tuple[str, dict[str, Any]]:
 
 def value(written: str, key: str) -> Any:
     """Parse the value of an option."""
+    if LINEAR.fullmatch(written):
+        return written
     if not (written.startswith("[") and written.endswith("]")):
         return scalar(written, key)
     parts = split(written[1:-1], ",")
@@ -110,12 +113,16 @@ def build(
     """Build the entry of `table` that `spec` names: the spec's options over the shared ones over the defaults."""
     name, options = parse(spec)
     known(kind, table, name)
-    cls: Any = table[name]
-    values = {**(shared or {}).get(name, {}), **options}
+    return built(table[name], name, {**(shared or {}).get(name, {}), **options})
+
+
+def built(cls: type[T], name: str, values: Mapping[str, Any]) -> T:
+    """Return an entry of a table, of this name, with options."""
+    entry: Any = cls
     if not values:
         # A copy, since options that are lists could be changed.
-        return cast(T, copy.deepcopy(plain(cls, name)))
-    return cast(T, typed(cls(), values, f"{name}."))
+        return cast(T, copy.deepcopy(plain(entry, name)))
+    return cast(T, typed(entry(), values, f"{name}."))
 
 
 @functools.cache

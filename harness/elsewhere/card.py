@@ -14,7 +14,7 @@ import numpy as np
 
 import baselines
 import tasks
-from harness.base import files, identities, seeds
+from harness.base import files, seeds
 from harness.base.errors import Damaged
 from harness.cells.evaluations import all_evaluations, pass_at_k
 from harness.cells.log import MetricsLog
@@ -138,9 +138,10 @@ def facts(
     made = Made.read(cell)
     assert made is not None  # a cell that is done has it
     options = []
-    for name, component in method.named.items():
-        identity = identities.component_identity(component)
-        values = ", ".join(f"{key}={json.dumps(value)}" for key, value in identity.items() if key != "component")
+    for name in method.named:
+        values = ", ".join(
+            f"{key}={json.dumps(value)}" for key, value in method.options(name).items() if key != "component"
+        )
         options.append(f"`{name}({values})`")
     verdict = "; ".join(f"{row.verdict or 'none'} against {row.baseline} on {row.task}" for row in standing.own)
     if standing.method == standing.own[0].baseline:

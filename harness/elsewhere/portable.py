@@ -32,7 +32,7 @@ from harness.base.errors import UserError, shown
 from harness.methods.batch import AbsentColumn, TokenBatch, TokenStats
 from harness.methods.composition import Method as ComposedMethod
 from harness.methods.composition import Signal, overrides
-from harness.methods.refusals import lr_refusal
+from harness.methods.refusals import foreign_refusal
 from harness.methods.verbs import NEEDS
 from harness.tokens import metrics
 
@@ -197,7 +197,7 @@ class PortableMethod:
         self, spec: str, plugins: Iterable[str] = (), options: Mapping[str, Mapping[str, Any]] | None = None
     ) -> None:
         self.composed = ComposedMethod.of(spec, baselines.table(plugins), options)
-        refusal = lr_refusal(self.composed)
+        refusal = foreign_refusal(self.composed)
         if refusal is not None:
             raise UserError(f"method {spec} {refusal}")
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.base import identities, registry
 from harness.base.errors import UserError, one_of, shown
+from harness.methods.schedules import Linear, scheduled
 from harness.methods.verbs import NEEDS, Component, Composition, Control, Objective, View
 
 if TYPE_CHECKING:
@@ -97,9 +98,17 @@ class Signal:
 class Method:
     """An objective joined with its controls."""
 
-    def __init__(self, name: str, base: tuple[str, Objective], controls: Mapping[str, Control]) -> None:
+    def __init__(
+        self,
+        name: str,
+        base: tuple[str, Objective],
+        controls: Mapping[str, Control],
+        schedules: Mapping[str, Mapping[str, Linear]] | None = None,
+    ) -> None:
         self.name, self.controls = name, dict(controls)
         self.base, self.objective = base
+        # The options that change over the steps, of each component.
+        self.schedules = {component: (schedules or {}).get(component, {}) for component in self.named}
 
     @classmethod
     def of(cls, spec: str, table: Table, shared: Mapping[str, Mapping[str, Any]] | None = None) -> Method:
@@ -107,17 +116,18 @@ class Method:
         classes = method_classes(table)
         objectives: list[tuple[str, Objective]] = []
         controls: list[tuple[str, Control]] = []
-        for part in expanded(spec, table):
-            name, _ = registry.parse(part)
-            component = registry.build("method", classes, part, shared)
+        schedules: dict[str, dict[str, Linear]] = {}
+        parts = expanded(spec, table)
+        if not any(issubclass(classes[registry.parse(part)[0]], Objective) for part in parts):
+            parts.append(DEFAULT_OBJECTIVE)
+        for part in parts:
+            name, options = registry.parse(part)
+            values = {**(shared or {}).get(name, {}), **options}
+            component, schedules[name] = scheduled(classes[name], name, values)
             if isinstance(component, Objective):
                 objectives.append((name, component))
             elif isinstance(component, Control):
                 controls.append((name, component))
-        if not objectives:
-            default = registry.build("method", classes, DEFAULT_OBJECTIVE, shared)
-            assert isinstance(default, Objective)
-            objectives.append((DEFAULT_OBJECTIVE, default))
         written_out = composed(spec, table)
         described = f"method {shown(spec)}"
         if written_out:
@@ -133,7 +143,7 @@ class Method:
         check_needs(base, objective, controls)
         check_unit(base, objective, controls)
         check_shaping(base, objective, controls)
-        return cls(spec.replace(" ", ""), (base, objective), dict(controls))
+        return cls(spec.replace(" ", ""), (base, objective), dict(controls), schedules)
 
     @property
     def named(self) -> dict[str, Component]:
@@ -150,9 +160,14 @@ class Method:
         return frozenset[str]().union(*map(self.needs_of, self.components))
 
     def needs_of(self, component: Component) -> frozenset[str]:
-        if component is self.objective and self.objective.kl_coef:
+        if component is self.objective and self.has_kl_term:
             return component.needs | {"ref_logp"}  # by `Objective.divergence`, so that no objective has to declare it
         return component.needs
+
+    @property
+    def has_kl_term(self) -> bool:
+        """Whether the objective has a KL term at some step."""
+        return bool(self.objective.kl_coef) or "kl_coef" in self.schedules[self.base]
 
     @property
     def reads_answers(self) -> bool:
@@ -183,10 +198,23 @@ class Method:
         `default_lr`: the learning rate of the configuration. A method that sets the same one is the same method, and
         methods of versions without this option keep their identities; so `lr` is left out wherever it changes nothing.
         """
-        of_objective, *of_controls = [identities.component_identity(component) for component in self.components]
+        of_objective, *of_controls = [self.options(name) for name in self.named]
         if self.objective.lr in (None, default_lr):
             del of_objective["lr"]
         return [of_objective, *of_controls]
+
+    def options(self, name: str) -> dict[str, Any]:
+        """Return the class and the options of a component, with the schedules of those that change."""
+        changing = {option: str(schedule) for option, schedule in self.schedules[name].items()}
+        return identities.component_identity(self.named[name]) | changing
+
+    def start_step(self, step: int, steps: int) -> None:
+        """Give options with a schedule their values at a training step, from 1 to `steps`."""
+        share = (step - 1) / max(steps - 1, 1)
+        for name, schedules in self.schedules.items():
+            for option, schedule in schedules.items():
+                # In place, since a component keeps its memory; it is frozen for its own verbs.
+                object.__setattr__(self.named[name], option, schedule.at(share))
 
     # Before the update, on the whole rollout batch of all ranks
 
@@ -241,12 +269,14 @@ class Method:
         return factors
 
     def metrics(self, signal: Signal, batch: TokenBatch) -> dict[str, float]:
-        """Return the metrics of all components, from the rollout batch before the update."""
+        """Return the metrics of all components, from the rollout batch before the update, and options that change."""
         now = dataclasses.replace(signal.old, values=None)
         record = {}
         for name, component in self.named.items():
             for key, value in component.metrics(self.view(name, now, signal, batch)).items():
                 record[f"{name}/{key}"] = float(value)
+            for option in self.schedules[name]:
+                record[f"{name}/{option}"] = vars(component)[option]
         return record
 
     # Each optimizer step, on a mini-batch or a part of it
@@ -265,7 +295,7 @@ class Method:
     @property
     def silent_without_signal(self) -> bool:
         """Whether a token of zero advantage or zero weight adds nothing to the loss."""
-        return not self.objective.kl_coef and all(component.silent_without_signal for component in self.components)
+        return not self.has_kl_term and all(component.silent_without_signal for component in self.components)
 
     def likely_contributing(self, batch: TokenBatch) -> TokenBatch:
         """Return the responses that likely have a gradient, by rewards alone: known before any statistics."""

@@ -10,8 +10,11 @@ from harness.config import ADAMW, ADAMW8BIT, MINI_BATCH, TRL, Config
 from harness.methods.composition import Method
 
 
-def lr_refusal(method: Method) -> str | None:
-    """Return why a trainer with an optimizer of its own cannot run a method, or None where it can."""
+def foreign_refusal(method: Method) -> str | None:
+    """Return why no trainer with an optimizer and steps of its own can run a method, or None where one can."""
+    changing = [f"{name}.{option}" for name, schedules in method.schedules.items() for option in schedules]
+    if changing:
+        return f"changes {changing[0]} over the steps of a run, as only entrobench's own trainer does; write one number"
     if method.objective.lr is None:
         return None
     return (
@@ -22,7 +25,7 @@ def lr_refusal(method: Method) -> str | None:
 
 def trl_refusal(method: Method) -> str | None:
     """Return why TRL's GRPOTrainer cannot run a method, or None where it can."""
-    if refusal := lr_refusal(method):
+    if refusal := foreign_refusal(method):
         return refusal
     if "values" in method.needs:
         return "needs a critic, which GRPOTrainer lacks"
@@ -35,7 +38,7 @@ def trl_refusal(method: Method) -> str | None:
 
 def verl_refusal(method: Method) -> str | None:
     """Return why verl's PPO trainer cannot run a method, or None where it can."""
-    if refusal := lr_refusal(method):
+    if refusal := foreign_refusal(method):
         return refusal
     if "sum_p2" in method.needs:
         return "needs the sums over squared probabilities, which verl does not compute"

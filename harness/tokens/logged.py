@@ -136,8 +136,8 @@ METHODS = MetricSection(
         LoggedMetric(
             "{component}/{number}",
             "of the component",
-            "a number of its verb `metrics`, from before the update",
-            "components with `metrics`",
+            "a number of its verb `metrics`, from before the update; or the present value of an option that changes",
+            "components with `metrics` or a schedule",
         ),
         LoggedMetric(
             "updates/{component}/{number}",

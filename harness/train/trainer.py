@@ -92,6 +92,7 @@ class Trainer:
     def train_step(self, step: int, watch: Stopwatch) -> dict[str, float]:
         """Sample, judge, update, and hand the new weights to the engine; return the record of the step."""
         train, method, policy = self.config.train, self.method, self.policy
+        method.start_step(step, train.steps)
         # Each draw of a step (problems, responses, choices of controls, proof) has a seed from the cell's seed and the
         # step, and never from a generator's state: a resumed run draws the same, and so do all methods of one seed.
         collected = self.collector.collect(step, watch)
