@@ -40,6 +40,7 @@ DRAWN = re.compile(
 STEP_0 = "at step 0"
 EVALUATION = "at each evaluation"
 MLFLOW = "in MLflow only"
+SUM_P2 = "`dynamics.every` above 0, and methods that need sum p^2"
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,13 @@ UPDATE = MetricSection(
         LoggedMetric(
             "mass/{sign}_hard", NO_UNIT, "part of it from problems of which at most half of the responses are right"
         ),
+        LoggedMetric(
+            "peaks/{sign}",
+            TOKEN_SHARE,
+            "p_y at least sum p^2, its expectation, and an advantage of this sign (arXiv:2606.16154)",
+            SUM_P2,
+        ),
+        LoggedMetric("valleys/{sign}", TOKEN_SHARE, "p_y below it, and an advantage of this sign", SUM_P2),
         LoggedMetric("gates/closed_{control}", TOKEN_SHARE, "gate of 0 from this control", "controls with `gate`"),
         LoggedMetric("ratio/mean", NO_UNIT, "mean importance ratio to the policy before the update"),
         LoggedMetric("ratio/max", NO_UNIT, "largest ratio"),

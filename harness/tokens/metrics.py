@@ -129,6 +129,11 @@ def of_signal(signal: Signal, batch: TokenBatch) -> dict[str, float]:
         "weights/dropped_positive": batch.global_mean(dropped_T & positive_T).item(),
         "weights/dropped_negative": batch.global_mean(dropped_T & negative_T).item(),
     }
+    if signal.old.sum_p2 is not None:
+        peak_T = signal.old.logp.exp() >= signal.old.sum_p2
+        for sign, of_sign_T in (("positive", positive_T), ("negative", negative_T)):
+            record[f"peaks/{sign}"] = batch.global_mean(of_sign_T & peak_T).item()
+            record[f"valleys/{sign}"] = batch.global_mean(of_sign_T & ~peak_T).item()
     record |= gradient_mass(signal, batch)
     for name, factor_T in signal.weights_by.items():
         record[f"weights/{name}/dropped"] = batch.global_mean(factor_T == 0).item()
