@@ -398,15 +398,12 @@ def test_methods_have_a_line_and_a_source(name: str) -> None:
 
 
 # Their comparisons are tests of their own, or part of a composition's.
-ELSEWHERE = {"bapo", "adaptive_entropy", "overlong", "siren"}
+ELSEWHERE = {"bapo", "adaptive_entropy", "overlong", "siren", "real"}
 
 
 def test_methods_have_loops() -> None:
-    controls, objectives = importlib.import_module("test_controls"), importlib.import_module("test_objectives")
-    sequences, counts = (
-        importlib.import_module("test_sequence_objectives"),
-        importlib.import_module("test_group_counts"),
-    )
+    names_of_tests = ("test_controls", "test_group_counts", "test_objectives", "test_sequence_objectives")
+    controls, counts, objectives, sequences = map(importlib.import_module, names_of_tests)
     objective_specs = [*(spec for spec, *_ in objectives.CASES), *sequences.LOOPS]
     compared = [*ORACLES, *controls.ORACLES, *controls.RELEASES, *counts.ORACLES, *objective_specs]
     names = set(re.findall(r"\w+", " ".join(compared)))
