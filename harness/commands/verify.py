@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.base.plugins import import_plugin
-from harness.base.terminal import boxed, console, visible
+from harness.base.terminal import boxed, console, visible, width_of
 from harness.base.units import plural
 from harness.commands.common import Commands, command, with_plugins
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 EXAMPLES = (
     "entrobench verify demo.zip",
     "entrobench verify theirs.zip --plugin their_methods --replay 9eee552761fb --steps 3",
+    "entrobench verify least_sure.zip --plugin least_sure --row results/packs/demo.zip",
 )
 
 
@@ -31,12 +32,15 @@ def add(commands: Commands) -> None:
         "--replay", metavar="CELL", help="train the first steps of this cell again on the CPU, and compare them"
     )
     parser.add_argument("--steps", type=int, default=2, help="how many steps are replayed (default: 2)")
+    text = "check the plugin's methods too, and print the table of this pack of the same protocol with FILE's rows"
+    parser.add_argument("--row", metavar="PACK", type=Path, help=text)
 
 
 def call(arguments: argparse.Namespace) -> int:
     from harness.packs.archive import unpacked
     from harness.packs.audit import audit_pack
     from harness.packs.replay import check_replay
+    from harness.packs.submission import check_figures, check_submission
     from harness.table.verified import COUNTED, write_marks
     from harness.verify.pool import VerifierPool
 
@@ -45,7 +49,11 @@ def call(arguments: argparse.Namespace) -> int:
     with unpacked(arguments.file) as pack, VerifierPool() as verifier:
         if arguments.replay is not None:  # before the answers are judged, which takes longer
             check_replay(pack, arguments.replay, arguments.steps)
+        if arguments.row is not None:
+            check_submission(pack, arguments.row, arguments.plugin)
         audited = audit_pack(pack, verifier, arguments.plugin)
+        if arguments.row is not None:
+            check_figures(pack, audited)
         audits = audited.cells
         console.print(f"{pack.path}: matrix {pack.matrix}, protocol {pack.protocol.name}, sums and identities checked")
         # Before anything is printed about the cells: a replay changes the mark of one, or adds a finding.
@@ -65,6 +73,8 @@ def call(arguments: argparse.Namespace) -> int:
             console.print(f"{counted:,} answers are in the pack as counts alone, and were not judged again")
         write_marks(pack.digest, {audit.spec.id: audit.mark for audit in audits})
     wrong = [audit for audit in audits if audit.findings]
+    if arguments.row is not None and not wrong:
+        print(visible(joined_table([arguments.row, arguments.file])), end="")
     if not wrong:
         return 1 if audited.findings else 0
     cells = plural(len(wrong), "cell")
@@ -104,3 +114,13 @@ def audit_table(pack: Pack, audits: Sequence[CellAudit]) -> str:
         mark = mark_of_row(audit.mark for audit in group) or ""
         lines.append([method, str(len(group)), f"{answers:,}", f"{undecided:,}", f"{wrong:,}", mark])
     return boxed(pack.matrix, lines, None, [], "--format csv")
+
+
+def joined_table(packs: Sequence[Path]) -> str:
+    """Return the table of several packs."""
+    from harness.packs.reader import opened_packs
+    from harness.table import formats, select
+
+    with opened_packs(packs) as experiment:
+        part = select.part_of_packs(experiment, select.Selection())
+        return formats.render_parts([part], "table", width=width_of(console))

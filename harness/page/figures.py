@@ -124,18 +124,18 @@ def estimates_over_steps(
         series.append({"name": method, "x": list(by_step), **estimate_band(by_step.values())})
         means = [estimate.mean for estimate in by_step.values()]
         first, last = min(by_step), max(by_step)
-        lines.append(curve_line(method, first, last, means, interval_text(by_step[last])))
+        lines.append(summary_line(method, first, last, means, interval_text(by_step[last])))
     header = ["method", "first mean", "last mean", "its 95 % interval", "lowest mean", "highest mean"]
     return Figure(title, note, "lines", "step", y, series, header, lines, small, options)
 
 
-def curve_line(name: str, first: int, last: int, means: Sequence[float], interval: str) -> list[str]:
+def summary_line(name: str, first: int, last: int, means: Sequence[float], interval: str) -> list[str]:
     ends = [f"{short_number(means[0])} (step {first})", f"{short_number(means[-1])} (step {last})"]
     return [name, *ends, interval, short_number(min(means)), short_number(max(means))]
 
 
 def with_reported(figure: Figure, reported: Sequence[ReportedCurve]) -> Figure:
-    """Return a figure over steps with published curves beside its own, up to its own last step."""
+    """Return a figure over steps with published curves next to its own, up to its own last step."""
     if not reported:
         return figure
     last_step = max(max(series["x"]) for series in figure.series)
@@ -145,7 +145,7 @@ def with_reported(figure: Figure, reported: Sequence[ReportedCurve]) -> Figure:
         steps, values = list(points), list(points.values())
         band = {"low": [None] * len(steps), "high": [None] * len(steps)}
         series.append({"name": curve.name, "reported": True, "x": steps, "y": page_numbers(values), **band})
-        lines.append(curve_line(curve.name, steps[0], steps[-1], values, ""))
+        lines.append(summary_line(curve.name, steps[0], steps[-1], values, ""))
     return replace(figure, note=f"{figure.note} {REPORTED_NOTE}", series=series, lines=lines)
 
 
