@@ -7,13 +7,14 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 
 from harness.base.errors import UserError
 
+BFLOAT16 = (8, 0)  # the compute capability from which on GPUs compute in it; earlier ones emulate it
 CGROUPS, OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
@@ -21,6 +22,7 @@ CGROUPS, OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 class Device:
     name: str
     memory: int | None  # bytes; None if unknown
+    capability: tuple[int, int] | None = None  # the compute capability; None if unknown
 
 
 def usable_cores() -> int:
@@ -73,7 +75,7 @@ def cpu_quotas(mount: Path, own: Path) -> Iterator[float]:
 
 def cuda_devices(driver: Path = Path("/proc/driver/nvidia/gpus")) -> tuple[Device, ...]:
     """Return the GPUs that nvidia-smi lists; without that tool, one without a name for each that the driver lists."""
-    query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+    query = ["nvidia-smi", "--query-gpu=name,memory.total,compute_cap", "--format=csv,noheader,nounits"]
     try:
         lines = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout.splitlines()
     except (OSError, subprocess.SubprocessError):
@@ -82,10 +84,19 @@ def cuda_devices(driver: Path = Path("/proc/driver/nvidia/gpus")) -> tuple[Devic
     for line in lines:
         if not line.strip():
             continue
-        name, _, mib = line.rpartition(",")
+        name, mib, version = line.rsplit(",", 2)
         memory = int(mib) * 2**20 if mib.strip().isdigit() else None
-        listed.append(Device(name.strip(), memory))
+        capability = re.fullmatch(r"(\d+)\.(\d+)", version.strip())
+        listed.append(Device(name.strip(), memory, (int(capability[1]), int(capability[2])) if capability else None))
     return tuple(listed)
+
+
+def bfloat16_obstacle(cards: Sequence[Device]) -> str | None:
+    """Return why none of these GPUs computes in bfloat16, in one sentence; None if one does, or may."""
+    if not cards or any(card.capability is None or card.capability >= BFLOAT16 for card in cards):
+        return None
+    name, needed = cards[0].name, ".".join(map(str, BFLOAT16))
+    return f"{name} does not compute in bfloat16, which takes compute capability {needed}; set train.dtype=float32"
 
 
 def gpus() -> list[str]:

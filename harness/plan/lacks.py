@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import tasks
+from harness.base.devices import bfloat16_obstacle
 from harness.base.errors import UserError
 from harness.base.shape import ARCHITECTURES
 from harness.base.units import GIB, gib, plural
@@ -67,6 +68,8 @@ class Obstacles:
         if not here:
             number = f"; each cell needs {ranks} (hardware.ranks)" if ranks > 1 else ""
             yield f"hardware.device is cuda, but this machine has no CUDA device{number}"
+        if self.config.train.dtype == "bfloat16" and (reason := bfloat16_obstacle(self.machine.devices)):
+            yield reason
 
     def no_vllm(self) -> Iterator[str]:
         reasons: dict[str, None] = {}

@@ -19,7 +19,7 @@ from harness.launch import launcher
 from harness.launch.progress import show_elapsed
 from harness.matrix import Cell, Shared
 from harness.plan import cost
-from harness.plan.estimate import Plan, seconds_of_step
+from harness.plan.estimate import CellTime, Plan, seconds_of_step
 from harness.plan.show import side_by_side_line
 
 STEPS = 3  # the first one takes longer than the others and does not count
@@ -34,16 +34,18 @@ class StepProbe:
     prompts: int  # of a step
     response: float  # seconds of the engine for each response of a step
     length: float  # mean tokens of a response
+    start: float  # seconds of a cell besides its steps: its process, the model, the verifier
 
     def seconds(self, config: Config, length: int | None = None) -> float:
         """Return the seconds of a cell at this speed, with its evaluations and without a filter that cells share.
 
-        They are in proportion to the prompts of a step, and to the length of responses if one is given.
+        They are in proportion to the prompts of a step, and to the length of responses if one is given, but for those
+        of the start, which are most of a small model's.
         """
         evaluated = sum(count.responses for count in cost.evaluation_responses(config).values())
         steps = config.train.steps * self.step * config.train.prompts / self.prompts
         longer = 1 if length is None else length / self.length
-        return longer * (steps + cost.evaluation_count(config) * evaluated * self.response)
+        return longer * (steps + cost.evaluation_count(config) * evaluated * self.response) + self.start
 
 
 def largest_cell(plan: Plan) -> Cell:
@@ -85,6 +87,7 @@ def read_probe(ran: Cell) -> StepProbe:
         prompts=ran.config.train.prompts,
         response=rollout / cost.step_responses(ran.config).responses,
         length=fmean(step["responses/length"] for step in steps),
+        start=CellTime.read(ran.folder, state.seconds).rest,
     )
 
 

@@ -17,7 +17,7 @@ from harness.cells.log import FILE as METRICS
 from harness.cells.spec import adopted_folders, is_adopted
 from harness.cells.state import FILE as STATE
 from harness.cells.state import STOP_MARK, STOPPED, State, is_stopped
-from harness.config import Config, variants
+from harness.config import Config, setting_label, variants
 from harness.launch.launcher import Launcher
 from harness.launch.local import Local
 from harness.launch.machine import GpuPool, this_machine
@@ -211,15 +211,15 @@ def check_problems(config: Config) -> None:
 
 
 def check_engines(matrix: Sequence[Cell]) -> None:
-    """Refuse cells whose trainer or engine cannot run on this machine."""
-    one_of_each_backend = {cell.config.train.backend: cell.settled for cell in matrix}
-    for config in one_of_each_backend.values():
-        if reason := trainer_obstacle(config):
+    """Refuse cells whose trainer, type of the computation or engine cannot run on this machine."""
+    settings = {(cell.model, setting_label(cell.config.setting)): cell.settled for cell in matrix}
+    for (model, _), config in settings.items():
+        in_bfloat16 = (config.hardware.device, config.train.dtype) == ("cuda", "bfloat16")
+        cards = devices.cuda_devices() if in_bfloat16 else ()
+        if reason := trainer_obstacle(config) or devices.bfloat16_obstacle(cards):
             raise UserError(reason)
-    one_of_each_model = {cell.model: cell for cell in matrix}
-    for name, cell in one_of_each_model.items():
-        if cell.settled.rollout.engine == "vllm":
-            choice.check_vllm(cell.settled.hardware.device, models.resolve(name).shape())
+        if config.rollout.engine == "vllm":
+            choice.check_vllm(config.hardware.device, models.resolve(model).shape())
 
 
 def check_problem_counts(variants: Sequence[Config]) -> None:

@@ -15,6 +15,7 @@ from transformers import AutoTokenizer
 import baselines
 import tasks
 from harness import ranks
+from harness.base.devices import Device, bfloat16_obstacle
 from harness.base.errors import UserError
 from harness.cells import provenance, repair
 from harness.cells.lease import Heartbeat
@@ -75,20 +76,16 @@ class Parts:
         )
 
 
-BFLOAT16 = (8, 0)  # the compute capability from which on GPUs compute in it; earlier ones emulate it
-
-
 def training_device(config: Config) -> tuple[str, torch.dtype]:
     """Return the device and the compute type of a settled configuration."""
     device, dtype = config.hardware.device, config.train.dtype
     assert "auto" not in (device, dtype)
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError("hardware.device is 'cuda', but torch sees no CUDA device here; allowed: auto, cpu")
-    if device == "cuda" and dtype == "bfloat16" and torch.cuda.get_device_capability() < BFLOAT16:
-        name, needed = torch.cuda.get_device_name(), ".".join(map(str, BFLOAT16))
-        raise UserError(
-            f"{name} does not compute in bfloat16, which takes compute capability {needed}; set train.dtype=float32"
-        )
+    if device == "cuda" and dtype == "bfloat16":
+        card = Device(torch.cuda.get_device_name(), None, torch.cuda.get_device_capability())
+        if reason := bfloat16_obstacle([card]):
+            raise UserError(reason)
     return device, getattr(torch, dtype)
 
 

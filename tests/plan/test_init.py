@@ -91,7 +91,7 @@ def test_text_is_the_configuration_of_the_draft(tmp_path: Path) -> None:
 )
 def test_in_time_takes_the_most_that_the_hours_allow(hours: float, prompts: int, seeds: int, steps: int) -> None:
     own = dataclasses.replace(OWN, hours=hours)
-    found = init.in_time(draft(own=own), plan_of(draft()), StepProbe("a cell", 10.0, 16, 0.01, 9.0))
+    found = init.in_time(draft(own=own), plan_of(draft()), StepProbe("a cell", 10.0, 16, 0.01, 9.0, 0.0))
     assert (found.prompts, len(found.seeds), found.steps) == (prompts, seeds, steps)
 
 

@@ -746,8 +746,8 @@ def test_cuda_devices_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (driver / "0000:01:00.0" / "information").touch()
     assert cuda_devices(driver) == (Device("a GPU", None),)
     for answer, devices in {
-        "echo 'NVIDIA H100, 81559'; echo 'Odd, Name, [N/A]'": (
-            Device("NVIDIA H100", 81559 * 2**20),
+        "echo 'NVIDIA H100, 81559, 9.0'; echo 'Odd, Name, [N/A], [N/A]'": (
+            Device("NVIDIA H100", 81559 * 2**20, (9, 0)),
             Device("Odd, Name", None),
         ),
         "exit 9": (Device("a GPU", None),),
@@ -797,6 +797,8 @@ def test_what_is_for_a_card_of_24_gb_fits_into_it(engine: str, chosen: list[str]
     assert "GiB in 1 process" in lacking("gpu-24gb", card, "models=[qwen2.5-1.5b-instruct]")
 
 
+OLD = Device("Tesla T4", 16 * 10**9, (7, 5))
+CARDS_BEFORE_BFLOAT16 = dataclasses.replace(BIG, devices=(OLD, dataclasses.replace(OLD, name="Tesla V100")))
 ALONE = ["hardware.ranks=1", "hardware.recompute=false", "rollout.engine=embedded"]
 
 
@@ -842,6 +844,7 @@ ALONE = ["hardware.ranks=1", "hardware.recompute=false", "rollout.engine=embedde
             ["hardware.cache_gib=30"],
             "7b-instruct with ppo, .* needs .* GiB in each of 8 processes; a GPU has 40.0 GiB",
         ),
+        ("demo", CARDS_BEFORE_BFLOAT16, [], "^Tesla T4 does not compute in bfloat16, .* 8.0; set train.dtype=float32$"),
         ("demo", dataclasses.replace(CPU, ram=2**20), [], "grpo, .* needs .* this machine has 1 MiB"),
         (
             "demo",
@@ -883,6 +886,13 @@ ALONE = ["hardware.ranks=1", "hardware.recompute=false", "rollout.engine=embedde
 @pytest.mark.usefixtures("empty")
 def test_missing_resources_are_reported(name: str, machine: Machine, overrides: list[str], words: str) -> None:
     assert re.search(words, lacking(name, machine, *overrides))
+
+
+@pytest.mark.usefixtures("empty")
+@pytest.mark.parametrize("other", [(8, 0), None])
+def test_cards_before_bfloat16_do_beside_others_or_in_float32(other: tuple[int, int] | None) -> None:
+    both = dataclasses.replace(BIG, devices=(OLD, dataclasses.replace(OLD, capability=other)))
+    assert lacking("demo", both) == lacking("demo", CARDS_BEFORE_BFLOAT16, "train.dtype=float32") == ""
 
 
 @pytest.mark.usefixtures("empty")

@@ -32,13 +32,14 @@ def test_read_probe_scales_the_largest_cell(tmp_path: Path) -> None:
     for seconds in (0.0, 9.0, 2.0, 4.0):  # the first step takes longer than others
         times = {"time/update_s": seconds, "time/rollout_s": 7.68, "time/judging_s": 50.0, "time/evaluate_s": 60.0}
         steps.append(times | {"responses/length": 10.0})
-    write_cell(short.folder, short.spec, steps=steps)
+    write_cell(short.folder, short.spec, steps=steps, seconds=3 * 7.68 + 15 + 5.5)
     measured = probe.read_probe(short)
     assert (measured.step, measured.prompts) == (pytest.approx(10.68), 48)
-    assert (measured.response, measured.length) == pytest.approx((0.01, 10.0))
-    cell_seconds = 50 * 10.68 + 3 * 256 * 32 * 0.01  # three evaluations
+    assert (measured.response, measured.length, measured.start) == pytest.approx((0.01, 10.0, 5.5))
+    work = 50 * 10.68 + 3 * 256 * 32 * 0.01  # three evaluations
+    cell_seconds, shorter = work + 5.5, work / 2 + 5.5
     assert measured.seconds(settings) == pytest.approx(cell_seconds)
-    assert measured.seconds(settings, 5) == pytest.approx(cell_seconds / 2)
+    assert measured.seconds(settings, 5) == pytest.approx(shorter)
     fewer = config.load_config("demo", [*SMALL, "train.prompts=12"])
     assert measured.seconds(fewer) == pytest.approx(cell_seconds - 0.75 * 50 * 10.68)
     lines = probe.probe_lines(measured, plan)
@@ -47,7 +48,7 @@ def test_read_probe_scales_the_largest_cell(tmp_path: Path) -> None:
     assert lines[2] == side_by_side_line(plan, 2 * cell_seconds)
     scaled = probe.probe_lines(measured, plan, 5)[1]
     assert scaled == (
-        f"at that speed and 5 tokens a response, 2 cells will take {about_duration(cell_seconds)} one after the other"
+        f"at that speed and 5 tokens a response, 2 cells will take {about_duration(2 * shorter)} one after the other"
     )
 
 

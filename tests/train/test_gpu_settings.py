@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from commands import refusal
 from trainers import build
 
 from harness import config
@@ -60,6 +61,16 @@ def test_bfloat16_on_a_gpu_without_it_is_refused(monkeypatch: pytest.MonkeyPatch
         training_device(settings)
     settings.train.dtype = "float32"
     assert training_device(settings) == ("cuda", torch.float32)
+
+
+def test_bfloat16_is_refused_before_a_cell_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At each value of an axis."""
+    monkeypatch.setattr(devices, "cuda_devices", lambda: (devices.Device("Tesla T4", 16 * GIB, (7, 5)),))
+    settings = ("demo", "models=[countdown-tiny]", "hardware.device=cuda", f"results={tmp_path / 'results'}")
+    sentence = "entrobench: Tesla T4 does not compute in bfloat16, which takes compute capability 8.0; set "
+    for axis in ([], ["axes.train.dtype=[float32,bfloat16]"], ["axes.train.dtype=[bfloat16,float32]"]):
+        assert refusal("run", *settings, *axis).startswith(sentence)
+    assert not (tmp_path / "results").exists()
 
 
 @pytest.mark.parametrize(("device", "offload", "threads"), [("cuda", True, 6), ("cuda", False, 1), ("cpu", True, 1)])
