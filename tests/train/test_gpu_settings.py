@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import torch
 from commands import refusal
+from mortal import Killed
 from trainers import build
 
 from harness import config
 from harness.base import devices
 from harness.base.errors import UserError
 from harness.launch import status_writer
-from harness.train import gpu_memory
+from harness.train import gpu_memory, parts
 from harness.train.parts import training_device
 
 GIB = 2**30
@@ -42,6 +43,23 @@ def test_an_engine_that_sleeps_takes_nothing_of_a_share(limits: list[float]) -> 
     for share in (0.25, 0.95, 1.0):
         gpu_memory.limit(share)
     assert limits == [0.25 + 10 / 80, 1.0, 1.0]
+
+
+def test_share_counts_the_engine_once_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    def stop(*_: object) -> None:
+        raise Killed
+
+    monkeypatch.setattr(parts, "training_device", lambda settings: ("cuda", torch.float32))
+    monkeypatch.setattr(parts, "Policy", lambda *given: SimpleNamespace(dropout={}, module=None))
+    monkeypatch.setattr(parts, "check_vocabulary", lambda *given: None)
+    monkeypatch.setattr(gpu_memory, "limit", lambda share: calls.append(f"limit {share}"))
+    monkeypatch.setattr(parts.engines, "build_engine", lambda *given: calls.append("engine"))
+    monkeypatch.setattr(parts, "with_instruction", stop)  # what follows needs a GPU
+    with pytest.raises(Killed):
+        build(tmp_path, "grpo", "hardware.share=0.25")
+    assert calls == ["limit 0.25", "engine", "limit 0.25"]
 
 
 def test_peak_of_memory_is_that_beside_the_engine(limits: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
