@@ -204,7 +204,7 @@ class Method:
         return [of_objective, *of_controls]
 
     def options(self, name: str) -> dict[str, Any]:
-        """Return the class and the options of a component, with the schedules of those that change."""
+        """Return the class and the options of a component, with schedules in place of changing numbers."""
         changing = {option: str(schedule) for option, schedule in self.schedules[name].items()}
         return identities.component_identity(self.named[name]) | changing
 
