@@ -25,8 +25,8 @@ def build_optimizer(weights: Iterable[Tensor], train: Train, lr: float) -> Optim
 def take_step(optimizer: Optimizer, lr: float, device: str) -> None:
     """Update the weights at a learning rate."""
     for group in optimizer.param_groups:
-        # torchao compiles its step, in which a number would be a constant.
-        group["lr"] = lr if isinstance(optimizer, AdamW) else torch.tensor(lr)
+        # torchao compiles its step, in which a number would be a constant, so it has the rate in a tensor.
+        group["lr"] = torch.tensor(lr) if isinstance(group["lr"], Tensor) else lr
     # A GPU needs the compiled step, without copies of whole weights. On a CPU it would take minutes to compile.
     with torch.compiler.set_stance("default" if device == "cuda" else "force_eager"):
         optimizer.step()

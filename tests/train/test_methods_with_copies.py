@@ -100,7 +100,7 @@ def trainer(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
         # AdamW divides by the root of the squared gradient, which makes a difference of rounding a large one. The
         # learning rate is one at which the second update meets ratios far from 1.
         learner.lr = 0.2
-        learner.optimizer = torch.optim.SGD(learner.masters.values(), lr=learner.lr)  # type: ignore[assignment]
+        learner.optimizer = torch.optim.SGD(learner.masters.values(), lr=learner.lr)
     collected = collected_copies(trainer)
     trainer.collector.collect = lambda step, watch: collected  # type: ignore[method-assign]
     trainer.synchronise = lambda step: None  # type: ignore[method-assign]
