@@ -1,28 +1,37 @@
-"""The picture of a real language model under GRPO and Clip_B: entropy, and right responses, over steps.
+"""Pictures of a real language model in training: entropy, and right responses, over steps.
 
-python -m studies.laptop.picture laptop-matrix round=clip-b    # first take the curves, after the run
-python -m studies.laptop.picture                               # draw them from results/reference
+python -m studies.laptop.picture RESULTS    # first take tables and curves of the matrices that are there
+python -m studies.laptop.picture            # draw the curves from results/reference
 """
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import matplotlib as mpl
 import pandas
 from matplotlib.figure import Figure
-from pandas import DataFrame
 
+from studies.field.analysis import configuration, take_tables
 from studies.pages import ENTROPY, REFERENCE, REPEATABLE, draw_panel, recorded_curves
 
-FOLDER = REFERENCE / "laptop-matrix-clip-b"
-CURVES, PICTURE = FOLDER / "curves.csv", FOLDER / "curves.svg"
-RIGHT = "reward/mean"
-TITLES = {ENTROPY: "entropy, nats per token", RIGHT: "share of right responses in training"}
+MATRICES = ("laptop-matrix", "laptop-matrix-clip-b")
+TITLES = {ENTROPY: "entropy, nats per token", "reward/mean": "share of right responses in training"}
 
 
-def draw(curves: DataFrame) -> None:
+def take(results: str) -> None:
+    """Write the tables and the curves of the matrices that were run to results/reference."""
+    take_tables(results, MATRICES)
+    for matrix in MATRICES:
+        if (Path(results) / matrix).exists():
+            curves = recorded_curves((*TITLES,), *configuration(matrix), f"results={results}")
+            curves.to_csv(REFERENCE / matrix / "curves.csv", index=False, float_format="%.6g")
+
+
+def draw(folder: Path) -> None:
     """Write the picture, narrow enough for a phone."""
+    curves = pandas.read_csv(folder / "curves.csv")
     trained = curves[curves["step"] > 0]
     with mpl.rc_context(REPEATABLE):
         figure = Figure(figsize=(5.2, 4.4), layout="constrained")
@@ -31,11 +40,11 @@ def draw(curves: DataFrame) -> None:
             draw_panel(panel, trained[trained["metric"] == metric], title)
             panel.set_ylim(bottom=0)
         panels[-1].set_xlabel("training step", fontsize=9)
-        figure.savefig(PICTURE, metadata={"Date": None})
+        figure.savefig(folder / "curves.svg", metadata={"Date": None})
 
 
 if __name__ == "__main__":
     if sys.argv[1:]:
-        FOLDER.mkdir(exist_ok=True)
-        recorded_curves((*TITLES,), *sys.argv[1:]).to_csv(CURVES, index=False, float_format="%.6g")
-    draw(pandas.read_csv(CURVES))
+        take(sys.argv[1])
+    for matrix in MATRICES:
+        draw(REFERENCE / matrix)
