@@ -65,7 +65,7 @@ def batches_of_grpo(trainer: Trainer, batches: int) -> Iterator[tuple[TokenBatch
     for step in range(1, batches + 1):
         batch = batch_of(trainer, step)
         trainer.train_step(step, Stopwatch())  # samples the same batch again, since seeds depend on the step alone
-        yield batch, trainer.policy.stats(batch, frozenset({"sum_p2"}))
+        yield batch, trainer.policy.stats(batch, dynamics.NEEDS)
         trainer.policy.load_state(start, partial(copy_from, start))
         trainer.synchronise(step)
 
@@ -90,10 +90,10 @@ def explain(config: Config, specs: Sequence[str], batches: int) -> list[dict[str
         # which few methods need; sum_p2 is computed for all.
         stats_before: dict[frozenset[str], list[TokenStats]] = {}
         for spec, method in methods.items():
-            needs = method.needs & {*MODELS, "min_p"}
+            needs = method.needs & {*MODELS, "min_p"} | dynamics.NEEDS
             if needs not in stats_before:
                 trainer = build_trainer(config, spec, folder, verifier)
-                stats_before[needs] = [trainer.stats_before(batch, sum_p2=True) for batch, _ in sampled]
+                stats_before[needs] = [trainer.stats_before(batch, needs) for batch, _ in sampled]
                 del trainer  # with its engine, since a process can have only one vLLM engine
             rows_by_moment: dict[str, list[dict[str, QuadrantRow]]] = {moment: [] for moment in MOMENTS}
             for (batch, stats_after), old in zip(sampled, stats_before[needs], strict=True):

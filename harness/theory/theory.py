@@ -122,7 +122,7 @@ def logit_steps(trainer: Trainer, batch: TokenBatch) -> Rows:
     temperature = trainer.policy.temperature
     check_dense(trainer)
     p_TV, y_T = distributions(trainer.policy, batch), response_tokens(batch, "cpu")
-    advantages_T = trainer.method.signal(trainer.stats_before(batch), batch, [batch]).advantages_T.double().cpu()
+    advantages_T = trainer.method.signal(trainer.stats_before(batch, trainer.method.needs), batch, [batch]).advantages_T.double().cpu()
     rows = []
     for alpha in ALPHAS:
         dz_TV = dynamics.gradient_step(p_TV, y_T, alpha * advantages_T, temperature)
@@ -148,7 +148,7 @@ def optimiser_steps(trainer: Trainer, batch: TokenBatch) -> Rows:
     It is compared with the directional derivative along the step of the parameters, and with the token-wise formula.
     """
     policy, method = trainer.policy, trainer.method
-    old = trainer.stats_before(batch, sum_p2=True)
+    old = trainer.stats_before(batch, method.needs | dynamics.NEEDS)
     assert old.entropy is not None
     signal = method.signal(old, batch, [batch])
     predicted_T = dynamics.push_of(method, signal, old, [batch]).predicted(old, old.logp, policy.temperature)
@@ -216,7 +216,7 @@ def corollaries(trainer: Trainer, batch: TokenBatch) -> Rows:
     rows = [{"what": "contexts whose mean is within 1.96 standard errors", **mean_of(inside)}]
 
     def deviation(batch: TokenBatch) -> tuple[Tensor, TokenStats]:
-        stats = trainer.policy.stats(batch, frozenset({"sum_p2"}))
+        stats = trainer.policy.stats(batch, dynamics.NEEDS)
         return dynamics.deviation(stats), stats
 
     on_T, _ = deviation(batch)

@@ -28,6 +28,8 @@ from harness.methods.batch import TokenBatch, TokenStats
 if TYPE_CHECKING:
     from harness.methods.composition import Method, Signal
 
+NEEDS = frozenset({"sum_p2"})  # statistics before the update that this instrument reads, besides a method's own
+
 # One token, all of its vocabulary: for small vocabularies, and as a check of the rest.
 
 

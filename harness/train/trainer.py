@@ -19,7 +19,7 @@ from harness.cells.evaluations import evaluation_due
 from harness.cells.log import Ending, MetricsLog
 from harness.config import MICRO_BATCH
 from harness.methods.batch import TokenBatch, TokenStats
-from harness.methods.composition import Method, Signal
+from harness.methods.composition import Signal
 from harness.rollout import proof
 from harness.tokens import dynamics, metrics
 from harness.tokens.correction import correct
@@ -102,10 +102,11 @@ class Trainer:
         with watch.phase("stats"):
             batch = self.batch_of(collected, step)
             minibatches = list(batch.split(train.updates))
-            sum_p2 = self.config.dynamics.every > 0  # for this instrument, whether or not the method reads it
-            needs = needs_before(method, sum_p2=sum_p2)
+            needs = method.needs
+            if self.config.dynamics.every:
+                needs |= dynamics.NEEDS
             first = None if train.loss_scale == MICRO_BATCH else first_pass(policy, method, minibatches[0], needs)
-            old = self.stats_before(batch, sum_p2=sum_p2, first=first)
+            old = self.stats_before(batch, needs, first)
             invariants.check_statistics(old, policy.vocabulary)
             mismatch = metrics.of_mismatch(batch, old.logp, self.config.correction)
             if not collected.lag:  # with a lag, engine and trainer are two policies, and may differ by any amount
@@ -172,12 +173,12 @@ class Trainer:
         budget = self.config.rollout.max_new_tokens
         return collected.batch(budget, self.policy.device, seed=seed, progress=progress)
 
-    def stats_before(self, batch: TokenBatch, *, sum_p2: bool = False, first: FirstPass | None = None) -> TokenStats:
-        """Return the statistics of the policy before the update, with all columns that the method needs.
+    def stats_before(self, batch: TokenBatch, needs: frozenset[str], first: FirstPass | None = None) -> TokenStats:
+        """Return the statistics of the policy before the update, with the columns that are needed.
 
         Those of the responses of `first` are taken from it.
         """
-        needs, reference = needs_before(self.method, sum_p2=sum_p2), self.parts.reference
+        reference = self.parts.reference
         old = self.policy.stats(batch, needs) if first is None else first.completed(batch, self.policy, needs)
         values = self.critic.values(batch) if self.critic else None
         ref_logp = reference.logp_without_adapters(batch) if reference else None
@@ -292,11 +293,6 @@ class Trainer:
             # without a signal are counted on.
             self.ending = Ending.of(self.log.read(), self.config.stop)
         self.ending = ranks.of_first(self.ending)
-
-
-def needs_before(method: Method, *, sum_p2: bool) -> frozenset[str]:
-    """Return the statistics before the update that a method needs, and with `sum_p2` this one for an instrument."""
-    return method.needs | {"sum_p2"} if sum_p2 else method.needs
 
 
 def with_reference(current: TokenStats, old: TokenStats, part: TokenBatch) -> TokenStats:

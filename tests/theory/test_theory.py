@@ -68,7 +68,7 @@ def test_quadrant_is_trained_on_alone() -> None:
     for keep in theory.QUADRANTS:
         trained = build_trainer(settings, f"grpo+quadrant(keep=[{keep}], by=s_star)", "unused", VerifierPool())
         batch = batch_of(trained, 1)
-        old = trained.stats_before(batch)
+        old = trained.stats_before(batch, trained.method.needs)
         signal = trained.method.signal(old, batch, [batch])
         assert 0 < signal.weights_T.count_nonzero() < len(signal.weights_T)
         for advantage, s_star, weight in zip(signal.advantages_T, old.discriminator, signal.weights_T, strict=True):

@@ -181,9 +181,9 @@ def step(trainer: Trainer, spec: str, patch: pytest.MonkeyPatch) -> tuple[dict[s
     gradients: list[Tensor] = []
     stats_before = trainer.stats_before
 
-    def stats_before_drift(batch: TokenBatch, **which: Any) -> TokenStats:
+    def stats_before_drift(*given: Any) -> TokenStats:
         """Move the policy, so that no ratio is 1 in the first update: rounding would put it above 1 or below."""
-        old = stats_before(batch, **which)
+        old = stats_before(*given)
         with torch.no_grad():
             for weight in trainer.policy.module.parameters():
                 weight.mul_(1.01)

@@ -172,11 +172,11 @@ def test_train_step_refuses_a_moved_policy(dtype: str, tmp_path: Path) -> None:
     trainer = build(tmp_path, "grpo", f"train.dtype={dtype}")
     before = trainer.stats_before
 
-    def moved(batch: TokenBatch, **which: Any) -> Any:
-        stats = before(batch, **which)
+    def moved(*given: Any) -> Any:
+        stats = before(*given)
         return dataclasses.replace(stats, logp=stats.logp - 0.6)
 
-    trainer.stats_before = moved  # type: ignore[method-assign]
+    trainer.stats_before = moved  # type: ignore[assignment, method-assign]
     trainer.check_mismatch = lambda mismatch: None  # type: ignore[method-assign]
     with pytest.raises(CellFailure, match="the importance ratio of the first update is 1; "):
         trainer.train_step(1, Stopwatch())
@@ -304,7 +304,7 @@ def test_train_step_answer_metrics(tmp_path: Path) -> None:
         return value
 
     trainer.collector.collect = lambda *given: heard(collect(*given))  # type: ignore[method-assign]
-    trainer.stats_before = lambda *given, **named: heard(stats_before(*given, **named))  # type: ignore[method-assign]
+    trainer.stats_before = lambda *given: heard(stats_before(*given))  # type: ignore[method-assign]
     record = trainer.train_step(1, Stopwatch())
     collected, stats = seen
 
