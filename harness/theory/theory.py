@@ -122,7 +122,8 @@ def logit_steps(trainer: Trainer, batch: TokenBatch) -> Rows:
     temperature = trainer.policy.temperature
     check_dense(trainer)
     p_TV, y_T = distributions(trainer.policy, batch), response_tokens(batch, "cpu")
-    advantages_T = trainer.method.signal(trainer.stats_before(batch, trainer.method.needs), batch, [batch]).advantages_T.double().cpu()
+    method = trainer.method
+    advantages_T = method.signal(trainer.stats_before(batch, method.needs), batch, [batch]).advantages_T.double().cpu()
     rows = []
     for alpha in ALPHAS:
         dz_TV = dynamics.gradient_step(p_TV, y_T, alpha * advantages_T, temperature)
