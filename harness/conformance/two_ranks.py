@@ -47,7 +47,7 @@ from harness.conformance.probe import (
 from harness.methods.composition import Method
 
 NAME, WORLD, UPDATES, GROUPS = "ranks", 2, 2, 8
-START_S = 60.0  # for the first sign of life: both processes have imported torch and have met
+START_S = 180.0  # for the first sign of life: both processes have imported torch and have met, on a busy machine too
 PATIENCE_S = 60.0  # for the next one
 ADVICE = (
     "take statistics of the whole batch with batch.global_...; every rank must reach each of these calls, equally "
