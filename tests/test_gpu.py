@@ -87,6 +87,49 @@ def test_offloaded_moments_are_not_on_the_device(tmp_path: Path) -> None:
     assert used[1] < used[0]
 
 
+def test_adapters_reach_the_engine(tmp_path: Path) -> None:
+    """The ratio is 1 after each update, in bfloat16 with large ones; a resumed run has the adapters and moments."""
+    settings = ["hardware.device=cuda", "train.lora.rank=4", "train.lr=1e-2", "checkpoint.every=1"]
+    trainer = build(tmp_path, "grpo", *settings)
+    before = weights(trainer)
+    records = [trainer.train_step(step, Stopwatch()) for step in range(1, 4)]
+    assert not same(before, weights(trainer))
+    assert max(record["mismatch/p99"] for record in records) < 0.15
+    trainer.done_steps = 3
+    trainer.save()
+    trainer.checkpoints.written(wait=True)
+    resumed = build(tmp_path, "grpo", *settings)
+    resumed.resume()
+    assert same(weights(resumed), weights(trainer))
+
+
+def test_moments_of_8_bits(tmp_path: Path) -> None:
+    """The first update is compiled, which needs a C compiler."""
+    pytest.importorskip("torchao")
+    changes = []
+    for name in ("adamw", "adamw8bit"):
+        trainer = build(
+            tmp_path / name, "grpo", "hardware.device=cuda", "train.dtype=float32", f"train.optimizer={name}"
+        )
+        before = torch.cat([x.flatten() for x in weights(trainer)])
+        for step in (1, 2):
+            trainer.train_step(step, Stopwatch())
+        changes.append(torch.cat([x.flatten() for x in weights(trainer)]) - before)
+    exact, other = changes
+    assert (other - exact).norm() < 0.2 * exact.norm()
+
+
+def test_compiled_layers_compute_what_others_do(tmp_path: Path) -> None:
+    settings = ["hardware.device=cuda", "train.dtype=float32"]
+    one, other = (
+        build(tmp_path / str(compiled), "grpo", *settings, f"hardware.compile={compiled}").train_step(1, Stopwatch())
+        for compiled in (False, True)
+    )
+    for name in ("reward/mean", "entropy/mean", "gradient/norm"):
+        assert other[name] == pytest.approx(one[name], rel=1e-3), name
+    assert other["mismatch/max"] < 1e-3
+
+
 def test_train_step_of_one_sharded_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """FSDP2 and NCCL with one rank: the step, and a checkpoint of shards that whole weights are read from."""
     settings = ["hardware.device=cuda", "train.dtype=float32"]

@@ -54,14 +54,19 @@ class Case:
 
 
 RECOMPUTE = "hardware.recompute=true"
+COMPILE = "hardware.compile=true"
 CASES = [  # those that tell the most first: a time limit may cut off the others
     Case("qwen2.5-1.5b-instruct", "activations kept"),
     Case("qwen2.5-1.5b-instruct", "recomputed", [RECOMPUTE]),
-    Case("qwen2.5-1.5b-instruct", "recomputed, a call of attention for each sequence", [RECOMPUTE], one_kernel=False),
-    Case("qwen2.5-1.5b-instruct", "recomputed, padded", [RECOMPUTE], long=NEVER),
+    Case("qwen2.5-1.5b-instruct", "recomputed, compiled", [RECOMPUTE, COMPILE]),
+    Case("qwen2.5-1.5b-instruct", "recomputed, adapters of rank 16", [RECOMPUTE, "train.lora.rank=16"]),
     Case("qwen2.5-1.5b-instruct", "recomputed, moments on the CPU", [RECOMPUTE, "hardware.offload=true"]),
     Case("qwen2.5-0.5b-instruct", "activations kept"),
+    Case("qwen2.5-0.5b-instruct", "activations kept, compiled", [COMPILE]),
     Case("qwen3-4b-base", "recomputed", [RECOMPUTE]),
+    Case("qwen2.5-1.5b-instruct", "recomputed, moments in 8 bits", [RECOMPUTE, "train.optimizer=adamw8bit"]),
+    Case("qwen2.5-1.5b-instruct", "recomputed, padded", [RECOMPUTE], long=NEVER),
+    Case("qwen2.5-1.5b-instruct", "recomputed, a call of attention for each sequence", [RECOMPUTE], one_kernel=False),
 ]
 
 

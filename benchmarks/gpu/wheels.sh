@@ -17,6 +17,6 @@ fetch=(python3 -m pip download -qq --only-binary=:all: --implementation cp --pyt
     pathvalidate tabledata tcolorpy typepy nltk zstandard chardet cachetools databricks-sdk fastapi \
     gitpython gitdb smmap importlib-metadata lazy-importer defusedxml opentelemetry-api opentelemetry-sdk opentelemetry-proto \
     opentelemetry-semantic-conventions python-dotenv sqlparse starlette uvicorn google-auth pyasn1 pyasn1-modules \
-    cryptography cffi pycparser
+    cryptography cffi pycparser 'torchao<0.19'
 # These are published as source only; they are pure Python, so their wheels fit every machine.
 python3 -m pip wheel -qq --no-deps -w "$folder" sqlitedict rouge-score
