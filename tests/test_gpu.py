@@ -103,6 +103,7 @@ def test_adapters_reach_the_engine(tmp_path: Path) -> None:
     assert same(weights(resumed), weights(trainer))
 
 
+@pytest.mark.processes
 def test_moments_of_8_bits(tmp_path: Path) -> None:
     """The first update is compiled, which needs a C compiler."""
     pytest.importorskip("torchao")
@@ -119,6 +120,7 @@ def test_moments_of_8_bits(tmp_path: Path) -> None:
     assert (other - exact).norm() < 0.2 * exact.norm()
 
 
+@pytest.mark.processes
 def test_compiled_layers_compute_what_others_do(tmp_path: Path) -> None:
     settings = ["hardware.device=cuda", "train.dtype=float32"]
     one, other = (

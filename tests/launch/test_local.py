@@ -37,6 +37,15 @@ class Silent(launcher.Watcher):
         self.heard.append(cell.id)
 
 
+def test_server_of_cells_does_not_import_torchao(tmp_path: Path) -> None:
+    """Which initializes CUDA. A cell can."""
+    (tmp_path / "torchao").mkdir()
+    (tmp_path / "torchao" / "__init__.py").write_text('__version__ = "9"\n')
+    program = "import sys, harness.launch.imports; assert 'torchao' not in sys.modules; import torchao"
+    environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY}:{tmp_path}"}
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True)
+
+
 def sleep(folder: Path) -> None:
     time.sleep(60)
 
