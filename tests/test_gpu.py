@@ -120,18 +120,6 @@ def test_moments_of_8_bits(tmp_path: Path) -> None:
     assert (other - exact).norm() < 0.2 * exact.norm()
 
 
-@pytest.mark.processes
-def test_compiled_layers_compute_what_others_do(tmp_path: Path) -> None:
-    settings = ["hardware.device=cuda", "train.dtype=float32"]
-    one, other = (
-        build(tmp_path / str(compiled), "grpo", *settings, f"hardware.compile={compiled}").train_step(1, Stopwatch())
-        for compiled in (False, True)
-    )
-    for name in ("reward/mean", "entropy/mean", "gradient/norm"):
-        assert other[name] == pytest.approx(one[name], rel=1e-3), name
-    assert other["mismatch/max"] < 1e-3
-
-
 def test_train_step_of_one_sharded_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """FSDP2 and NCCL with one rank: the step, and a checkpoint of shards that whole weights are read from."""
     settings = ["hardware.device=cuda", "train.dtype=float32"]

@@ -47,12 +47,12 @@ demo=(demo "results=$work/results" "seeds=[10,11]" "methods=[grpo,clip_b,ppo,ent
 resumed=(demo "results=$work/results" name=resumed "seeds=[12]" "methods=[ppo]" baseline=ppo checkpoint.every=5 "${@:3}")
 row 30 machine.txt python3 -m benchmarks.gpu.machine
 row 110 tests.txt python3 -m pytest -q -n 6 -m gpu --timeout=100 tests/test_gpu.py tests/rollout/test_embedded_engine.py
-row 155 step.md python3 -m benchmarks.gpu.step "$out/profile.txt"
+row 150 step.md python3 -m benchmarks.gpu.step "$out/profile.txt"
 row 45 engine.md python3 -m benchmarks.gpu.engine
 row 140 run.txt "${bench[@]}" run "${demo[@]}"
 pack # the trap does not see every end
 row 15 run.txt "${bench[@]}" leaderboard "${demo[@]}" --format md
-row 28 resumed.txt "${stopped_after[@]}" 18 "${bench[@]}" run "${resumed[@]}"
+row 35 resumed.txt "${stopped_after[@]}" 28 "${bench[@]}" run "${resumed[@]}"
 row 45 resumed.txt "${bench[@]}" run "${resumed[@]}"
 echo "$((SECONDS - begun)) s"
 if ((${#failed[@]})); then

@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu.step [PROFILE [CASE ...]]
 
-The file PROFILE gets the kernels of the first case's passes; CASE is the number of one of CASES, 0 ...
+The file PROFILE gets the kernels of a micro-batch of the first case; CASE is the number of one of CASES, 0 ...
 
 Weights are random. Lengths of responses are like those of real models (benchmarks/padding.py). The operations that
 count are two for each weight and token forward and four backward, and those of attention; recomputed layers count once,
@@ -31,7 +31,6 @@ from harness.methods import batch as batches
 from harness.methods.batch import TokenBatch
 from harness.plan import cost
 from harness.rollout import models
-from harness.train import packing
 from harness.train.policy import Policy
 
 PEAK = 989e12  # operations a second of an H100 or H200 in bfloat16, dense, by its data sheet
@@ -46,7 +45,6 @@ class Case:
     about: str
     settings: Sequence[str] = ()
     long: int = batches.LONG
-    one_kernel: bool = True  # for attention of a packed row, where torch has one
 
     @property
     def name(self) -> str:
@@ -54,19 +52,15 @@ class Case:
 
 
 RECOMPUTE = "hardware.recompute=true"
-COMPILE = "hardware.compile=true"
 CASES = [  # those that tell the most first: a time limit may cut off the others
+    Case("qwen2.5-0.5b-instruct", "activations kept"),
     Case("qwen2.5-1.5b-instruct", "activations kept"),
     Case("qwen2.5-1.5b-instruct", "recomputed", [RECOMPUTE]),
-    Case("qwen2.5-1.5b-instruct", "recomputed, compiled", [RECOMPUTE, COMPILE]),
     Case("qwen2.5-1.5b-instruct", "recomputed, adapters of rank 16", [RECOMPUTE, "train.lora.rank=16"]),
-    Case("qwen2.5-1.5b-instruct", "recomputed, moments on the CPU", [RECOMPUTE, "hardware.offload=true"]),
-    Case("qwen2.5-0.5b-instruct", "activations kept"),
-    Case("qwen2.5-0.5b-instruct", "activations kept, compiled", [COMPILE]),
+    Case("qwen2.5-1.5b-instruct", "recomputed, padded", [RECOMPUTE], long=NEVER),
     Case("qwen3-4b-base", "recomputed", [RECOMPUTE]),
     Case("qwen2.5-1.5b-instruct", "recomputed, moments in 8 bits", [RECOMPUTE, "train.optimizer=adamw8bit"]),
-    Case("qwen2.5-1.5b-instruct", "recomputed, padded", [RECOMPUTE], long=NEVER),
-    Case("qwen2.5-1.5b-instruct", "recomputed, a call of attention for each sequence", [RECOMPUTE], one_kernel=False),
+    Case("qwen2.5-1.5b-instruct", "recomputed, moments on the CPU", [RECOMPUTE, "hardware.offload=true"]),
 ]
 
 
@@ -111,7 +105,8 @@ def measure(case: Case, shape: Shape, folder: Path, profile: str) -> list[str]:
         ]
     peak = torch.cuda.max_memory_allocated() / 2**30 if DEVICE == "cuda" else 0.0
     if profile:
-        passes = {"pass before": lambda: policy.stats(batch), "update": lambda: update(policy, batch)}
+        part = policy.micro_batches(batch)[0]
+        passes = {"pass before": lambda: policy.stats(part), "update": lambda: update(policy, part)}
         tables = [f"{case.name}: {name}\n{profile_of(call)}\n" for name, call in passes.items()]
         Path(profile).write_text("\n".join(tables))
     memory = cost.memory_estimate(shape, settings, frozenset(), 2, cost.EMBEDDED)
@@ -144,15 +139,13 @@ def main(profile: str = "", *numbers: str) -> None:
     columns = ["", "peak, GiB", "plan, GiB", "pass before, s", "update, s", "optimizer, s", "tokens/s"]
     columns += ["MFU of the update", "MFU"]
     rows = []
-    one_kernel = packing.fused
     chosen = [CASES[int(number)] for number in numbers] or CASES
     for model, cases in itertools.groupby(chosen, key=lambda case: case.model):
         shape = models.resolve(model).shape() if DEVICE == "cuda" else SMALL
         assert shape is not None
         with random_model(shape) as place:
             for case in cases:
-                fused = one_kernel if case.one_kernel else lambda value: False
-                with patch.object(batches, "LONG", case.long), patch.object(packing, "fused", fused):
+                with patch.object(batches, "LONG", case.long):
                     try:
                         row = measure(case, shape, place, profile if case is chosen[0] else "")
                     except torch.OutOfMemoryError as error:

@@ -168,7 +168,6 @@ def prepare_for_packing(model: PreTrainedModel) -> bool:
     return possible
 
 
-@torch.compiler.disable
 def attention(
     module: nn.Module,
     query: Tensor,

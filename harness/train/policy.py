@@ -60,9 +60,6 @@ class Learner:
         self.packing = packing.prepare_for_packing(model)
         if self.recompute:
             recompute_layers(model, self.recompute)
-        if hardware.compile:
-            for layer in layers_of(model):
-                layer.compile(dynamic=True)
         # The order matters: weights are sharded before they are read, so that no rank ever holds a whole model, and the
         # optimizer comes last, since sharding replaces the parameters.
         self.sharded = ranks.several()
