@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from harness.base import files, seal
@@ -124,8 +124,3 @@ def read_seal(path: Path, cell: str) -> dict[str, str]:
     if other:
         raise Damaged(path, f"{', '.join(sorted(other))} should not be there, or is missing")
     return sums
-
-
-def changed_files(path: Path, sums: Mapping[str, str], names: Iterable[str]) -> list[str]:
-    """Return the files among these that changed since the checkpoint was written."""
-    return [name for name in names if files.sha256_of(path / name) != sums[name]]

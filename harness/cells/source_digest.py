@@ -157,7 +157,8 @@ def parsed(name: str, path: str, mtime_ns: int, size: int) -> Module:
                     module.bound.setdefault(bound_name, []).append(statement)
         elif not is_docstring(node) and not is_for_type_checkers(node):
             used_names = {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
-            statement = Statement(place, canonical(node), frozenset((name, used) for used in used_names))
+            text = hashlib.sha256(canonical_text(node).encode()).hexdigest()
+            statement = Statement(place, text, frozenset((name, used) for used in used_names))
             bound_names = names_bound_by(node)
             for bound_name in bound_names:
                 module.bound.setdefault(bound_name, []).append(statement)
@@ -200,11 +201,6 @@ def is_for_type_checkers(node: ast.stmt) -> bool:
 @functools.cache
 def text_digest(path: str, mtime_ns: int, size: int) -> str:
     return files.sha256_of(Path(path))
-
-
-def canonical(node: ast.AST) -> str:
-    """Return the hash of a syntax tree, which does not depend on the version of Python."""
-    return hashlib.sha256(canonical_text(node).encode()).hexdigest()
 
 
 def canonical_text(node: ast.AST) -> str:

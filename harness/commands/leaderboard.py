@@ -88,15 +88,11 @@ def call(arguments: argparse.Namespace) -> int:
         comparing=arguments.compare,
         width=None if arguments.out else width_of(console),
     )
-    write_or_print(text, arguments.out)
-    return 0
-
-
-def write_or_print(text: str, out: Path | None) -> None:
-    if out:
-        files.write_text(out, text)
+    if arguments.out:
+        files.write_text(arguments.out, text)
     else:
         print(visible(text), end="")
+    return 0
 
 
 def check_options(arguments: argparse.Namespace) -> None:

@@ -9,8 +9,10 @@ from harness import runs
 from harness.base.addresses import visible_address
 from harness.base.terminal import console
 from harness.base.units import plural
+from harness.cells.log import FILE as METRICS
 from harness.commands.common import Commands, command, config_of_arguments, with_config
 from harness.matrix import cells
+from harness.tracking import export
 
 EXAMPLES = (
     "entrobench sync demo",
@@ -34,18 +36,13 @@ def call(arguments: argparse.Namespace) -> int:
     fed, damaged = runs.sync_matrix(config, matrix)
     publish(config, matrix)
     console.print(f"MLflow at {visible_address(config.tracking_uri)} holds the records of {plural(fed, 'cell')}")
+    logged = [cell.folder for cell in matrix if (cell.folder / METRICS).exists()]
     if arguments.tensorboard:
-        from harness.tracking import export
-
-        for cell in matrix:
-            if (cell.folder / "metrics.jsonl").exists():
-                export.write_tensorboard(cell.folder, arguments.tensorboard / config.name / cell.folder.name)
+        for folder in logged:
+            export.write_tensorboard(folder, arguments.tensorboard / config.name / folder.name)
         console.print(f"for the curves: tensorboard --logdir {arguments.tensorboard}")
     if arguments.wandb:
-        from harness.tracking import export
-
-        for cell in matrix:
-            if (cell.folder / "metrics.jsonl").exists():
-                export.write_wandb_run(cell.folder, arguments.wandb)
+        for folder in logged:
+            export.write_wandb_run(folder, arguments.wandb)
         console.print(f"to upload them: wandb sync {arguments.wandb}/wandb/offline-run-*")
     return int(damaged > 0)

@@ -183,7 +183,8 @@ def refusing_changes(component: AnyComponent) -> AnyComponent:
             copies = {name: x.detach().clone() for name, x in tensors.items()}
             result = getattr(type(component), verb)(self, *arguments)
             for name, x in tensors.items():
-                require_unchanged(f"{name} of the verb {verb}", x, copies[name])
+                if not torch.equal(x, copies[name]):
+                    raise Failed(f"{name} of the verb {verb} was changed; a method must not change its inputs in place")
             return result
 
         return call
@@ -230,12 +231,6 @@ def twice(subject: Subject) -> str:
     if not identical(*outcomes):
         raise Failed("the same batch gives a different loss or gradient the second time")
     return "the same batch gives the same bits, and stays as it was"
-
-
-def require_unchanged(name: str, now: Tensor, before: Tensor) -> None:
-    """Refuse a tensor that a method changed in place."""
-    if not torch.equal(now, before):
-        raise Failed(f"{name} was changed; a method must not change its inputs in place")
 
 
 def edges(subject: Subject) -> str:

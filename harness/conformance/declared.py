@@ -181,19 +181,14 @@ def silence(subject: Subject) -> str:
         computed = method.contributing(batch, changed)
         computed_T = torch.zeros(len(index_T), dtype=torch.bool)
         computed_T[computed.index_T] = True
-        if not near(gradient_in_parts(method, probe, changed, batch), gradient_TV):
+        in_parts = [gradient_of(method, probe, changed, part) for part in unevenly(batch)]
+        if not near(torch.stack(in_parts).sum(0), gradient_TV):
             raise Failed("the gradient depends on the micro-batch, and so on which responses are left out", MARKS)
         if gradient_TV[~computed_T].any():
             raise Failed(f"a response whose tokens have no {name} has a gradient")
         if not near(gradient_of(method, probe, changed, computed), gradient_TV):
             raise Failed(f"leaving out responses without {name} changes the gradient of the others")
     return "responses without advantage or weight add nothing"
-
-
-def gradient_in_parts(method: Method, probe: Probe, signal: Signal, batch: TokenBatch) -> Tensor:
-    """Return the gradient of a batch that is computed in several micro-batches."""
-    gradients = [gradient_of(method, probe, signal, part) for part in unevenly(batch)]
-    return torch.stack(gradients).sum(0)
 
 
 def gradient_of(method: Method, probe: Probe, signal: Signal, part: TokenBatch) -> Tensor:

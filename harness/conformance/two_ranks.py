@@ -69,7 +69,7 @@ def check_on_two_ranks(specs: Sequence[str], plugins: Sequence[str]) -> dict[str
             for number, spec in enumerate(pending):
                 result_files = paths_of_results(Path(folder), number)
                 if all_exist(result_files):
-                    parts = [load_part(path) for path in result_files]
+                    parts = [torch.load(path, weights_only=True) for path in result_files]
                     findings[spec] = finding_of(NAME, ADVICE, partial(compare_with_one, Subject(spec, table), parts))
                     continue
                 # The pair ended at this method. A new pair takes the methods after it.
@@ -90,12 +90,6 @@ def paths_of_results(folder: Path, number: int) -> list[Path]:
 
 def all_exist(paths: Sequence[Path]) -> bool:
     return all(path.exists() for path in paths)
-
-
-def load_part(path: Path) -> dict[str, Any]:
-    """Return the tensors that a rank has written, without running any pickled code."""
-    part: dict[str, Any] = torch.load(path, weights_only=True)
-    return part
 
 
 def compare_with_one(subject: Subject, parts: list[dict[str, dict[str, Any]]]) -> str:

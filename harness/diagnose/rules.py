@@ -84,12 +84,9 @@ def never_rewarded(reward: MetricCurve) -> int | None:
     return reward.steps[0] if constant else None
 
 
-def unreadable_answers(unparsed: MetricCurve) -> int | None:
-    return unparsed.since(lambda share: share >= UNREADABLE)
-
-
-def engine_differs(mismatch: MetricCurve) -> int | None:
-    return mismatch.since(lambda size: size >= MISMATCH)
+def reaches(bound: float) -> Find:
+    """Return the function of a curve that is at a bound or above it."""
+    return lambda curve: curve.since(lambda value: value >= bound)
 
 
 def has_bonus(coefficient: MetricCurve) -> int | None:
@@ -111,10 +108,6 @@ def large_step(step_kl: MetricCurve) -> int | None:
     return step_kl.since(lambda kl: abs(kl) >= STEP_KL)  # this estimate of a KL may be negative
 
 
-def clip_often_active(clipped: MetricCurve) -> int | None:
-    return clipped.since(lambda share: share >= CLIPPED)
-
-
 def clip_never_active(clipped: MetricCurve) -> int | None:
     return None if any(clipped.values) else clipped.steps[0]
 
@@ -126,20 +119,8 @@ def outweighs(larger: MetricCurve, smaller: MetricCurve) -> int | None:
     return None
 
 
-def far_from_reference(kl: MetricCurve) -> int | None:
-    return kl.since(lambda value: value >= REFERENCE_KL)
-
-
 def share_rises(share: MetricCurve) -> int | None:
     return share.since(lambda value: value >= share.start + RISE)
-
-
-def nearly_all_right(right: MetricCurve) -> int | None:
-    return right.since(lambda share: share >= SATURATED)
-
-
-def few_signals(without_signal: MetricCurve) -> int | None:
-    return without_signal.since(lambda share: share >= WITHOUT_SIGNAL)
 
 
 def halved(curve: MetricCurve) -> int | None:
@@ -180,7 +161,7 @@ RULES = (
         "engine_mismatch",
         "the engine that samples and the trainer disagree on log-probabilities",
         ("mismatch",),
-        engine_differs,
+        reaches(MISMATCH),
         "compare temperatures, weights and number types of both (docs/rollouts.md); sample from newer weights, or "
         "correct with importance ratios",
     ),
@@ -227,21 +208,21 @@ RULES = (
         "clip_often_active",
         f"the clip acts on at least {CLIPPED:.0%} of the tokens, so the policy moves far within one step of training",
         ("clipped",),
-        clip_often_active,
+        reaches(CLIPPED),
         f"{SLOWER}; if the objective clips by sequence ratios (GSPO), such shares are normal",
     ),
     Rule(
         "far_from_reference",
         "the policy has moved far from the reference model",
         ("reference_kl",),
-        far_from_reference,
+        reaches(REFERENCE_KL),
         f"{SLOWER}; or raise the coefficient of the KL term",
     ),
     Rule(
         "unreadable_answers",
         "at least half of the answers cannot be read, so rewards are about the format",
         ("unparsed",),
-        unreadable_answers,
+        reaches(UNREADABLE),
         log.UNREADABLE,
     ),
     Rule(
@@ -263,7 +244,7 @@ RULES = (
         "saturated_reward",
         f"at least {SATURATED:.0%} of the answers are right, so advantages vanish",
         ("right",),
-        nearly_all_right,
+        reaches(SATURATED),
         log.SATURATED,
         FALLING | {HEALTHY, UNTRAINED},
     ),
@@ -271,7 +252,7 @@ RULES = (
         "few_signals",
         "in at least half of the groups, all responses have the same reward, so few signals remain",
         ("without_signal",),
-        few_signals,
+        reaches(WITHOUT_SIGNAL),
         log.FEW_SIGNALS,
         FALLING | {HEALTHY, UNTRAINED},
     ),

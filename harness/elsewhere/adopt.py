@@ -228,18 +228,14 @@ def begin_evaluation(cell: AdoptedCell) -> bool:
     base_model = cell.model.digest(cell.model.folder())
     earlier = Made.read(cell.folder)
     same_base = earlier is not None and earlier.base_model in (None, base_model)
-    damaged = same_base and is_damaged(cell.folder)
-    if same_base and not damaged and State.known(cell.folder).state == "done":
+    done = same_base and State.known(cell.folder).state == "done"
+    damaged = done and any(checksums.changed_records(cell.folder))
+    if done and not damaged:
         return False
     why = "a record has changed since it was done" if damaged else None
     cell.spec.write(cell.folder)
     begin_cell(cell.folder, cell.config, cell.spec.identity["source"], base_model, why)
     return True
-
-
-def is_damaged(folder: Path) -> bool:
-    """Return whether a record of a finished cell has changed since the cell was done."""
-    return State.known(folder).state == "done" and any(checksums.changed_records(folder))
 
 
 def is_whole_evaluation(path: Path) -> bool:

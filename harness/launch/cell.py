@@ -145,7 +145,12 @@ def work(
         spec = CellSpec.read(folder)
         device, _ = training_device(spec.config)
         hardware = spec.config.hardware
-        with ranks.process_group(hardware.world, device, status.failed), owned(folder, status, wait) as lease_dir:
+        with (
+            ranks.process_group(hardware.world, device, status.failed),
+            leased(folder, wait) as lease_dir,
+            status.heartbeat.kept(lease_dir, ranks.own_rank()),
+            status.ending(),  # inside the lease: only its owner may write errors
+        ):
             if hardware.stall_minutes is not None:
                 status.end_when_stalled(lease_dir, hardware.stall_minutes)
             if not begin_on_first(folder, spec, status):
@@ -158,14 +163,6 @@ def work(
             except NoneWhole:
                 begin_on_first(folder, spec, status, lost=True)
             run_cell(folder, spec, status, device, checkpoints, leaving or threading.Event())
-
-
-@contextmanager
-def owned(folder: Path, status: StatusWriter, wait: float | None) -> Iterator[Path]:
-    """Let only the ranks of this cell write into its folder, and record how they end; yield the lease's directory."""
-    # Errors are recorded inside the lease: only its owner may write them.
-    with leased(folder, wait) as lease_dir, status.heartbeat.kept(lease_dir, ranks.own_rank()), status.ending():
-        yield lease_dir
 
 
 @contextmanager

@@ -267,11 +267,6 @@ def most_read(path: Path) -> int:
     return min(MOST_READ, RATIO_READ * path.stat().st_size + FREE)
 
 
-def most_bytes(path: Path) -> int:
-    """Return the largest size of all records of a pack together."""
-    return min(MOST_BYTES, RATIO * path.stat().st_size + FREE)
-
-
 def check_bytes(path: Path, name: str, size: int, most: int) -> None:
     """Refuse a file in a pack that is larger than it may be."""
     if size > most:
@@ -281,7 +276,8 @@ def check_bytes(path: Path, name: str, size: int, most: int) -> None:
 def extract_records(stream: Unpacking, path: Path, folder: Path, manifest: Mapping[str, Any]) -> None:
     """Write the records of the cells into a folder; refuse any that are not exactly those of the manifest."""
     sums = {name: entry for name, entry in manifest["files"].items() if name != SUMMARY}
-    check_bytes(path, RECORDS_FILE, sum(size for size, _ in sums.values()), most_bytes(path))
+    most_bytes = min(MOST_BYTES, RATIO * path.stat().st_size + FREE)
+    check_bytes(path, RECORDS_FILE, sum(size for size, _ in sums.values()), most_bytes)
     for name, (size, _) in sums.items():
         if not MEMBER.fullmatch(name):
             raise Damaged(path, f"it holds {name!r}, which is not a record of a cell")

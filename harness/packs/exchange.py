@@ -26,7 +26,8 @@ from harness.table.verified import REPORTED, marks_of_pack
 def pack_matrix(config: Config, out: Path, *, slim_form: bool = False) -> tuple[int, int]:
     """Write the cells of a matrix that have ended; return their number, and that of all cells."""
     matrix = cells(config)
-    folders = [cell.folder for cell in matrix if has_ended(cell)]
+    # Done or failed, in folders that are theirs.
+    folders = [cell.folder for cell in matrix if State.read(cell.folder).ended and id_in(cell.folder) == cell.id]
     done = [folder for folder in folders if State.read(folder).state == "done"]
     if not done:
         raise UserError(f"no cell of the matrix {config.name} in {config.folder} is done, so there is nothing to pack")
@@ -37,11 +38,6 @@ def pack_matrix(config: Config, out: Path, *, slim_form: bool = False) -> tuple[
     summary, protocol = Board.of_config(config, matrix).as_json(), protocol_of_cells(config, matrix)
     write_pack(out, config.name, summary, folders, protocol, slim_form=slim_form)
     return len(folders), len(matrix)
-
-
-def has_ended(cell: Cell) -> bool:
-    """Return whether a cell's folder holds its records, done or failed."""
-    return State.read(cell.folder).ended and id_in(cell.folder) == cell.id
 
 
 def protocol_of_cells(config: Config, matrix: Sequence[Cell]) -> Protocol:

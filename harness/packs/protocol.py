@@ -134,7 +134,8 @@ def departures(protocol: Protocol, spec: CellSpec) -> list[str]:
     expected = dict(flat_values({name: definition[name] for name in SECTIONS}))
     for key in expected | ours:  # either may have a key that the other leaves out at its default
         of_axis = any(f"{key}.".startswith(f"{axis}.") for axis in axes)
-        if not of_axis and not is_headline(key) and ours.get(key) != expected.get(key):
+        reads_answers = key.startswith("eval.") and key.endswith(".k")  # the K of a headline
+        if not of_axis and not reads_answers and ours.get(key) != expected.get(key):
             sentences.append(f"its {key} is {shown(ours.get(key))}")
     for section in ("train", "rollout", "eval", "stop"):
         own_values = dict(flat_values(settings[section], f"{section}."))
@@ -143,11 +144,6 @@ def departures(protocol: Protocol, spec: CellSpec) -> list[str]:
             if value != own and key != "train.dtype":  # in identities float32 has the name auto
                 sentences.append(f"its identity has {key}={shown(value)}, and its settings {shown(own)}")
     return sentences
-
-
-def is_headline(key: str) -> bool:
-    """Return whether a key is the K of a headline, by which stored answers are read."""
-    return key.startswith("eval.") and key.endswith(".k")
 
 
 def check_same_protocol(ours: tuple[str, Protocol], theirs: tuple[str, Protocol]) -> None:

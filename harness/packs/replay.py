@@ -100,15 +100,11 @@ def trained_lines(spec: CellSpec, folder: Path, steps: int) -> list[dict[str, An
     transformers.utils.logging.disable_progress_bar()
     spec.write(folder)
     with VerifierPool.of(spec.config.verify) as verifier:
-        parts = build_parts(spec, verifier, say=ignore_message)
+        parts = build_parts(spec, verifier, say=lambda message: None)
         trainer = trainer_of(spec, parts, folder, Checkpoints(folder / CHECKPOINTS, spec.id))
         # The second function is asked after each step whether training should stop.
         trainer.run(lambda step: None, lambda: trainer.done_steps >= steps)
     return MetricsLog(folder).read()
-
-
-def ignore_message(message: str) -> None:
-    """Print nothing."""
 
 
 def first_difference(kept: dict[str, Any], new: dict[str, Any]) -> str | None:

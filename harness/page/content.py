@@ -358,7 +358,11 @@ def content_of_board(
     def samples(cell: str, task: str, step: int) -> list[Record]:
         run, path = runs[cell], f"samples/evaluate-{task}-{step:06d}.jsonl"
         [text] = experiment.source.texts([run], path)
-        return [] if text is None else undamaged_answers(text, Path(run.name, path), page_notes)
+        try:
+            return [] if text is None else files.parse_lines(text, Path(run.name, path))
+        except Damaged as damage:
+            page_notes.append(f"Answers are left out: {damage}.")
+            return []
 
     newest_settings: Mapping[str, Any] = {}
     for spec in specs.values():
@@ -380,15 +384,6 @@ def content_of_board(
         settings=dict(newest_settings if settings is None else settings),
         notes=page_notes,
     )
-
-
-def undamaged_answers(content: bytes, path: Path, notes: list[str]) -> list[Record]:
-    """Return the answers in a file; none if it is damaged, and add a note that says so."""
-    try:
-        return files.parse_lines(content, path)
-    except Damaged as damage:
-        notes.append(f"Answers are left out: {damage}.")
-        return []
 
 
 def key_fields(expected: Expected) -> dict[str, Any]:

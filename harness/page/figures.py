@@ -282,19 +282,15 @@ def time_figures(curves: DataFrame, methods: Sequence[str]) -> list[Figure]:
     return [Figure("Time per phase", note, "bars", "seconds a step", "", series, header, lines)]
 
 
-def phase_times(curves: DataFrame) -> DataFrame:
-    """Return the curves of the phases of a step; their sum is its time."""
-    metric = curves["metric"].astype("str")
-    return curves[metric.str.startswith("time/") & (metric != JUDGING)]
-
-
 def seconds_by_phase(curves: DataFrame, methods: Sequence[str]) -> dict[str, dict[str, float]]:
     """Return the seconds of a step in each phase, mean over the steps of all cells, by method and phase."""
     seconds = {}
     for method, of_method in by_method(curves, methods):
         # All steps of all cells, also for evaluations, which only some steps have.
         steps = of_method.groupby("cell")["step"].max().sum()
-        totals = phase_times(of_method).groupby("metric")["value"].sum()
+        metric = of_method["metric"].astype("str")
+        of_phases = of_method[metric.str.startswith("time/") & (metric != JUDGING)]  # their sum is the step's time
+        totals = of_phases.groupby("metric")["value"].sum()
         if steps and len(totals):
             phases = totals.index.str.removeprefix("time/").str.removesuffix("_s")
             seconds[method] = dict(zip(phases, (totals / steps).tolist(), strict=True))

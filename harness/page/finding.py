@@ -218,7 +218,8 @@ def forest_plot(table: ScoreTable) -> dict[str, Any] | None:
     scores = []
     for score, of_score in compared.items():
         axis = forest_axis(of_score)
-        scores.append({"name": score, "ticks": axis_ticks(axis), "zero": place_on(axis, 0.0)})
+        ticks = [{"text": f"{tick:g}", "place": place_on(axis, tick)} for tick in nice_ticks(*axis, TICKS)]
+        scores.append({"name": score, "ticks": ticks, "zero": place_on(axis, 0.0)})
         for comparison in of_score:
             cells.setdefault(comparison.method, []).append(forest_cell(comparison, axis))
             names[comparison.method] = method_text(comparison.method, mixed=(), trainer=comparison.trainer)
@@ -228,11 +229,6 @@ def forest_plot(table: ScoreTable) -> dict[str, Any] | None:
         for method, of_method in cells.items()
     ]
     return {"baseline": table.comparisons[0].baseline, "scores": scores, "lines": lines}
-
-
-def axis_ticks(axis: Axis) -> list[dict[str, Any]]:
-    """Return the ticks of an axis with their places."""
-    return [{"text": f"{tick:g}", "place": place_on(axis, tick)} for tick in nice_ticks(*axis, TICKS)]
 
 
 def forest_axis(compared: Sequence[Comparison]) -> Axis:

@@ -235,10 +235,6 @@ def tokens_of_update(config: Config) -> int:
     return prompts * train.group * (prompt + new)
 
 
-def logits_at_once(config: Config) -> int:
-    return LOGITS["cpu" if config.hardware.device == "cpu" else "cuda"]
-
-
 @dataclass(frozen=True)
 class Parameters:
     """The numbers of trained parameters of policy and critic, and of parameters that are not trained."""
@@ -297,12 +293,13 @@ def memory_estimate(shape: Shape, config: Config, needs: Needs, size: int, engin
     batch = per_rank(step_responses(config).responses, config) * longest
     # At least one sequence, however long, and at most a minibatch.
     micro_batch = min(max(hardware.micro_tokens, longest), tokens_of_update(config))
+    logits_at_once = LOGITS["cpu" if hardware.device == "cpu" else "cuda"]
     training = {
         # Policy and critic are updated in turn, so only the larger gradients count.
         "gradients": per_rank(FLOAT * max(parameters.policy, parameters.critic), config),
         "casts": 0 if parameters.frozen or sharded else cast_bytes(shape, size, hardware.recompute),
         "activations": micro_batch * activation_bytes(shape, size, hardware.recompute, sharded=sharded),
-        "logits": LOGIT_COPIES * FLOAT * min(logits_at_once(config), micro_batch * shape.vocabulary),
+        "logits": LOGIT_COPIES * FLOAT * min(logits_at_once, micro_batch * shape.vocabulary),
         "batch": COLUMNS * batch,
     }
     if sharded:

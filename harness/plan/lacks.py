@@ -45,7 +45,8 @@ class Obstacles:
     def sentences(self) -> Iterator[str]:
         yield from self.no_device()
         yield from self.no_vllm()
-        yield from self.no_trainer()
+        if reason := trainer_obstacle(self.config):
+            yield reason
         if self.config.train.backend == OWN:  # the memory of other trainers is not estimated
             yield from self.too_large()
             yield from self.cache_too_small()
@@ -79,10 +80,6 @@ class Obstacles:
                 if reason:
                     reasons[reason] = None
         yield from reasons
-
-    def no_trainer(self) -> Iterator[str]:
-        if reason := trainer_obstacle(self.config):
-            yield reason
 
     def too_large(self) -> Iterator[str]:
         """On a CPU the ranks of a cell share the memory of the machine; each GPU has its own."""

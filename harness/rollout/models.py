@@ -43,10 +43,6 @@ MAKER = "harness.train.warm_start"  # by its name: training is a floor above, an
 DOWNLOADED = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "README.md")  # the last states the license
 
 
-def no_message(message: str) -> None:
-    """Discard a progress message."""
-
-
 @dataclass(frozen=True)
 class Model:
     """A model with either a path (a local folder or a name on the Hugging Face Hub) or a recipe, as for a GGUF file."""
@@ -95,7 +91,7 @@ class Model:
         """The path as users write it, with the revision."""
         return f"{self.path}@{self.revision}" if self.revision is not None else str(self.path)
 
-    def folder(self, cache: Path | None = None, say: Callable[[str], None] = no_message) -> Path:
+    def folder(self, cache: Path | None = None, say: Callable[[str], None] = lambda message: None) -> Path:
         """Return the Hugging Face folder; a model that is not here yet is made or downloaded."""
         if self.recipe is not None:
             return self.make(self.recipe, cache or default_cache(), say)

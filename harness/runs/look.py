@@ -157,7 +157,9 @@ def sampled(name: str, task: Task, config: Config, problems: int, samples: int) 
         scores = None
         if isinstance(asked, Graded) and asked.graded:
             scores = scores_of_responses(asked, available, evaluation.samples, verifier)
-    number = shown_problem(scores or evaluation.right)
+    rewards: Sequence[Sequence[float]] = scores or evaluation.right
+    differing = [number for number, group in enumerate(rewards) if len(set(group)) > 1]
+    number = (differing or [0])[0]
     record, problem = evaluation.samples[number], available[number]
     prompt = tokenizer.decode(evaluator.rendered(problem))
     chats = bool(chat_template(tokenizer, model.chat))
@@ -200,13 +202,6 @@ def scores_of_responses(
         pairs = [(problem, response) for response in record["responses"]]
         scores.append([score for _, score in task.scores(pairs, verifier)])
     return scores
-
-
-def shown_problem(rewards: Sequence[Sequence[float]]) -> int:
-    """Return the number of the problem that is shown: the first whose responses have different rewards, else the
-    first."""
-    mixed = [number for number, group in enumerate(rewards) if len(set(group)) > 1]
-    return (mixed or [0])[0]
 
 
 def conclusion(seen: Look, *, bare: bool, shots: int | None) -> tuple[bool, str]:

@@ -111,15 +111,6 @@ def run_tuning(config: Config, jobs: int | None = None, launcher: str = "local")
 # The choice
 
 
-def candidates_of(config: Config, rows: Sequence[LeaderboardRow]) -> list[Candidate]:
-    """Return the candidates of all methods with their scores; `rows`: the table of their matrix."""
-    candidates = []
-    for method in config.methods:
-        for spec in config.tune.candidates[method]:
-            candidates.append(Candidate(method, spec, *mean_scores(spec, rows)))
-    return candidates
-
-
 def mean_scores(spec: str, rows: Sequence[LeaderboardRow]) -> tuple[float, float] | tuple[None, None]:
     """Return the mean Avg@K and Pass@K of a method over the tables; None if not every seed of each is done."""
     averages, passes = [], []
@@ -164,7 +155,10 @@ def choose(config: Config, rows: Sequence[LeaderboardRow]) -> tuple[list[list[st
             f"the baseline {config.baseline} is not done on the validation problems, and the rule compares with it; "
             "the same command runs what is missing"
         )
-    candidates, slack = candidates_of(config, rows), config.tune.slack
+    slack, candidates = config.tune.slack, []
+    for method in config.methods:
+        for spec in config.tune.candidates[method]:
+            candidates.append(Candidate(method, spec, *mean_scores(spec, rows)))
     choice = chosen_candidates(candidates, baseline_avg, slack)
     lines = [["candidate", "method", "Avg@K", "Pass@K", "choice"]]
     for each in candidates:

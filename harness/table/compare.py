@@ -33,7 +33,6 @@ from harness.table.render import (
 from harness.table.scores import Scores, TableScores, Tasks, pooled, table_scores
 from harness.table.statistics import (
     Estimate,
-    Floats,
     clipped,
     crossed_p_value,
     detectable,
@@ -210,7 +209,8 @@ def compare_scores(methods: Collection[str], scores: TableScores, tests: Differe
         }
         numbers["rank_best"], numbers["rank_worst"] = ranks_by_method.get(name, (None, None))
         if name in done:
-            numbers["iqm"] = clipped(iqm_interval(run_scores(done[name].of_tasks)), 0, 1)
+            by_seed_and_task = np.stack([x_SJ.mean(axis=1) for x_SJ in done[name].of_tasks], axis=1)
+            numbers["iqm"] = clipped(iqm_interval(by_seed_and_task), 0, 1)
         pair = scores.pairs.get(name)
         if pair is not None:
             numbers["seeds"] = len(pair.difference)
@@ -242,11 +242,6 @@ def beats(ours: Scores, theirs: Scores) -> bool:
     x_SJ = pair.difference
     p = crossed_p_value(x_SJ)  # below 0.05 exactly where the 95 % interval excludes 0
     return p is not None and p < 0.05 and x_SJ.mean() > 0
-
-
-def run_scores(of_tasks: Sequence[Floats]) -> Floats:
-    """Return the score of each seed on each task."""
-    return np.stack([x_SJ.mean(axis=1) for x_SJ in of_tasks], axis=1)
 
 
 # Showing

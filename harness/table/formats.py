@@ -88,7 +88,7 @@ def render_parts(
         return render_data(parts, how, sort, comparing)
     heading, bullet = HEADINGS.get(how, "{}\n\n"), BULLETS.get(how, "")
     # Titles have names of a user, which must not become links, comments' ends or further lines.
-    plain = {"md": render.as_prose, "latex": as_comment}.get(how, render.one_line)
+    plain = render.as_prose if how == "md" else render.one_line
     texts = []
     for part in parts:
         if not part.shown.any_done():
@@ -220,10 +220,10 @@ def latex_table(where: str, results: Sequence[Comparison]) -> str:
         by_method.setdefault(result.method, {})[result.task, result.score] = result
         columns[result.task, result.score] = None
         for why in result.mixed:
-            mixed[f"% Marked: {as_comment(why)}."] = None
+            mixed[f"% Marked: {render.one_line(why)}."] = None
     headings = [as_latex(f"{task} {score}") for task, score in columns]
     lines = [
-        f"% {as_comment(where)}: means with 95 % intervals over seeds and problems.",
+        f"% {render.one_line(where)}: means with 95 % intervals over seeds and problems.",
         "% Bold: the highest mean of a method, and all that do not differ significantly from it (paired interval).",
         *mixed,
         rf"\begin{{tabular}}{{l{'c' * len(columns)}}}",
@@ -265,11 +265,6 @@ def latex_estimate(estimate: Estimate) -> str:
 def as_latex(text: str) -> str:
     """Return a text in which no sign is a command."""
     return visible(text).translate(LATEX_SIGNS)
-
-
-def as_comment(text: str) -> str:
-    """Return a text without line ends, which would end the comment."""
-    return visible(" ".join(text.split()))
 
 
 # Parquet: every answer count of a matrix; docs/statistics.md names the columns

@@ -14,6 +14,8 @@ import numpy as np
 from harness.config import setting_label
 from harness.table.frames import (
     BASE_MODEL,
+    CELL_MEASURES,
+    EVALUATION_MEASURES,
     Frames,
     done_cells,
     label_of,
@@ -38,8 +40,8 @@ from harness.table.verified import mark_of_row
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
+MEASURES = (*EVALUATION_MEASURES, *CELL_MEASURES)
 SHARES = ("distinct", "distinct_answers", "after_answer", "dropped")  # measures that lie within 0 and 1
-MEASURES = ("length", "distinct", "distinct_answers", "after_answer", "dropped", "hours", "tokens")
 
 
 @dataclass(frozen=True)

@@ -116,7 +116,7 @@ class MatrixSummary:
         if present is not None:
             run = present.id
         else:
-            tags = origin(None) | {board.KIND: board.SUMMARY, board.KEY: self.key, "mlflow.note.content": NOTE}
+            tags = origin(None) | {board.KIND: board.SUMMARY, board.KEY: self.key, NOTE_TAG: NOTE}
             run = client.create_run(experiment.id, tags=tags, run_name="leaderboard").info.run_id
         artifacts = files_of_run(client.get_run(run).info.artifact_uri, experiment.uri)
         for name, text in self.texts.items():

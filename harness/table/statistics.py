@@ -26,6 +26,7 @@ LEAST_OF_SEEDS = 0.01
 # hold.
 NEAR_BOUND = 3
 MOST_SEEDS = 1000  # no experiment has more
+CONFIDENCE, POWER = 0.95, 0.8
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ def student(mean: float, variance: float, df: int, confidence: float) -> Estimat
     return Estimate(mean, mean - half, mean + half)
 
 
-def mean_interval(x_S: Floats, confidence: float = 0.95) -> Estimate:
+def mean_interval(x_S: Floats, confidence: float = CONFIDENCE) -> Estimate:
     """Estimate the mean over seeds."""
     seeds = len(x_S)
     if seeds < 2 or np.ptp(x_S) == 0:
@@ -117,7 +118,7 @@ def mean_interval(x_S: Floats, confidence: float = 0.95) -> Estimate:
     return student(float(x_S.mean()), float(x_S.var(ddof=1)) / seeds, seeds - 1, confidence)
 
 
-def geometric_interval(x_S: Floats, confidence: float = 0.95) -> Estimate:
+def geometric_interval(x_S: Floats, confidence: float = CONFIDENCE) -> Estimate:
     """Estimate the geometric mean over seeds of a skewed quantity that is never negative.
 
     The interval is that of the mean of the logarithms. If a value is 0, the geometric mean is 0 and has no interval.
@@ -135,7 +136,7 @@ def geometric_interval(x_S: Floats, confidence: float = 0.95) -> Estimate:
     return Estimate(math.exp(of_logs.mean), math.exp(of_logs.low), math.exp(of_logs.high))
 
 
-def crossed_interval(x_SJ: Floats, confidence: float = 0.95) -> Estimate:
+def crossed_interval(x_SJ: Floats, confidence: float = CONFIDENCE) -> Estimate:
     """Estimate the mean over seeds and problems, both random samples."""
     spread = crossed(x_SJ)
     if spread is None:
@@ -197,11 +198,11 @@ def clipped(estimate: Estimate, low: float, high: float) -> Estimate:
     return Estimate(estimate.mean, max(estimate.low, low), min(estimate.high, high))
 
 
-def share_interval(x_SJ: Floats, confidence: float = 0.95) -> Estimate:
+def share_interval(x_SJ: Floats) -> Estimate:
     """Estimate the mean share over seeds and problems."""
     if len(x_SJ) < 2:
         return Estimate(float(x_SJ.mean()))
-    return near_bound(crossed_interval(x_SJ, confidence), x_SJ.shape[1], confidence)
+    return near_bound(crossed_interval(x_SJ), x_SJ.shape[1])
 
 
 def over_problems(x_J: Floats) -> Estimate:
@@ -210,7 +211,7 @@ def over_problems(x_J: Floats) -> Estimate:
     return interval if len(x_J) == 1 else near_bound(interval, len(x_J))
 
 
-def near_bound(estimate: Estimate, problems: int, confidence: float = 0.95) -> Estimate:
+def near_bound(estimate: Estimate, problems: int) -> Estimate:
     """Return the interval of a share; near 0 or 1 it is extended to Wilson's for as many yes-or-no problems.
 
     Near a bound most of the variance comes from a few problems. A sample rarely includes them, and the variance of the
@@ -221,7 +222,7 @@ def near_bound(estimate: Estimate, problems: int, confidence: float = 0.95) -> E
     from scipy.special import ndtri
 
     # Wilson's interval of a share, with the mean of the problems for the share of yes.
-    z = float(ndtri((1 + confidence) / 2))
+    z = float(ndtri((1 + CONFIDENCE) / 2))
     center = (estimate.mean + z * z / (2 * problems)) / (1 + z * z / problems)
     variance = estimate.mean * (1 - estimate.mean) / problems + (z / (2 * problems)) ** 2
     half = z * math.sqrt(max(variance, 0)) / (1 + z * z / problems)
@@ -236,9 +237,9 @@ def is_near_bound(share: float, problems: int) -> bool:
     return min(share, 1 - share) * problems < NEAR_BOUND
 
 
-def difference_interval(x_SJ: Floats, confidence: float = 0.95) -> Estimate:
+def difference_interval(x_SJ: Floats) -> Estimate:
     """Estimate the mean difference of two shares over seeds and problems."""
-    return clipped(crossed_interval(x_SJ, confidence), -1, 1)
+    return clipped(crossed_interval(x_SJ), -1, 1)
 
 
 # Comparisons of a difference with 0, and of many
@@ -252,37 +253,35 @@ def crossed_p_value(x_SJ: Floats) -> float | None:
     return spread.p_value()
 
 
-def detectable(x_SJ: Floats, power: float = 0.8, confidence: float = 0.95) -> float | None:
-    """Return the least true mean that is significant with this power in an experiment of the same size and noise."""
+def detectable(x_SJ: Floats) -> float | None:
+    """Return the least true mean that is significant with POWER in an experiment of the same size and noise."""
     spread = crossed(x_SJ)
-    if spread is None:
-        return None
-    return detectable_with(spread, spread.seeds, power, confidence)
+    return None if spread is None else detectable_with(spread, spread.seeds)
 
 
-def seeds_needed(x_SJ: Floats, power: float = 0.8, confidence: float = 0.95) -> int | None:
+def seeds_needed(x_SJ: Floats) -> int | None:
     """Return how many seeds tell a true mean as large as this one from 0; None where MOST_SEEDS do not.
 
     More seeds make the part of the seeds smaller; that of the problems stays.
     """
     spread = crossed(x_SJ)
-    if spread is None or detectable_with(spread, MOST_SEEDS, power, confidence) > abs(spread.mean):
+    if spread is None or detectable_with(spread, MOST_SEEDS) > abs(spread.mean):
         return None
     # bisect_left needs keys that rise, and the detectable difference falls with more seeds: both are negated.
     numbers = range(2, MOST_SEEDS + 1)
-    place = bisect_left(numbers, -abs(spread.mean), key=lambda n: -detectable_with(spread, n, power, confidence))
+    place = bisect_left(numbers, -abs(spread.mean), key=lambda n: -detectable_with(spread, n))
     return numbers[place]
 
 
-def detectable_with(spread: Spread, seeds: int, power: float, confidence: float) -> float:
-    """Return the least true mean that is significant with this power for a number of seeds."""
+def detectable_with(spread: Spread, seeds: int) -> float:
+    """Return the least true mean that is significant with POWER for a number of seeds."""
     # A deviation that few seeds give is too small on average, by this factor.
     df = spread.seeds - 1
     factor = math.sqrt(2 / df) * math.exp(math.lgamma((df + 1) / 2) - math.lgamma(df / 2))
     of_seeds = spread.of_seeds / factor**2 * spread.seeds / seeds
     planned = dataclasses.replace(spread, of_seeds=of_seeds, seeds=seeds)
     # Power counts one side: the quantile of 80 % is the end of the two-sided interval of 60 %.
-    return planned.half(confidence) + planned.half(2 * power - 1)
+    return planned.half(CONFIDENCE) + planned.half(2 * POWER - 1)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -310,7 +309,7 @@ def iqm(x: Floats) -> float:
     return float(np.dot(np.sort(x, axis=None), share) / share.sum())
 
 
-def iqm_interval(x_ST: Floats, confidence: float = 0.95) -> Estimate:
+def iqm_interval(x_ST: Floats) -> Estimate:
     """Estimate the interquartile mean over the runs of all seeds on all tasks, by leaving out one seed at a time."""
     seeds, iqm_of_all = len(x_ST), iqm(x_ST)
     if seeds < 2:
@@ -320,7 +319,7 @@ def iqm_interval(x_ST: Floats, confidence: float = 0.95) -> Estimate:
         return Estimate(iqm_of_all)
     # The jackknife's variance, (S - 1) / S times the sum of squares, by the sample variance.
     variance = (seeds - 1) ** 2 * float(without_S.var(ddof=1)) / seeds
-    return student(iqm_of_all, variance, seeds - 1, confidence)
+    return student(iqm_of_all, variance, seeds - 1, CONFIDENCE)
 
 
 def ranks(beats_MM: NDArray[np.bool_]) -> list[tuple[int, int]]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from harness import ranks
 from harness.methods.batch import TokenBatch
@@ -36,12 +36,8 @@ def can_share_prompts(backbone: PreTrainedModel) -> bool:
         return False  # each pass gathers weights from all ranks, so all must make the same number of passes
     if backbone.is_gradient_checkpointing:
         return False  # layers that are recomputed keep no cache
-    return not has_window(backbone.config)
-
-
-def has_window(config: PreTrainedConfig) -> bool:
-    """Return whether attention reads a window of the context only, for which the model has a mask of its own."""
-    return getattr(config, "sliding_window", None) is not None
+    # For attention that reads a window of the context only, the model has a mask of its own.
+    return getattr(backbone.config, "sliding_window", None) is None
 
 
 def padded(rows: Sequence[Tensor], device: str) -> Tensor:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from harness.base import seeds
@@ -37,11 +36,7 @@ def add_adapters(model: PreTrainedModel, settings: Lora, seed: int, dtype: torch
         if not weight.requires_grad:
             weight.data = weight.data.to(dtype)
     # The layers add to the embedding's output, and keep its type: float32, as where weights are trained.
-    model.get_input_embeddings().register_forward_hook(widened_output)
-
-
-def widened_output(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-    return wide(output)
+    model.get_input_embeddings().register_forward_hook(lambda module, inputs, output: wide(output))
 
 
 @contextlib.contextmanager

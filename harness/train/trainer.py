@@ -125,7 +125,8 @@ class Trainer:
                 loss = 0.0
                 # Before the split into micro-batches, whose size is a memory setting and must not change results.
                 if method.marks_steps:
-                    signal = method.for_step(self.stats_now(minibatch, old), signal, minibatch)
+                    now = with_reference(policy.stats(minibatch), old, minibatch)
+                    signal = method.for_step(now, signal, minibatch)
                 if train.loss_scale == MICRO_BATCH:  # unless that is asked for
                     parts = policy.micro_batches(minibatch)
                     signal = signal.by_micro_batch(parts, len(minibatch) * ranks.count())
@@ -191,11 +192,6 @@ class Trainer:
             ref_logp=ref_logp,
             min_p_logp=old.min_p_logp,
         )
-
-    def stats_now(self, minibatch: TokenBatch, old: TokenStats) -> TokenStats:
-        """Return the statistics of the present policy on a whole mini-batch, without gradient."""
-        now = self.policy.stats(minibatch)
-        return with_reference(now, old, minibatch)
 
     def micro_batches(self, responses: TokenBatch, first: FirstPass | None) -> list[TokenBatch]:
         """Return the parts of a mini-batch: the part that the first pass has computed already, then the others."""
