@@ -1,7 +1,4 @@
-"""Generator of the reference pages of docs/ from the code: `make docs`, or `python -m docs.generate`.
-
-With `--check` it writes nothing and names the outdated pages, as `tests/test_references.py` does.
-"""
+"""Generator of the reference pages of docs/ from the code: `make docs`, or `python -m docs.generate`."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ import importlib
 import inspect
 import itertools
 import re
-import sys
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -473,14 +469,24 @@ def options_table(cls: type) -> str:
 
 # docs/diagnose.md
 
+VERDICTS = {
+    "all": course.ANY,
+    "falls": course.FALLING,
+    "rises": course.RISING,
+}  # the names that the page gives to groups
+
 
 def causes_table() -> str:
     """Return the rules of `entrobench diagnose`, with the keys that they read in our logs and in those of others."""
     rows = []
     for rule in rules.RULES:
-        verdicts = "all" if rule.verdicts == course.ANY else ", ".join(sorted(rule.verdicts))
+        groups, single = [], rule.verdicts
+        for name, verdicts in VERDICTS.items():
+            if verdicts <= single:
+                groups.append(name)
+                single -= verdicts
         keys = [keys_of_rule(rule, trainer) for trainer in TRAINERS]
-        rows.append([rule.sentence, verdicts, *keys, prose(rule.remedy)])
+        rows.append([rule.sentence, ", ".join([*groups, *sorted(single)]), *keys, prose(rule.remedy)])
     return table(["cause", "verdicts", *TRAINERS, "remedy"], rows)
 
 
@@ -513,18 +519,14 @@ def promise_table() -> str:
 
 def generated_pages() -> dict[Path, str]:
     """Return the text of each page; for a hand-written page, with its generated part replaced."""
-    methods_part = "\n\n".join([*map(methods_table, PAGES_OF_METHODS), compositions()])
-    pages = {
-        DOCS / "configuration.md": configuration_page(),
-        DOCS / "commands.md": commands_page(),
-        DOCS / "metrics.md": metrics_page(),
-        DOCS / "methods.md": with_part("methods.md", (DOCS / "methods.md").read_text(), methods_part),
-        DOCS / "packs.md": with_part("packs.md", (DOCS / "packs.md").read_text(), promise_table()),
-        DOCS / "diagnose.md": with_part("diagnose.md", (DOCS / "diagnose.md").read_text(), causes_table()),
-    }
+    pages = {"configuration.md": configuration_page(), "commands.md": commands_page(), "metrics.md": metrics_page()}
     for kind, name in PAGES_OF_METHODS.items():
-        pages[DOCS / "methods" / f"{name}.md"] = methods_page(kind)
-    return pages
+        pages[f"methods/{name}.md"] = methods_page(kind)
+    methods_part = "\n\n".join([*map(methods_table, PAGES_OF_METHODS), compositions()])
+    parts = {"methods.md": methods_part, "packs.md": promise_table(), "diagnose.md": causes_table()}
+    for name, part in parts.items():
+        pages[name] = with_part(name, (DOCS / name).read_text(), part)
+    return {DOCS / name: text for name, text in pages.items()}
 
 
 def with_part(name: str, text: str, part: str) -> str:
@@ -545,13 +547,6 @@ def outdated_pages() -> list[Path]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Write the reference pages of docs/ from the code.")
-    parser.add_argument("--check", action="store_true", help="write nothing; end with 1 if a page is outdated")
-    if parser.parse_args().check:
-        paths = outdated_pages()
-        for path in paths:
-            print(f"{path.relative_to(DOCS.parent)} is outdated; run `{COMMAND}`", file=sys.stderr)
-        sys.exit(1 if paths else 0)
     for path, text in generated_pages().items():
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
