@@ -68,7 +68,8 @@ FULL = ["method", "Avg@K", "Pass@16", "Avg@K - grpo", "Pass@16 - grpo", "distinc
 DEMO_FULL = [*FULL[:5], "verdict", *FULL[5:]]
 LAPTOP = ["method", "Avg@K", "Pass@8", "distinct right", "entropy, end"]
 LAPTOP_FULL = [*LAPTOP[:3], "Avg@K - grpo", "Pass@8 - grpo", *LAPTOP[3:]]
-LAPTOP_SHORT = [*LAPTOP[:3], "Pass@8 - grpo", "entropy, end"]
+LAPTOP_VERDICT = [*LAPTOP[:3], "Avg@K - grpo", "Pass@8 - grpo", "verdict", *LAPTOP[3:]]
+LAPTOP_SHORT = [*LAPTOP[:3], "Pass@8 - grpo", "verdict", "entropy, end"]
 TUNED_FULL = ["method", "chosen", "Avg@K", "Pass@16", "Avg@K - grpo", "Pass@16 - grpo", "verdict", "distinct right"]
 # Of pictures: text stays text, and the same curves give the same file.
 REPEATABLE = {"svg.fonttype": "none", "svg.hashsalt": "entrobench", "font.family": "sans-serif"}
@@ -202,7 +203,8 @@ def tables() -> dict[str, str]:
             "demo-trl": as_markdown(reference_table("demo-trl")[DEMO_FULL]),
             "demo-tuned": as_markdown(tuned("demo-tuned")[FULL]),
             "laptop": as_markdown(reference_table("laptop-matrix")[LAPTOP_FULL]),
-            "laptop-short": as_markdown(reference_table("laptop-matrix")[LAPTOP_SHORT]),
+            "laptop-sorting-short": as_markdown(reference_table("laptop-matrix-sorting")[LAPTOP_SHORT]),
+            "laptop-sorting": as_markdown(reference_table("laptop-matrix-sorting")[LAPTOP_VERDICT]),
             "laptop-clip-b": as_markdown(reference_table("laptop-matrix-clip-b")[LAPTOP]),
             "coloring": as_markdown(reference_table("coloring")[FULL]),
             "staleness-avg": as_markdown(staleness_grid("grpo", "Avg@K")),
