@@ -210,15 +210,15 @@ def finished_times(config: Config, progress: Sequence[tuple[Cell, Progress]]) ->
 
 def measured_time(times: Times, progress: Sequence[tuple[Cell, Progress]], length: int | None) -> MeasuredTime | None:
     """Return the time of the missing cells of which finished ones of the same size exist; None if there are none."""
-    told: dict[str, list[CellTime]] = {}
+    known: dict[str, list[CellTime]] = {}
     for size, of_size in times.items():
         if usable := [time for time in of_size if length is None or time.length]:
-            told[size] = usable
+            known[size] = usable
     missing = [(size_of_cell(cell), cell.config) for cell, now in progress if now.missing]
-    seconds = [fmean(time.of(settings, length) for time in told[size]) for size, settings in missing if size in told]
+    seconds = [fmean(time.of(settings, length) for time in known[size]) for size, settings in missing if size in known]
     if not seconds:
         return None
-    finished = sum(len(told[size]) for size in {size for size, _ in missing} & told.keys())
+    finished = sum(len(known[size]) for size in {size for size, _ in missing} & known.keys())
     return MeasuredTime(sum(seconds), len(seconds), finished, length)
 
 
