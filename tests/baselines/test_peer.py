@@ -12,11 +12,9 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from ragged import VOCABULARY, Case, case
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
+from ragged import Case, case
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from trl_trainers import BUDGET, tiny, tokenizer
 
 import baselines
 from harness.methods.batch import TokenBatch
@@ -31,12 +29,6 @@ with pytest.MonkeyPatch.context() as patch:
 pytestmark = pytest.mark.filterwarnings("ignore:You are using 'rollout_func'")
 TABLE = baselines.table()
 RTOL, ATOL = 1e-9, 1e-12
-BUDGET = 9
-TOKENIZER = PreTrainedTokenizerFast(
-    tokenizer_object=Tokenizer(WordLevel({str(i): i for i in range(VOCABULARY)}, unk_token="0")),
-    eos_token="0",
-    pad_token="1",
-)
 # The soft penalty of dapo: share 0.2 of the budget, with the factor that goes with rewards of 0 and 1.
 OVERLONG = {"reward_weights": [1.0, 0.5]}
 
@@ -129,16 +121,7 @@ def peer(c: Case, options: dict[str, Any], folder: Path, parts: int = 1, steps: 
 
     beta = options.pop("beta", 0.0)
     made = kind(
-        model=Qwen2ForCausalLM(
-            Qwen2Config(
-                vocab_size=VOCABULARY,
-                hidden_size=8,
-                intermediate_size=8,
-                num_hidden_layers=1,
-                num_attention_heads=1,
-                num_key_value_heads=1,
-            )
-        ),
+        model=tiny(),
         reward_funcs=[right, rewards.get_soft_overlong_punishment(BUDGET, 0.2 * BUDGET)][
             : len(options.get("reward_weights", [1]))
         ],
@@ -156,7 +139,7 @@ def peer(c: Case, options: dict[str, Any], folder: Path, parts: int = 1, steps: 
             **options,
         ),
         train_dataset=Dataset.from_list([{"prompt": str(i)} for i in range(len(c.groups))]),
-        processing_class=TOKENIZER,
+        processing_class=tokenizer(),
         rollout_func=rollout,
     )
     made.beta, made.ref_model = beta, made.model  # by itself it would load the reference model from a hub

@@ -1,4 +1,4 @@
-"""A short cell of the embedded task as a Trainer in this process, and the comparison of two of them."""
+"""A short cell of the embedded task as a Trainer in this process: killed and resumed, and compared with another."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+from mortal import Killed
 
 from harness import config
 from harness.matrix import Cell
@@ -30,13 +32,47 @@ SHORT = [
 SHORT += ["eval.problems=8", "eval.samples=4", "eval.k=2", "eval.every=0"]
 
 
+def planned(*overrides: str, method: str = "grpo", model: str = "countdown-tiny") -> Cell:
+    settings = config.load_config("demo", [f"models=[{model}]", *overrides])
+    return Cell.of(settings, method, "countdown", model, seed=0)
+
+
 def build(folder: Path, method: str = "grpo", *overrides: str) -> Trainer:
     torch.set_num_threads(1)
-    settings = config.load_config("demo", [*SHORT, "models=[countdown-tiny]", *overrides])
-    planned = Cell.of(settings, method, "countdown", "countdown-tiny", seed=0)
-    trainer = Trainer(parts.build_parts(planned.spec, VerifierPool()), folder)  # Countdown does not use it
+    spec = planned(*SHORT, *overrides, method=method).spec
+    trainer = Trainer(parts.build_parts(spec, VerifierPool()), folder)  # Countdown does not use it
     trainer.engine.load(trainer.policy.module)
     return trainer
+
+
+def trained(folder: Path, method: str, *overrides: str) -> Trainer:
+    """Return a trainer after all of its steps."""
+    trainer = build(folder, method, *overrides)
+    trainer.run(lambda step: None)
+    return trainer
+
+
+def train_until_killed(folder: Path, method: str, *overrides: str, at: int) -> None:
+    """Train until a checkpoint has this step, and end as by SIGKILL."""
+
+    def kill(step: int) -> None:
+        if step == at:
+            raise Killed
+
+    with pytest.raises(Killed):
+        build(folder, method, *overrides).run(kill)
+
+
+def check_resumed(folder: Path, method: str, *overrides: str, killed_at: int) -> Trainer:
+    """Check that a killed and resumed run has all bits of an uninterrupted one; return the trainer of the latter."""
+    whole = trained(folder / "whole", method, *overrides)
+    train_until_killed(folder / "killed", method, *overrides, at=killed_at)
+    again, durable = build(folder / "killed", method, *overrides), list[int]()
+    again.run(durable.append)
+    assert (durable[0], durable[-1]) == (killed_at, whole.config.train.steps)
+    assert records(folder / "killed") == records(folder / "whole")
+    assert same(weights(again), weights(whole))
+    return whole
 
 
 def asked(trainer: Trainer, step: int) -> list[Problem]:

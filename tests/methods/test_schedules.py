@@ -6,8 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from mortal import Killed
-from trainers import build, records, same, weights
+from trainers import check_resumed, same, weights
 
 import baselines
 import entrobench
@@ -62,7 +61,7 @@ def test_run_of_one_step_has_the_first_value() -> None:
 
 
 def test_loss_is_that_of_the_value_at_the_step(model: Path, tmp_path: Path) -> None:
-    """The run equals one whose method is built anew at each step."""
+    """The same as building the method anew at each step."""
     trainer, _ = trained("entropy_bonus(coefficient=linear(0.5, 0.1))", model, tmp_path)
     by_hand = miniature_trainer(method("entropy_bonus(coefficient=0.5)"), model, tmp_path, Size(), STEPS)
     for step in range(1, STEPS + 1):
@@ -84,18 +83,7 @@ def test_constant_schedule_has_the_bits_of_the_constant(model: Path, tmp_path: P
 @pytest.mark.slow
 def test_resumed_run_is_the_uninterrupted_one(tmp_path: Path) -> None:
     spec = "clip_b(share=linear(0.1, 0.01))+entropy_bonus(coefficient=linear(0.2, 0))"
-    whole = build(tmp_path / "whole", spec)
-    whole.run(lambda step: None)
-
-    def kill(step: int) -> None:
-        raise Killed
-
-    with pytest.raises(Killed):
-        build(tmp_path / "again", spec).run(kill)
-    resumed = build(tmp_path / "again", spec)
-    resumed.run(lambda step: None)
-    assert records(tmp_path / "again") == records(tmp_path / "whole")
-    assert same(weights(resumed), weights(whole))
+    check_resumed(tmp_path, spec, killed_at=2)
 
 
 # Identity

@@ -1,4 +1,4 @@
-"""Published curves: the shipped files, their diagnosis, and their place on the page beside a user's own runs."""
+"""Published curves: the shipped files, their diagnosis, and their place on the page next to a user's own runs."""
 
 from __future__ import annotations
 

@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 import torch
 from companions import on_ranks
-from mortal import Killed
 from patience import HANG
 from torch import Tensor
-from trainers import build, records, same, weights
+from trainers import build, records, same, train_until_killed, trained, weights
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from harness import ranks
@@ -174,16 +173,9 @@ def test_large_tensors_go_to_files_of_their_own(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.slow
 def test_run_resumed_with_a_damaged_checkpoint(tmp_path: Path) -> None:
     settings = ("rollout.lag=1", "train.resample.multiplier=1.5", "checkpoint.every=1")
-    whole = build(tmp_path / "whole", "ppo", *settings)
-    whole.run(lambda step: None)
+    whole = trained(tmp_path / "whole", "ppo", *settings)
     assert [path.name for path in (tmp_path / "whole" / "checkpoints").iterdir()] == ["step-000004"], "the last one"
-
-    def kill(step: int) -> None:
-        if step == 2:
-            raise Killed
-
-    with pytest.raises(Killed):
-        build(tmp_path / "killed", "ppo", *settings).run(kill)
+    train_until_killed(tmp_path / "killed", "ppo", *settings, at=2)
     (file,) = (tmp_path / "killed" / "checkpoints" / "step-000002").glob("shard-*")
     flip(file)
     again, durable = build(tmp_path / "killed", "ppo", *settings), list[int]()

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from importlib import metadata
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from absent import hide_package
 from commands import refusal
 from float64 import compute_in_float64
-from mortal import Killed
 from tiny import MODELS, randomize, worst_difference
 from torch import Tensor
-from trainers import build, records, same, weights
+from trainers import build, check_resumed, planned, records, same, trained, weights
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from harness import config
 from harness.base.errors import CellFailure, UserError
 from harness.base.shape import LINEAR
 from harness.config import Hardware, Lora, Train
-from harness.matrix import Cell
 from harness.methods.batch import Rollout, TokenBatch
 from harness.rollout.embedded import EmbeddedEngine
 from harness.rollout.merged import MergedWeights, factored_weights
@@ -290,20 +287,7 @@ def test_methods_train_adapters_alone(method: str, dtype: torch.dtype, mismatch:
 def test_resumed_run_is_the_same_bit_for_bit(tmp_path: Path) -> None:
     checkpoint = ("checkpoint.every=1", "checkpoint.keep_last=true")
     settings = (SHORT, "train.lr=1e-2", "train.dtype=bfloat16", "rollout.lag=1", *checkpoint)
-    whole = build(tmp_path / "whole", "ppo", *settings)
-    whole.run(lambda step: None)
-
-    def kill(step: int) -> None:
-        if step == 2:
-            raise Killed
-
-    with pytest.raises(Killed):
-        build(tmp_path / "killed", "ppo", *settings).run(kill)
-    again, durable = build(tmp_path / "killed", "ppo", *settings), list[int]()
-    again.run(durable.append)
-    assert durable == [2, 3, 4]
-    assert records(tmp_path / "killed") == records(tmp_path / "whole")
-    assert same(weights(again), weights(whole))
+    whole = check_resumed(tmp_path, "ppo", *settings, killed_at=2)
     newest = whole.checkpoints.latest()
     assert newest is not None
     assert all(".lora_" in name or name.startswith("critic.") for name in newest.names), "no frozen weight"
@@ -317,16 +301,10 @@ def test_resumed_run_is_the_same_bit_for_bit(tmp_path: Path) -> None:
 def test_moments_in_the_memory_of_the_machine_change_no_bit(tmp_path: Path) -> None:
     runs = []
     for offload in (False, True):
-        trainer = build(tmp_path / str(offload), "grpo", SHORT, "train.steps=2", f"hardware.offload={offload}")
-        trainer.run(lambda step: None)
+        trainer = trained(tmp_path / str(offload), "grpo", SHORT, "train.steps=2", f"hardware.offload={offload}")
         runs.append((records(tmp_path / str(offload)), weights(trainer)))
     assert runs[0][0] == runs[1][0]
     assert same(runs[0][1], runs[1][1])
-
-
-def planned(*overrides: str, model: str = "countdown-tiny") -> Cell:
-    settings = config.load_config("demo", [f"models=[{model}]", *overrides])
-    return Cell.of(settings, "grpo", "countdown", model, seed=0)
 
 
 def test_adapters_are_part_of_a_cells_identity() -> None:
@@ -400,14 +378,7 @@ def test_other_architectures_are_refused(tmp_path: Path) -> None:
 
 
 def test_missing_peft_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    installed: Callable[[str], str] = metadata.version
-
-    def version(name: str) -> str:
-        if name == "peft":
-            raise metadata.PackageNotFoundError
-        return installed(name)
-
-    monkeypatch.setattr(metadata, "version", version)
+    hide_package(monkeypatch, "peft")
     sentence = refusal("run", "demo", "models=[countdown-tiny]", f"results={tmp_path / 'results'}", SHORT)
     assert sentence == "entrobench: train.lora is set, but peft is not installed here; pip install -e '.[lora]'\n"
     assert not (tmp_path / "results").exists()

@@ -1,25 +1,21 @@
-"""AdamW with moments of 8 bits: updates beside exact ones, resumed runs, memory, and refusals."""
+"""AdamW with moments of 8 bits: updates next to exact ones, resumed runs, memory, and refusals."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from absent import hide_package
 from commands import refusal
-from mortal import Killed
 from tiny import MODELS, randomize
 from torch import Tensor
-from trainers import build, records, same, weights
+from trainers import check_resumed, planned, trained
 
-from harness import config
 from harness.base.errors import UserError
 from harness.config import Hardware, Train
-from harness.matrix import Cell
 from harness.methods.batch import Rollout, TokenBatch
 from harness.plan import cost
 from harness.rollout import models
@@ -29,11 +25,6 @@ from harness.train.policy import Policy
 
 EIGHT_BITS = "train.optimizer=adamw8bit"
 torchao = pytest.mark.skipif(find_spec("torchao") is None, reason="torchao, of the extra adamw8bit, is not installed")
-
-
-def planned(*overrides: str) -> Cell:
-    settings = config.load_config("demo", ["models=[countdown-tiny]", *overrides])
-    return Cell.of(settings, "grpo", "countdown", "countdown-tiny", seed=0)
 
 
 def has_eight_bits(weight: Tensor) -> bool:
@@ -94,20 +85,7 @@ def test_updates_are_those_of_exact_adamw(lr: float, weight_decay: float, tmp_pa
 @pytest.mark.slow
 def test_resumed_run_is_the_same_bit_for_bit(tmp_path: Path) -> None:
     settings = (EIGHT_BITS, "train.steps=3", "train.lr=1e-2", "checkpoint.every=1", "checkpoint.keep_last=true")
-    whole = build(tmp_path / "whole", "grpo", *settings)
-    whole.run(lambda step: None)
-
-    def kill(step: int) -> None:
-        if step == 1:
-            raise Killed
-
-    with pytest.raises(Killed):
-        build(tmp_path / "killed", "grpo", *settings).run(kill)
-    again, durable = build(tmp_path / "killed", "grpo", *settings), list[int]()
-    again.run(durable.append)
-    assert durable == [1, 2, 3]
-    assert records(tmp_path / "killed") == records(tmp_path / "whole")
-    assert same(weights(again), weights(whole))
+    whole = check_resumed(tmp_path, "grpo", *settings, killed_at=1)
     newest = whole.checkpoints.latest()
     assert newest is not None
     for name, weight in whole.policy.weights.items():
@@ -118,8 +96,7 @@ def test_resumed_run_is_the_same_bit_for_bit(tmp_path: Path) -> None:
 @torchao
 @pytest.mark.slow
 def test_memory_is_what_is_planned(tmp_path: Path) -> None:
-    trainer = build(tmp_path, "grpo", EIGHT_BITS, "train.steps=1", "checkpoint.keep_last=true")
-    trainer.run(lambda step: None)
+    trainer = trained(tmp_path, "grpo", EIGHT_BITS, "train.steps=1", "checkpoint.keep_last=true")
     held = 0
     for state in trainer.policy.optimizer.state.values():
         held += sum(x.nbytes for name, x in plain_tensors(state).items() if name != "step")
@@ -167,14 +144,7 @@ def test_mistakes_are_one_sentence_before_anything_starts(overrides: tuple[str, 
 
 
 def test_missing_torchao_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    installed: Callable[[str], str] = metadata.version
-
-    def version(name: str) -> str:
-        if name == "torchao":
-            raise metadata.PackageNotFoundError
-        return installed(name)
-
-    monkeypatch.setattr(metadata, "version", version)
+    hide_package(monkeypatch, "torchao")
     sentence = refusal("run", "demo", "models=[countdown-tiny]", f"results={tmp_path / 'results'}", EIGHT_BITS)
     assert sentence == (
         "entrobench: train.optimizer is 'adamw8bit', but torchao is not installed here; pip install -e '.[adamw8bit]'\n"

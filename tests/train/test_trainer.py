@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from mortal import Killed
-from trainers import build, records, same, weights
+from trainers import build, records, same, trained, weights
 
 from harness.base.errors import CellFailure, UserError
 from harness.cells import evaluations
@@ -40,8 +40,7 @@ pytestmark = pytest.mark.slow
 def test_same_seed_same_bits_and_a_resumed_run_is_the_uninterrupted_one(
     method: str, overrides: list[str], tmp_path: Path
 ) -> None:
-    whole = build(tmp_path / "whole", method, *overrides)
-    whole.run(lambda step: None)
+    whole = trained(tmp_path / "whole", method, *overrides)
     again = build(tmp_path / "again", method, *overrides)
 
     def kill(step: int) -> None:
@@ -204,8 +203,7 @@ def test_non_finite_losses_and_gradients_stop_with_a_reason(tmp_path: Path) -> N
 
 
 def test_done_means_that_every_step_and_answer_is_there(tmp_path: Path) -> None:
-    trainer = build(tmp_path, "grpo", "train.steps=1")
-    trainer.run(lambda step: None)
+    trainer = trained(tmp_path, "grpo", "train.steps=1")
     cell.check_complete(trainer)
     record = evaluations.read_evaluation(evaluations.evaluation_path(tmp_path, "countdown", 1))
     evaluations.write_evaluation(tmp_path, {**record, "right": [row[1:] for row in record["right"]]})
@@ -225,8 +223,7 @@ def assert_ended_early(lines: list[dict[str, float]], end: int, expected: list[d
 
 @pytest.mark.slow
 def test_run_ends_at_a_collapse(tmp_path: Path) -> None:
-    whole = build(tmp_path / "whole", "grpo")
-    whole.run(lambda step: None)
+    trained(tmp_path / "whole", "grpo")
     expected = records(tmp_path / "whole")
     entropies = [line["entropy/mean"] for line in expected[1:]]
     # The last step but one whose entropy is lower than any before: which one that is depends on the processor.
@@ -258,14 +255,12 @@ def test_run_ends_at_a_collapse(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_run_ends_at_a_number_of_tokens(tmp_path: Path) -> None:
-    whole = build(tmp_path / "whole", "grpo")
-    whole.run(lambda step: None)
+    trained(tmp_path / "whole", "grpo")
     expected = records(tmp_path / "whole")
     totals = [line["tokens/generated_total"] for line in expected[1:]]
     for tokens, end in ((totals[1], 2), (totals[1] + 1, 3), (totals[-1] + 1, 4)):  # at the bound, above it, never
         folder = tmp_path / str(tokens)
-        stopped = build(folder, "grpo", f"stop.tokens={tokens:.0f}")
-        stopped.run(lambda step: None)
+        stopped = trained(folder, "grpo", f"stop.tokens={tokens:.0f}")
         assert_ended_early(records(folder), end, expected)
         cell.check_complete(stopped)
 
