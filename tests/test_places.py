@@ -61,7 +61,7 @@ def end_in(results: Path, command: str) -> Ended:
 
 
 @pytest.mark.processes
-@pytest.mark.slow
+@pytest.mark.long
 def test_results_in_a_folder_with_an_odd_name(odd: Path) -> None:
     for command in ("status", "plan", "sync", "leaderboard", "report"):
         code, _, err = end_in(odd, command)
@@ -85,7 +85,7 @@ def read_only(odd: Path, tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.processes
-@pytest.mark.slow
+@pytest.mark.long
 def test_results_on_a_read_only_file_system(read_only: Path) -> None:
     for command in ("status", "plan", "leaderboard"):
         code, out, err = end_in(read_only, command)

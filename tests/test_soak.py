@@ -10,7 +10,7 @@ import soak
 
 
 @pytest.mark.processes
-@pytest.mark.slow
+@pytest.mark.long
 def test_soak_with_one_kill(tmp_path: Path, put_store: Callable[[Path], None]) -> None:
     """The kill comes while problems are filtered; tests/tracking/test_store.py kills the maker of the MLflow store."""
     harm, _ = soak.soak(tmp_path, cells=2, kills=1, minutes=5, seed=0, first=[("filter", "all")], put_store=put_store)
@@ -18,7 +18,6 @@ def test_soak_with_one_kill(tmp_path: Path, put_store: Callable[[Path], None]) -
 
 
 @pytest.mark.processes
-@pytest.mark.slow
 @pytest.mark.long
 def test_soak_with_random_kills(tmp_path: Path) -> None:
     """The first kill comes while its base model is made."""

@@ -22,19 +22,20 @@ TABLE = {"pandas", "scipy"}  # compute the numbers of a table
 PROGRAM = """
 import json, sys
 from harness import cli
-try:
-    cli.main(sys.argv[2:])
-except SystemExit as end:
-    assert end.code == 0, end.code
+for command in json.loads(sys.argv[2]):
+    try:
+        cli.main(command)
+    except SystemExit as end:
+        assert end.code == 0, end.code
 with open(sys.argv[1], "w") as file:
     json.dump(sorted({name.partition(".")[0] for name in sys.modules}), file)
 """
 
 
-def loaded_by(folder: Path, *arguments: str) -> tuple[set[str], str]:
-    """Return the packages that a command loads, and its output."""
+def loaded_by(folder: Path, *commands: list[str]) -> tuple[set[str], str]:
+    """Return the packages that commands in one process load, and their output."""
     modules = folder / "modules.json"
-    command = [sys.executable, "-c", PROGRAM, str(modules), *arguments]
+    command = [sys.executable, "-c", PROGRAM, str(modules), json.dumps(commands)]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return set(json.loads(modules.read_text())), done.stdout
@@ -47,15 +48,12 @@ def test_run_with_nothing_to_do_loads_no_torch(tmp_path: Path, mlflow_uri: str) 
     made = smoke_matrix(tmp_path, mlflow_uri)
     claim(made.config)
     made.send_all()
-    for command in ("run", "sync"):
-        loaded, output = loaded_by(tmp_path, command, "smoke", *overrides)
-        assert loaded & TABLE == TABLE, "the table is computed each time, so that it is never stale"
-        assert loaded & HEAVY == set()
-        if command == "run":
-            assert "6 cells, 6 done before, 0 to run" in output
-            assert "clip_b" in output.partition("0 to run")[2]
-        else:
-            assert "holds the records of 6 cells" in output
+    loaded, output = loaded_by(tmp_path, *([command, "smoke", *overrides] for command in ("sync", "run")))
+    assert loaded & HEAVY == set()
+    assert loaded & TABLE == TABLE, "the table is computed each time, so that it is never stale"
+    assert "holds the records of 6 cells" in output
+    assert "6 cells, 6 done before, 0 to run" in output
+    assert "clip_b" in output.partition("0 to run")[2]
 
 
 @pytest.mark.parametrize(
@@ -64,7 +62,7 @@ def test_run_with_nothing_to_do_loads_no_torch(tmp_path: Path, mlflow_uri: str) 
     ids=" ".join,
 )
 def test_commands_without_a_table_load_no_pandas(arguments: list[str], tmp_path: Path) -> None:
-    loaded, _ = loaded_by(tmp_path, *arguments)
+    loaded, _ = loaded_by(tmp_path, arguments)
     assert loaded & (HEAVY | TABLE) == set()
 
 

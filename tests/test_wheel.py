@@ -20,7 +20,7 @@ import pytest
 from patience import HANG
 from places import REPOSITORY
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.long]
 
 PACKAGES = ("baselines", "configs", "entrobench", "harness", "studies", "tasks")
 SMALL = ["train.steps=2", "train.prompts=4", "train.group=4", "eval.problems=4", "eval.samples=4", "eval.k=2"]
@@ -102,7 +102,6 @@ def test_wheel_lists_and_plans_in_an_empty_folder(environment: Path, empty: Path
     assert not list(empty.iterdir())
 
 
-@pytest.mark.slow
 def test_wheel_runs_the_documented_task(environment: Path, empty: Path) -> None:
     """Its class, table and YAML file of docs/add-a-task.md, outside the repository, and its training, cut short.
 

@@ -40,7 +40,7 @@ FIRING = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spec", one_in(4, [*baselines.METHODS, *FIRING], first=1))
+@pytest.mark.parametrize("spec", one_in(8, [*baselines.METHODS, *FIRING], first=1))
 def test_run_checks_passes_registered_methods(spec: str) -> None:
     assert not [finding for finding in check.run_checks(spec, baselines.METHODS) if not finding.passed]
 
@@ -829,6 +829,7 @@ METHODS = {
 """
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_check_on_two_ranks_of_right_and_wrong_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Take also methods behind one that hangs the processes which it is checked in."""

@@ -183,6 +183,7 @@ def test_folders_of_one_name_have_results_of_their_own(
     assert (outs[0] / "results.json").read_text() == first
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_eval_killed_and_repeated_gives_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -289,6 +289,7 @@ def test_a_base_model_of_the_hub_is_named() -> None:
 # The Hub
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_push(trained: tuple[Config, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def words(folder: str) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launched import METHOD, SETTINGS, lines
+from launched import lines, planned
 from patience import HANG, patient
 from places import RARELY_SEARCHING
 from watchers import Watcher
@@ -21,7 +21,6 @@ from watchers import Watcher
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # it listens on loopback alone; read when Ray is imported
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 
-from harness import config
 from harness.base.errors import UserError
 from harness.base.processes import python_command
 from harness.cells.state import State
@@ -31,7 +30,7 @@ from harness.elsewhere.ray import Ray
 from harness.launch import cell, launcher
 from harness.matrix import Cell
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow]
+pytestmark = [pytest.mark.processes, pytest.mark.long]
 
 
 @pytest.fixture(scope="module")
@@ -64,11 +63,6 @@ def address(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> str:
     return place
 
 
-def planned(folder: Path, *overrides: str) -> Cell:
-    settings = config.load_config("demo", [*SETTINGS, "hardware.device=cpu", f"results={folder}", *overrides])
-    return Cell.of(settings, METHOD, "countdown", "countdown-tiny", 0)
-
-
 class Losing(Watcher):
     """Kills the last of the machines that a cell runs on, once, when the cell has got some way."""
 
@@ -92,9 +86,7 @@ class Losing(Watcher):
             self.lost = True
 
 
-@pytest.mark.parametrize(
-    ("machines", "steps"), [pytest.param(2, 10, id="two"), pytest.param(1, 24, id="one", marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize(("machines", "steps"), [(2, 10), (1, 24)], ids=["two", "one"])
 def test_run_cells_with_a_lost_machine(machines: int, steps: int, cluster: Any, address: str, tmp_path: Path) -> None:
     there = planned(tmp_path / "there", f"train.steps={steps}", f"hardware.nodes={machines}")
     there.folder.mkdir(parents=True)
@@ -147,9 +139,7 @@ def test_ray_refuses_results_that_a_machine_does_not_see(
     assert "choose results= on a file system that all its machines share" in message
 
 
-@pytest.mark.parametrize(
-    "listens", [pytest.param(False, id="no server"), pytest.param(True, id="not Ray", marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("listens", [False, True], ids=["no server", "not Ray"])
 def test_connect_refuses_an_address_without_a_cluster(listens: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a process of its own, because Ray goes on trying to connect."""
     pytest.importorskip("ray", reason="the extra ray is not installed")

@@ -22,6 +22,11 @@ SETTINGS += ["eval.every=2", "eval.problems=9", "eval.samples=4", "eval.k=2", "h
 ONE = "0123456789ab"  # the key of a cell whose number of steps grows
 
 
+def planned(folder: Path, *overrides: str) -> Cell:
+    settings = config.load_config("demo", [*SETTINGS, "hardware.device=cpu", f"results={folder}", *overrides])
+    return Cell.of(settings, METHOD, "countdown", "countdown-tiny", seed=0)
+
+
 def write_launched(
     folder: Path, *overrides: str, method: str = METHOD, model: str = "countdown-tiny", key: str | None = None
 ) -> None:

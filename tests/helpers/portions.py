@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def one_in(number: int, specs: Iterable[str], *, first: int = 0) -> list[object]:
-    """Mark all but every n-th spec as `long`: only `make soak` tests these, too.
+    """Mark all but every n-th spec as `long`: `make test-long` tests these.
 
     Tests of the same specs have different values of `first`, so that together they test more of them in each run.
     """

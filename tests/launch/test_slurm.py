@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launched import METHOD, SETTINGS, lines
+from launched import lines, planned
 from patience import HANG
 from watchers import Watcher
 
-from harness import config, matrix
+from harness import matrix
 from harness.base.errors import UserError
 from harness.base.terminal import console
 from harness.cells.state import State
@@ -102,11 +102,6 @@ def impatient(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(slurm, "private_folder", lambda name: tmp_path)
     monkeypatch.setattr(slurm, "LOOKS", 0.2)
     monkeypatch.setattr(slurm, "SETTLING", 5.0)
-
-
-def planned(folder: Path, *overrides: str) -> Cell:
-    settings = config.load_config("demo", [*SETTINGS, "hardware.device=cpu", f"results={folder}", *overrides])
-    return Cell.of(settings, METHOD, "countdown", "countdown-tiny", 0)
 
 
 def undisturbed(folder: Path, *overrides: str) -> dict[int, dict[str, float]]:
@@ -263,6 +258,7 @@ def local(monkeypatch: pytest.MonkeyPatch) -> Jobs:
     return Jobs(monkeypatch)
 
 
+@pytest.mark.long
 def test_slurm_array_out_of_time(local: Jobs, tmp_path: Path) -> None:
     steps = ("train.steps=8", "checkpoint.every=2")
     there = planned(tmp_path / "there", *steps)

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ playwright = pytest.importorskip(
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = [
     pytest.mark.processes,
-    pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed here"),
 ]
 
@@ -104,17 +105,8 @@ class Opened:
         return int(self.page.locator(".plot").count())
 
 
-@pytest.mark.parametrize(
-    ("name", "width"),
-    [
-        ("plain", 1400),
-        ("one-seed", 420),
-        ("hostile", 1400),
-        ("several", 420),
-        ("many", 420),
-        *(pytest.param(name, width, marks=pytest.mark.long) for name in MATRICES for width in WIDTHS),
-    ],
-)
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", MATRICES)
 def test_page_is_drawn(name: str, width: int, written: Callable[[str], Path], browser: Any) -> None:
     with Opened(browser, written(name), width) as opened:
         assert opened.draw_all() > 15
@@ -363,11 +355,7 @@ def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
         ("one-seed", "light", 1400),
         ("several", "dark", 1400),
         ("many", "light", 420),
-        *(
-            pytest.param("fifty", scheme, width, marks=pytest.mark.long)
-            for scheme in ("light", "dark")
-            for width in WIDTHS
-        ),
+        *product(["fifty"], ["light", "dark"], WIDTHS),
     ],
 )
 def test_accessibility(

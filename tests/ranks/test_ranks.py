@@ -38,7 +38,7 @@ from tasks.countdown import Countdown
 
 
 @pytest.mark.processes
-@pytest.mark.slow
+@pytest.mark.long
 def test_work_by_one_two_and_one_ranks(tmp_path: Path) -> None:
     """Also where activations are computed again and moments are offloaded, and with a checkpoint of each handed to the
     other. Two processes end where the entropy is too low, and not at the step that was asked for."""

@@ -320,7 +320,7 @@ def test_must_download_without_conversion(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @needs_wheel
-@pytest.mark.slow
+@pytest.mark.long
 def test_model_of_the_wheel_knows_english(real: Path) -> None:
     tokenizer, network = AutoTokenizer.from_pretrained(real), AutoModelForCausalLM.from_pretrained(real)
     assert dequantize.nats_per_character(tokenizer, network) == pytest.approx(0.422, abs=0.01)

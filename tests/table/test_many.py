@@ -1,4 +1,4 @@
-"""A thousand cells, with 500 points each: status, plan and leaderboard answer within a second."""
+"""A thousand cells, with 120 points each: status, plan and leaderboard answer within a second."""
 
 from __future__ import annotations
 
@@ -48,10 +48,8 @@ def settings(tmp_path_factory: pytest.TempPathFactory, migrated: Path) -> list[s
     ours = config.load_config("demo", given)
     matrix = cells(ours)
     (results / "mlflow.db").write_bytes(migrated.read_bytes())
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(invented, "STEPS", 500)
-        invented.invent(ours, matrix, ours.tracking_uri, results / FOLDER)
-        write_cells(matrix)
+    invented.invent(ours, matrix, ours.tracking_uri, results / FOLDER)
+    write_cells(matrix)
     plan = Board.of_config(ours, matrix)
     with store(ours.tracking_uri, write=True) as client, reader(ours.tracking_uri) as source:
         experiment = Experiment(source, ours.name, ours.tracking_uri)

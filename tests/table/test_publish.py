@@ -220,6 +220,7 @@ def test_as_html_of_control_characters() -> None:
         assert place in page
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_publish_to_a_server(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = smoke_matrix(tmp_path, server, "seeds=[0]", "methods=[grpo,clip_b]").send_all()

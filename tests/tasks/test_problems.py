@@ -501,7 +501,7 @@ def test_lm_evals_own_command(shots: int, commands: Commands) -> None:
     assert [sample["arguments"]["gen_args_0"]["arg_0"] for sample in samples] == prompts
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.processes
 def test_run_with_scores(commands: Commands, judges: str) -> None:
     """Rows that the small model can read; it answers with numbers, some of which are near."""

@@ -99,7 +99,7 @@ def test_response_count_of_a_plugin_task(example: str) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.slow
+@pytest.mark.long
 def test_plugin_task_is_planned_trained_on_and_evaluated(example: str, commands: Commands, tmp_path: Path) -> None:
     """In a folder full of YAML that states the same task, as the cells of earlier runs do."""
     plugin = ["--plugin", example]

@@ -25,7 +25,7 @@ from harness.base.errors import UserError
 from harness.tracking import feeder, store, sync
 from harness.tracking.feeder import Feeder
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow]
+pytestmark = [pytest.mark.processes, pytest.mark.long]
 
 AT_ONCE = 2.0  # seconds that a busy machine may take for what does not wait for calls of three seconds and more
 

@@ -26,7 +26,7 @@ from harness.tracking import reader as reading
 from harness.tracking import store, sync
 from harness.tracking.reader import FINAL, reader
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow]
+pytestmark = [pytest.mark.processes, pytest.mark.long]
 
 SMALL = ["eval.samples=4", "eval.k=2"]  # as made-up cells are evaluated
 

@@ -252,6 +252,7 @@ METHODS = {"patient": Patient}
 """
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_curves_of_a_killed_run(tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first run is killed in step 4, with steps in MLflow that no checkpoint covers."""

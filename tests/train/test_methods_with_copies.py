@@ -205,7 +205,7 @@ def step(trainer: Trainer, spec: str, patch: pytest.MonkeyPatch) -> tuple[dict[s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spec", [*STRENGTHS, *one_in(4, baselines.METHODS)])
+@pytest.mark.parametrize("spec", [*STRENGTHS, *one_in(8, baselines.METHODS)])
 def test_copies_change_no_gradient_and_no_metric(spec: str, trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         record, gradients = step(trainer, spec, patch)

@@ -12,7 +12,7 @@ from places import REPOSITORY
 from benchmarks import laptop
 
 pytest.importorskip("trl", reason="trl is not installed; the extra trl has it")
-pytestmark = [pytest.mark.processes, pytest.mark.slow]
+pytestmark = [pytest.mark.processes, pytest.mark.long]
 
 
 def test_benchmark_of_a_step(

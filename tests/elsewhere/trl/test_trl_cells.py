@@ -7,13 +7,13 @@ import signal
 import subprocess
 import sys
 import time
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trainers
 import trl_cells
+from absent import hide_package
 from cells import write_cell
 from commands import Commands
 from launched import lines
@@ -132,14 +132,7 @@ def test_cells_refuse_one_setting_of_an_axis() -> None:
 def test_plan_and_run_without_trl(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    version = metadata.version
-
-    def absent(name: str) -> str:
-        if name == "trl":
-            raise metadata.PackageNotFoundError(name)
-        return version(name)
-
-    monkeypatch.setattr(metadata, "version", absent)
+    hide_package(monkeypatch, "trl")
     sentence = "train.backend is 'trl', but trl is not installed here; pip install -e '.[trl]'"
     for command, code in (("plan", 0), ("run", 2)):
         with pytest.raises(SystemExit) as end:
@@ -253,7 +246,7 @@ def test_run_ends_at_a_collapse(tmp_path: Path) -> None:
     assert "eval/countdown/avg" in last["metrics"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.processes
 def test_run_a_matrix_on_two_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -16,7 +16,7 @@ from trl_cells import without_clock
 
 from harness.cells import checksums
 
-pytestmark = [pytest.mark.slow, pytest.mark.processes]
+pytestmark = [pytest.mark.processes, pytest.mark.long]
 
 TWO = ["hardware.ranks=2"]
 RESUMED = [*TWO, "train.steps=3", "train.epochs=2", "eval.every=2", "dynamics.every=2"]

@@ -774,7 +774,7 @@ def test_check_overlaps(small: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert check.flags("aime24") == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @real
 def test_prepare_and_check_on_the_real_sets(dapo: list[dict[str, str]], capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in (["prepare", "--from", str(REAL)], ["check"]):
