@@ -159,7 +159,6 @@ def append_text(path: Path, text: str) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file's content."""
     with open_record(path) as file:
         return file_digest(file, "sha256").hexdigest()
 
@@ -199,7 +198,6 @@ def read_json(path: Path) -> Any:
 
 
 def write_sealed(path: Path, record: Mapping[str, Any]) -> None:
-    """Write a sealed file of JSON."""
     write_text(path, seal.close_json(json.dumps(record, allow_nan=False)))
 
 

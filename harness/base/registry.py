@@ -73,7 +73,6 @@ def parse(spec: str) -> tuple[str, dict[str, Any]]:
 
 
 def value(written: str, key: str) -> Any:
-    """Parse the value of an option."""
     if LINEAR.fullmatch(written):
         return written
     if not (written.startswith("[") and written.endswith("]")):

@@ -37,7 +37,6 @@ def read_yaml_text(path: Path) -> str:
 
 
 def load_yaml(path: Path) -> Any:
-    """Return the content of a file."""
     text = read_yaml_text(path)
     try:
         return yaml.load(text, YAML_LOADER)

@@ -45,7 +45,6 @@ def answers_path(evaluation: Path) -> Path:
 
 
 def write_evaluation(folder: Path, record: Mapping[str, Any]) -> None:
-    """Write the evaluation of a cell on one task at one step."""
     files.write_sealed(evaluation_path(folder, record["task"], record["step"]), record)
 
 

@@ -118,7 +118,6 @@ def check_options(arguments: argparse.Namespace) -> None:
 
 
 def selected_parts(arguments: argparse.Namespace) -> list[Part]:
-    """Return the selected tables."""
     from harness.packs.reader import opened_packs
     from harness.table import select
     from harness.table.board import opened_experiment

@@ -51,7 +51,6 @@ def call(arguments: argparse.Namespace) -> int:
 
 
 def write_slim(whole: Path, out: Path | None) -> int:
-    """Write the slim form of a pack."""
     if out is None:
         raise UserError("--slim of a pack needs --out FILE")
     with unpacked(whole) as pack:

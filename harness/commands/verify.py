@@ -117,7 +117,6 @@ def audit_table(pack: Pack, audits: Sequence[CellAudit]) -> str:
 
 
 def joined_table(packs: Sequence[Path]) -> str:
-    """Return the table of several packs."""
     from harness.packs.reader import opened_packs
     from harness.table import formats, select
 

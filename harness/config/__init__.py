@@ -121,7 +121,6 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def round_names(path: Path) -> list[str]:
-    """Return the names of the rounds of a configuration."""
     return list(read_settings(path)["rounds"])
 
 

@@ -322,7 +322,6 @@ def print_reports(console: Console, reports: Sequence[Report]) -> None:
 
 
 def print_report(console: Console, report: Report) -> None:
-    """Print a table of all checks of a method."""
     columns = [Column(report.method), Column(""), Column("seen", folds=True)]
     rows = []
     for finding in report.findings:

@@ -141,7 +141,6 @@ def made_repository(name: str) -> str:
 
 
 def upload(folder: Path, name: str) -> None:
-    """Send a folder to a repository."""
     from huggingface_hub import HfApi
 
     with said_in_a_sentence(name):

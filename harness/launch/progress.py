@@ -256,7 +256,6 @@ class LiveView(Watcher):
         self.table = table if running else None
 
     def row(self, snapshot: Snapshot) -> list[str]:
-        """Return the row of a cell."""
         cell, progress = snapshot.cell, snapshot.progress
         texts = []
         for key in NUMBERS.values():

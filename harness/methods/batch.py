@@ -63,7 +63,6 @@ class TokenStats:
         return {name: x for name, x in vars(self).items() if isinstance(x, Tensor)}
 
     def detach(self) -> TokenStats:
-        """Return the statistics without gradient."""
         detached = {name: x.detach() for name, x in self.columns.items()}
         # `vars` has more than the columns: Nones, and the refusal of DeclaredStats.
         return type(self)(**{**vars(self), **detached})

@@ -89,7 +89,6 @@ class PackAudit:
 
 
 def audit_pack(pack: Pack, verifier: Verifier, plugins: Sequence[str] = ()) -> PackAudit:
-    """Return the audit of a pack."""
     library = Library(plugins)
     audits = [audit_cell(folder, pack, verifier, library) for folder in pack.cells]
     sound = [audit for audit in audits if not audit.findings and State.known(audit.folder).state == "done"]
@@ -106,7 +105,6 @@ def audit_pack(pack: Pack, verifier: Verifier, plugins: Sequence[str] = ()) -> P
 
 
 def audit_cell(folder: Path, pack: Pack, verifier: Verifier, library: Library) -> CellAudit:
-    """Return the audit of one cell."""
     audit = CellAudit(CellSpec.read(folder), folder)
     spec = audit.spec
     if identities.key(spec.identity) != spec.id or not folder.name.endswith(spec.id):

@@ -41,7 +41,6 @@ def pack_matrix(config: Config, out: Path, *, slim_form: bool = False) -> tuple[
 
 
 def protocol_of_cells(config: Config, matrix: Sequence[Cell]) -> Protocol:
-    """Return the protocol of a matrix from its configuration."""
     specs = [cell.spec for cell in matrix]
     return protocol_of(specs[0].settings, specs)
 

@@ -435,7 +435,6 @@ def first_and_last_time(curves: Curves) -> tuple[float, float] | None:
 
 
 def curves_frame(curves_by_cell: Mapping[str, Curves]) -> DataFrame:
-    """Return the frame of curves."""
     values = {}  # of a step that is there twice the last value counts
     for cell, curves in curves_by_cell.items():
         for metric, points in curves.items():

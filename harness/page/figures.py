@@ -15,7 +15,6 @@ import numpy as np
 from pandas import DataFrame
 
 from harness.base.terminal import visible
-from harness.page.reported import ReportedCurve
 from harness.table.statistics import Estimate, geometric_interval, mean_interval
 
 Series = dict[str, Any]  # name, and lists of numbers
@@ -28,6 +27,7 @@ QUADRANTS = {  # a token's advantage, and the place of its S*
 }
 PHASES = ("rollout", "verify", "stats", "update", "critic", "sync", "dynamics", "evaluate")  # the order of bars
 JUDGING = "time/judging_s"  # is spent within other phases, and so belongs to no sum
+Reported = Mapping[str, Mapping[int, float]]  # published curves by run and step
 REPORTED_NOTE = (
     "Gray and dashed: single runs that others published with this base model, with settings and an entropy of their "
     "own; they enter no mean, interval or comparison."
@@ -101,7 +101,6 @@ def over_steps(
 
 
 def estimates_by_step(of_method: DataFrame, interval: Interval) -> dict[int, Estimate]:
-    """Return the estimate over the seeds at each step."""
     ordered = of_method.sort_values("step", kind="stable")
     # Without groupby: a matrix has a hundred thousand such groups, and pandas takes long for each.
     steps, starts = np.unique(ordered["step"].to_numpy(), return_index=True)
@@ -118,7 +117,6 @@ def estimates_over_steps(
     small: bool = False,
     **options: Any,
 ) -> Figure:
-    """Return the figure of estimates by method and step."""
     series, lines = [], []
     for method, by_step in estimates.items():
         series.append({"name": method, "x": list(by_step), **estimate_band(by_step.values())})
@@ -134,18 +132,18 @@ def summary_line(name: str, first: int, last: int, means: Sequence[float], inter
     return [name, *ends, interval, short_number(min(means)), short_number(max(means))]
 
 
-def with_reported(figure: Figure, reported: Sequence[ReportedCurve]) -> Figure:
+def with_reported(figure: Figure, reported: Reported) -> Figure:
     """Return a figure over steps with published curves next to its own, up to its own last step."""
     if not reported:
         return figure
     last_step = max(max(series["x"]) for series in figure.series)
     series, lines = list(figure.series), list(figure.lines)
-    for curve in reported:
-        points = {step: value for step, value in curve.entropy.items() if step <= last_step}
+    for name, entropy in reported.items():
+        points = {step: value for step, value in entropy.items() if step <= last_step}
         steps, values = list(points), list(points.values())
         band = {"low": [None] * len(steps), "high": [None] * len(steps)}
-        series.append({"name": curve.name, "reported": True, "x": steps, "y": page_numbers(values), **band})
-        lines.append(summary_line(curve.name, steps[0], steps[-1], values, ""))
+        series.append({"name": name, "reported": True, "x": steps, "y": page_numbers(values), **band})
+        lines.append(summary_line(name, steps[0], steps[-1], values, ""))
     return replace(figure, note=f"{figure.note} {REPORTED_NOTE}", series=series, lines=lines)
 
 
@@ -192,9 +190,7 @@ def drawable(value: Any) -> Any:
 # The figures of a training: the metrics of its steps, and where their time went
 
 
-def training_figures(
-    curves: DataFrame, methods: Sequence[str], reported: Sequence[ReportedCurve]
-) -> dict[str, list[Figure]]:
+def training_figures(curves: DataFrame, methods: Sequence[str], reported: Reported) -> dict[str, list[Figure]]:
     """Return the figures over the training steps by the titles of their groups; metrics without a value have none.
 
     `reported`: published curves of the same base model.

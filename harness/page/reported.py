@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 CURVES = Path(__file__).parent / "curves"
 INDEX = "index.csv"  # a line for each of the other files: the run, its source and license
 
 
-@dataclass(frozen=True)
-class ReportedCurve:
-    """The entropy of a published run by step."""
-
-    name: str
-    entropy: Mapping[int, float]
-
-
-def reported_curves(model: str) -> list[ReportedCurve]:
-    """Return the published curves of a model; folder, revision and case of its name do not count."""
+def reported_curves(model: str) -> dict[str, dict[int, float]]:
+    """Return the published entropies of a model by run and step; folder, revision and case of its name do not count."""
     with open(CURVES / INDEX, newline="") as file:
         runs = [run for run in csv.DictReader(file) if short_name(run["model"]) == short_name(model)]
-    curves = []
+    curves = {}
     for run in runs:
         with open(CURVES / run["file"], newline="") as file:
             entropy = {int(line["step"]): float(line["entropy"]) for line in csv.DictReader(file)}
-        curves.append(ReportedCurve(f"{run['method']}, {run['task']} (reported)", entropy))
+        curves[f"{run['method']}, {run['task']} (reported)"] = entropy
     return curves
 
 

@@ -246,7 +246,6 @@ def progress_figures(table: ScoreTable, methods: Sequence[str]) -> list[Figure]:
 
 
 def seed_figures(table: ScoreTable, methods: Sequence[str]) -> list[Figure]:
-    """Return the scores of each seed."""
     scores = table.scores
     is_last = scores["step"] == scores.groupby(["method", "seed"])["step"].transform("max")
     last_scores = scores[is_last]

@@ -151,7 +151,6 @@ def end_with_parent(leaving: threading.Event) -> None:
 
 
 def sum_over_ranks(value: Tensor) -> Tensor:
-    """Return the sum over all ranks."""
     if several():
         value = value.clone()  # all_reduce works in place
         dist.all_reduce(value)

@@ -262,7 +262,6 @@ Outcome = dict[str, Any]
 
 @contextmanager
 def opened_experiment(name: str, uri: str) -> Iterator[Experiment]:
-    """Open an experiment of an MLflow store."""
     with reader(uri) as source:
         yield Experiment(source, name, uri)
 

@@ -175,7 +175,6 @@ def estimate_columns(header: str, estimate: Estimate | None) -> dict[str, float 
 
 
 def as_html(title: str, rows: Sequence[LeaderboardRow]) -> str:
-    """Return the table as a page."""
     above = "".join(f"<p>{in_html(flag)}.</p>" for flag in untrained_flags(rows))
     notes = "".join(f"<p>{in_html(note)}</p>" for note in row_notes(rows))
     return (

@@ -153,7 +153,6 @@ class Frames:
         return tables
 
     def restricted(self, methods: Collection[str]) -> Frames:
-        """Return the frames of some methods."""
         return dataclasses.replace(self, cells=self.cells[self.cells["method"].isin(list(methods))])
 
     def any_done(self) -> bool:
@@ -161,7 +160,6 @@ class Frames:
 
 
 def done_cells(cells: DataFrame) -> DataFrame:
-    """Return the cells that are done, in their order."""
     return cells[cells["state"] == DONE]
 
 
@@ -302,7 +300,6 @@ def cells_frame(rows: Sequence[Mapping[str, Any]]) -> DataFrame:
 
 
 def answers_frame(answers: Sequence[Answers]) -> DataFrame:
-    """Return the frame of answers."""
     import pandas
 
     types = {

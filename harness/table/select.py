@@ -62,13 +62,11 @@ class Selection:
 
 
 def part_of_config(board: Board, experiment: Experiment, selection: Selection) -> Part:
-    """Return the one table of a configuration."""
     check_any_run(board, experiment)
     return part_of_board(board, experiment, selection, board.experiment)
 
 
 def part_of_packs(experiment: Experiment, selection: Selection) -> Part:
-    """Return the one table of packs."""
     [board] = experiment.boards()
     return part_of_board(board, experiment, selection, board.experiment)
 
@@ -93,7 +91,6 @@ def parts_of_experiment(experiment: Experiment, selection: Selection) -> list[Pa
 
 
 def part_of_board(board: Board, experiment: Experiment, selection: Selection, title: str) -> Part:
-    """Return the selected part of a matrix."""
     if selection.baseline:
         board = board.against(selection.baseline)
     check_conditions(board, selection.where)

@@ -41,7 +41,6 @@ def correction_factors(batch: TokenBatch, logp_T: Tensor, settings: Correction) 
 
 
 def correct(signal: Signal, batch: TokenBatch, settings: Correction) -> Signal:
-    """Return the signal with corrected weights."""
     if settings.kind == "off":
         return signal
     return dataclasses.replace(

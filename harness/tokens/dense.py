@@ -7,20 +7,10 @@ from math import inf, log
 import torch
 from torch import Tensor
 
-from harness.tokens.head import FAR, MIN_P, Columns, Head, wide
+from harness.tokens.head import FAR, MIN_P, Columns, Head, Which, wide
 
 
-def dense_statistics(
-    hidden_TD: Tensor,
-    head: Head,
-    targets_T: Tensor,
-    temperature: float,
-    *,
-    entropy: bool,
-    entropy_grad: bool,
-    sum_p2: bool,
-    min_p: bool,
-) -> Columns:
+def dense_statistics(hidden_TD: Tensor, head: Head, targets_T: Tensor, temperature: float, which: Which) -> Columns:
     logits_TV = wide(hidden_TD) @ wide(head.weight_VD).T
     if head.bias_V is not None:
         logits_TV = logits_TV + head.bias_V
@@ -28,16 +18,16 @@ def dense_statistics(
         logits_TV = head.softcap * torch.tanh(logits_TV / head.softcap)
     logp_TV = torch.log_softmax(logits_TV / temperature, dim=-1)
     logp_T = logp_TV.gather(1, targets_T[:, None]).squeeze(1)
-    with torch.set_grad_enabled(torch.is_grad_enabled() and entropy_grad):
+    with torch.set_grad_enabled(torch.is_grad_enabled() and which.entropy_grad):
         # 0 log 0 = 0, also where a logit is -inf: log 0 is replaced by a number. It is not a very large one, since it
         # is a factor of the gradient on its way to p = 0.
         p_TV = logp_TV.exp()
         p_logp_TV = p_TV * logp_TV.clamp(min=FAR)
-        entropy_T = -p_logp_TV.sum(-1) if entropy else None
+        entropy_T = -p_logp_TV.sum(-1) if which.entropy else None
     with torch.no_grad():
-        sum_p2_T = (p_TV * p_TV).sum(-1) if sum_p2 else None
-        sum_p2_logp_T = (p_TV * p_logp_TV).sum(-1) if sum_p2 else None
-        min_p_logp_T = filtered_logp(logp_TV, logp_T) if min_p else None
+        sum_p2_T = (p_TV * p_TV).sum(-1) if which.sum_p2 else None
+        sum_p2_logp_T = (p_TV * p_logp_TV).sum(-1) if which.sum_p2 else None
+        min_p_logp_T = filtered_logp(logp_TV, logp_T) if which.min_p else None
     return logp_T, entropy_T, sum_p2_T, sum_p2_logp_T, min_p_logp_T
 
 

@@ -6,6 +6,7 @@ Shorter types are multiplied in float32: rounded to bfloat16, a logit of 20 is o
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +17,15 @@ FAR = -1e4  # of log p, and of a logit below the largest one: from here on p is 
 MIN_P = 0.02
 # Of TokenStats: logp, entropy, sum_p2, sum_p2_logp, min_p_logp
 Columns = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+
+
+class Which(NamedTuple):
+    """The columns that are wanted in addition to log p, and whether the entropy has a gradient."""
+
+    entropy: bool
+    entropy_grad: bool
+    sum_p2: bool
+    min_p: bool
 
 
 @dataclass(frozen=True)

@@ -2,36 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from harness.methods.batch import TokenStats
 from harness.tokens import dense, streaming
-from harness.tokens.head import Columns, Head
+from harness.tokens.head import Columns, Head, Which
 
-
-class Backend(Protocol):
-    """A function that computes the statistics of softmax(logits / temperature).
-
-    It computes in float32, or in float64 if the inputs are. A logit may be -inf. The gradient goes through logp always,
-    through the entropy with `entropy_grad`, and never through the others. All but logp are None unless requested.
-    """
-
-    def __call__(
-        self,
-        hidden_TD: Tensor,
-        head: Head,
-        targets_T: Tensor,
-        temperature: float,
-        *,
-        entropy: bool,
-        entropy_grad: bool,
-        sum_p2: bool,
-        min_p: bool,
-    ) -> Columns: ...
-
+# From hidden states, head, targets and temperature to the statistics of softmax(logits / temperature), in float32, or in
+# float64 if the inputs are. A logit may be -inf. The gradient goes through logp always, through the entropy with
+# `entropy_grad`, and never through the others. All but logp are None unless requested.
+Backend = Callable[[Tensor, Head, Tensor, float, Which], Columns]
 
 BACKENDS: dict[str, Backend] = {"dense": dense.dense_statistics, "torch": streaming.streaming_statistics}
 SMALL = 2**12  # up to this vocabulary, all logits at once are cheaper than computing them again for the gradient
@@ -59,14 +42,8 @@ def token_stats(
         if hidden_TD.is_cuda:  # a CPU multiplies in float32, for which a rounded weight would be widened again
             head = Head(head.weight_VD.to(dtype), head.bias_V, head.softcap)
     with torch.autocast(hidden_TD.device.type, enabled=False):
+        which = Which(entropy or entropy_grad, entropy_grad, sum_p2, min_p)
         logp_T, entropy_T, sum_p2_T, sum_p2_logp_T, min_p_logp_T = BACKENDS[backend](
-            hidden_TD,
-            head,
-            targets_T,
-            temperature,
-            entropy=entropy or entropy_grad,
-            entropy_grad=entropy_grad,
-            sum_p2=sum_p2,
-            min_p=min_p,
+            hidden_TD, head, targets_T, temperature, which
         )
     return TokenStats(logp_T, entropy_T, sum_p2_T, sum_p2_logp_T, min_p_logp=min_p_logp_T)

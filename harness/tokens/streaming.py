@@ -18,23 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.tokens.head import FAR, MIN_P, Columns, Head, wide_product, widened_on_cpu
+from harness.tokens.head import FAR, MIN_P, Columns, Head, Which, wide_product, widened_on_cpu
 
 BLOCK = {"cpu": (2**7, 2**10), "cuda": (2**11, 2**14)}  # tokens x vocabulary; on a CPU a block fits into the cache
 
 
-def streaming_statistics(
-    hidden_TD: Tensor,
-    head: Head,
-    targets_T: Tensor,
-    temperature: float,
-    *,
-    entropy: bool,
-    entropy_grad: bool,
-    sum_p2: bool,
-    min_p: bool,
-) -> Columns:
-    which = (entropy or sum_p2, entropy_grad, sum_p2, min_p)
+def streaming_statistics(hidden_TD: Tensor, head: Head, targets_T: Tensor, temperature: float, which: Which) -> Columns:
+    which = which._replace(entropy=which.entropy or which.sum_p2)
     return Streaming.apply(hidden_TD, head.weight_VD, head.bias_V, targets_T, head.softcap, temperature, which)
 
 
@@ -71,7 +61,7 @@ class Streaming(torch.autograd.Function):
         targets_T: Tensor,
         softcap: float | None,
         temperature: float,
-        which: tuple[bool, bool, bool, bool],
+        which: Which,
     ) -> tuple[Tensor | None, ...]:
         entropy, entropy_grad, sum_p2, min_p = which
         masked = bias_V is not None  # only a bias can make a logit -inf

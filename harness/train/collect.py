@@ -86,7 +86,6 @@ class Collected:
 
     @property
     def judged(self) -> list[list[Judged]]:
-        """The judgments on the responses of each group."""
         return [group.judged for group in self.answered]
 
     @property
