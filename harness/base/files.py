@@ -189,12 +189,16 @@ def read_bytes(path: Path) -> bytes:
         return file.read()
 
 
-def read_json(path: Path) -> Any:
-    content = read_bytes(path)
+def parsed_json(content: bytes, path: Path, what: str = "it") -> Any:
+    """Return the value of JSON; raise Damaged if it is none. `what`: the part of the file, for the message."""
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise Damaged(path, f"it is not JSON ({error})") from error
+        raise Damaged(path, f"{what} is not JSON ({error})") from error
+
+
+def read_json(path: Path) -> Any:
+    return parsed_json(read_bytes(path), path)
 
 
 def write_sealed(path: Path, record: Mapping[str, Any]) -> None:
@@ -207,10 +211,7 @@ def read_sealed(path: Path) -> Any:
         content = seal.open_json(read_bytes(path), path)
     except FileNotFoundError:
         raise Damaged(path, "it is missing") from None
-    try:
-        return json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise Damaged(path, f"it is not JSON ({error})") from error
+    return parsed_json(content, path)
 
 
 @cache  # a matrix has thousands of settings and records of one kind
@@ -321,11 +322,8 @@ def stream_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 def parse_line(line: bytes, path: Path, *, sealed: bool = True) -> Any:
     """Return the record of a line; refuse one that was changed since it was written."""
-    content = seal.open_json(line, path, "one of its lines") if sealed else line
-    try:
-        return json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise Damaged(path, f"one of its lines is not JSON ({error})") from error
+    what = "one of its lines"
+    return parsed_json(seal.open_json(line, path, what) if sealed else line, path, what)
 
 
 def write_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:

@@ -199,8 +199,4 @@ def sources_in(tags: Mapping[str, str]) -> dict[str, str] | None:
     """Return the digests of the source that made a run's numbers; None if no record of it was kept."""
     if "source" not in tags:
         return None
-    sources = {}
-    for key, tag in tags.items():
-        if key.startswith("source."):
-            sources[key.removeprefix("source.")] = tag
-    return sources
+    return {key.removeprefix("source."): tag for key, tag in tags.items() if key.startswith("source.")}

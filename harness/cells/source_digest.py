@@ -72,9 +72,7 @@ def edited_components(recorded: Mapping[str, str], present: Mapping[str, str]) -
 def harness_digest() -> str:
     """Return the hash of the source of the harness as it is on disk now."""
     root = Path(__file__).parents[1]
-    digests = {}
-    for path in root.rglob("*.py"):
-        digests[str(path.relative_to(root))] = text_digest(*stamp_of(path))
+    digests = {str(path.relative_to(root)): text_digest(*stamp_of(path)) for path in root.rglob("*.py")}
     return identities.hash_of(digests)
 
 

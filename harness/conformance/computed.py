@@ -137,9 +137,7 @@ def order(subject: Subject) -> str:
         ties = tied(probe)
         expected_ties = compute_outcome(subject.make(), ties)
         require_equal_reordered(subject, ties, expected_ties, in_blocks, "in another order of groups, with ties")
-        longer_sequences = []
-        for tokens in probe.batch.sequences:
-            longer_sequences.append(torch.cat([torch.full((5,), 2), tokens]))
+        longer_sequences = [torch.cat([torch.full((5,), 2), tokens]) for tokens in probe.batch.sequences]
         longer = replace(probe.batch, sequences=longer_sequences, prompt_lengths_B=probe.batch.prompt_lengths_B + 5)
         after_longer = compute_outcome(subject.make(), replace(probe, batch=longer))
         require_equal(expected, after_longer, None, "behind longer prompts")

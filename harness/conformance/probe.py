@@ -109,9 +109,7 @@ class Probe:
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> Probe:
         """Return the probe with a change to each tensor except the sequences."""
-        batch_columns: dict[str, Any] = {}
-        for name, x in tensors_in(self.batch).items():
-            batch_columns[name] = change(x)
+        batch_columns: dict[str, Any] = {name: change(x) for name, x in tensors_in(self.batch).items()}
         batch = replace(self.batch, **batch_columns)
         columns = {name: change(x) for name, x in tensors_in(self).items()}
         return Probe(batch, **columns)
@@ -119,11 +117,7 @@ class Probe:
 
 def tensors_in(owner: Probe | TokenBatch) -> dict[str, Tensor]:
     """Return the attributes that are tensors."""
-    tensors = {}
-    for name, value in vars(owner).items():
-        if isinstance(value, Tensor):
-            tensors[name] = value
-    return tensors
+    return {name: value for name, value in vars(owner).items() if isinstance(value, Tensor)}
 
 
 def mixed(group: int, size: int) -> list[float]:

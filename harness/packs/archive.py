@@ -370,10 +370,7 @@ def check_sum(path: Path, name: str, present: list[Any], manifest: Mapping[str, 
 
 def checked_manifest(content: bytes, path: Path) -> dict[str, Any]:
     """Return a manifest; refuse one of another format, or without a part."""
-    try:
-        manifest = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise Damaged(path, f"its {MANIFEST} is not JSON ({error})") from error
+    manifest = files.parsed_json(content, path, f"its {MANIFEST}")
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise Damaged(path, f"its {MANIFEST} is not of format {FORMAT}, which this version of entrobench reads")
     protocol, sums = manifest.get("protocol"), manifest.get("files")

@@ -307,12 +307,7 @@ def check_no_adapter(folder: Path, name: str) -> None:
 
 
 def missing_parts(folder: Path) -> list[str]:
-    missing = []
-    for part, patterns in NEEDED.items():
-        files = [path for pattern in patterns for path in folder.glob(pattern)]
-        if not files:
-            missing.append(part)
-    return missing
+    return [part for part, patterns in NEEDED.items() if not any(any(folder.glob(pattern)) for pattern in patterns)]
 
 
 def download(path: str, revision: str | None, name: str, say: Callable[[str], None]) -> Path:

@@ -11,8 +11,8 @@ from harness.methods.batch import TokenStats
 from harness.tokens import dense, streaming
 from harness.tokens.head import Columns, Head, Which
 
-# From hidden states, head, targets and temperature to the statistics of softmax(logits / temperature), in float32, or in
-# float64 if the inputs are. A logit may be -inf. The gradient goes through logp always, through the entropy with
+# From hidden states, head, targets and temperature to the statistics of softmax(logits / temperature): in float32, or
+# in float64 if the inputs are. A logit may be -inf. The gradient goes through logp always, through the entropy with
 # `entropy_grad`, and never through the others. All but logp are None unless requested.
 Backend = Callable[[Tensor, Head, Tensor, float, Which], Columns]
 

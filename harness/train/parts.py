@@ -126,9 +126,7 @@ def source_classes(spec: CellSpec) -> dict[str, type]:
     config = spec.config
     methods = baselines.table(config.plugins)
     method = Method.of(spec.key.method, methods, config.method_options)
-    built = []
-    for name in (spec.key.task, *config.eval.tasks):
-        built.append(tasks.build_task(name, config.plugins))
+    built = [tasks.build_task(name, config.plugins) for name in (spec.key.task, *config.eval.tasks)]
     components = [*method.components, *built]
     return provenance.component_classes(components, method_classes(methods), tasks.task_table(config.plugins))
 
