@@ -67,8 +67,7 @@ SHORT = ["method", "Avg@K", "Pass@16", "Pass@16 - grpo", "verdict", "distinct ri
 FULL = ["method", "Avg@K", "Pass@16", "Avg@K - grpo", "Pass@16 - grpo", "distinct right", "entropy, end"]
 DEMO_FULL = [*FULL[:5], "verdict", *FULL[5:]]
 LAPTOP = ["method", "Avg@K", "Pass@8", "distinct right", "entropy, end"]
-LAPTOP_FULL = [*LAPTOP[:3], "Avg@K - grpo", "Pass@8 - grpo", *LAPTOP[3:]]
-LAPTOP_VERDICT = [*LAPTOP[:3], "Avg@K - grpo", "Pass@8 - grpo", "verdict", *LAPTOP[3:]]
+LAPTOP_FULL = [*LAPTOP[:3], "Avg@K - grpo", "Pass@8 - grpo", "verdict", "entropy, end"]
 LAPTOP_SHORT = [*LAPTOP[:3], "Pass@8 - grpo", "verdict", "entropy, end"]
 TUNED_FULL = ["method", "chosen", "Avg@K", "Pass@16", "Avg@K - grpo", "Pass@16 - grpo", "verdict", "distinct right"]
 # Of pictures: text stays text, and the same curves give the same file.
@@ -203,8 +202,9 @@ def tables() -> dict[str, str]:
             "demo-trl": as_markdown(reference_table("demo-trl")[DEMO_FULL]),
             "demo-tuned": as_markdown(tuned("demo-tuned")[FULL]),
             "laptop": as_markdown(reference_table("laptop-matrix")[LAPTOP_FULL]),
-            "laptop-sorting-short": as_markdown(reference_table("laptop-matrix-sorting")[LAPTOP_SHORT]),
-            "laptop-sorting": as_markdown(reference_table("laptop-matrix-sorting")[LAPTOP_VERDICT]),
+            "laptop-sorting": as_markdown(reference_table("laptop-matrix-sorting")[LAPTOP_FULL]),
+            "laptop-sorting-seven": as_markdown(reference_table("laptop-matrix-sorting-seven")[LAPTOP_FULL]),
+            "laptop-short": as_markdown(reference_table("laptop-matrix-sorting-seven")[LAPTOP_SHORT]),
             "laptop-clip-b": as_markdown(reference_table("laptop-matrix-clip-b")[LAPTOP]),
             "coloring": as_markdown(reference_table("coloring")[FULL]),
             "staleness-avg": as_markdown(staleness_grid("grpo", "Avg@K")),

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from studies.field.analysis import configuration, take_tables
 from studies.pages import ENTROPY, REFERENCE, REPEATABLE, draw_panel, recorded_curves
 
-MATRICES = ("laptop-matrix", "laptop-matrix-clip-b", "laptop-matrix-sorting")
+MATRICES = ("laptop-matrix", "laptop-matrix-clip-b", "laptop-matrix-sorting", "laptop-matrix-sorting-seven")
 TITLES = {ENTROPY: "entropy, nats per token", "reward/mean": "share of right responses in training"}
 
 
