@@ -98,6 +98,10 @@ class Run:
                 start_new_session=True,
             )
 
+    def completes(self, cells: int) -> bool:
+        """Wait for the end, and return whether all cells are done; if one learned nothing, a run ends with 1."""
+        return self.process.wait() in (0, 1) and done_cells(self.folder) == cells
+
     def parts(self) -> dict[str, list[int]]:
         """Return the ids of the run's processes by their kind."""
         children: dict[int, list[int]] = {}
@@ -219,7 +223,7 @@ def kill(run: Run, victim: str) -> float:
 
 
 def run_with_kills(
-    folder: Path, settings: list[str], kills: int, until: float, seed: int, first: Sequence[tuple[str, str]]
+    folder: Path, settings: list[str], cells: int, kills: int, until: float, seed: int, first: Sequence[tuple[str, str]]
 ) -> Harm:
     """Run a matrix to its end, and kill its processes `kills` times or until a time (monotonic) has come.
 
@@ -238,14 +242,14 @@ def run_with_kills(
                 harm.runs += 1
                 run = Run(folder, settings)
             if not wait(run, moment, dice):
-                if run.process.wait() == 0:  # the matrix is complete
+                if run.completes(cells):
                     return harm
                 continue
             harm.slowest = max(harm.slowest, kill(run, victim))
             # A moment that comes once may have passed before the kill.
             if (moment, victim) not in ONCE or holds(condition_of(moment, run)):
                 harm.killed[f"{victim} at {moment}"] += 1
-        while run is None or run.process.wait():
+        while run is None or not run.completes(cells):
             harm.runs += 1
             assert harm.runs < kills + 5, f"the matrix does not end; see {folder / OUTPUT}"
             run = Run(folder, settings)
@@ -321,14 +325,14 @@ class Look:
     memory: int
 
 
-def run_uninterrupted(folder: Path, settings: list[str]) -> list[Look]:
+def run_uninterrupted(folder: Path, settings: list[str], cells: int) -> list[Look]:
     """Run a matrix to its end, and record the state of its runner ten times a second."""
     run, looks = Run(folder, settings), list[Look]()
     while run.process.poll() is None:
         with contextlib.suppress(OSError):  # the runner has just ended
             looks.append(Look(done_cells(run.folder), run.open_files(), run.memory()))
         time.sleep(0.1)
-    assert run.process.wait() == 0, (folder / OUTPUT).read_text()
+    assert run.completes(cells), (folder / OUTPUT).read_text()
     return looks
 
 
@@ -377,8 +381,8 @@ def soak(
         place.mkdir()
         if put_store is not None:
             put_store(place / "results")
-    looks = run_uninterrupted(uninterrupted, settings)
-    harm = run_with_kills(killed, settings, kills, time.monotonic() + 60 * minutes, seed, first)
+    looks = run_uninterrupted(uninterrupted, settings, cells)
+    harm = run_with_kills(killed, settings, cells, kills, time.monotonic() + 60 * minutes, seed, first)
     expected = records(uninterrupted)
     assert len(expected) == cells
     assert records(killed) == expected
