@@ -61,7 +61,7 @@ def test_run_of_one_step_has_the_first_value() -> None:
 
 
 def test_loss_is_that_of_the_value_at_the_step(model: Path, tmp_path: Path) -> None:
-    """The same as building the method anew at each step."""
+    """A schedule trains as a method does that is built at each step with the number of that step."""
     trainer, _ = trained("entropy_bonus(coefficient=linear(0.5, 0.1))", model, tmp_path)
     by_hand = miniature_trainer(method("entropy_bonus(coefficient=0.5)"), model, tmp_path, Size(), STEPS)
     for step in range(1, STEPS + 1):
