@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,6 @@ from harness.diagnose.signals import (
     TRL,
     VERL,
     LoggedRun,
-    MetricCurve,
     curve_of,
 )
 
@@ -102,7 +101,7 @@ def read_cell(folder: Path) -> LoggedRun:
     if coefficient is not None and "entropy/mean" in points:
         first_step = min(points["entropy/mean"])
         points[BONUS] = {first_step: coefficient}
-    return LoggedRun(folder, OURS, curves_of(points), spec.key.method, progress.record.collapsed, notes)
+    return logged_run(folder, OURS, points, method=spec.key.method, stopped=progress.record.collapsed, notes=notes)
 
 
 def bonus_coefficient(identity: Mapping[str, Any]) -> float | None:
@@ -134,19 +133,23 @@ def read_run_file(path: Path) -> LoggedRun:
     if not path.is_file():  # a named pipe would be waited for
         raise UserError(f"{path} is neither a file nor a folder; diagnose reads {READABLE}")
     if path.suffix.lower() == ".csv":
-        return LoggedRun(path, CSV, curves_of(points_of(csv_records(path))))
+        return logged_run(path, CSV, points_of(csv_records(path)))
     first_line = next((line for _, line in lines_of(path) if line.strip()), None)
     if first_line is None:
         raise UserError(f"{path} is empty; diagnose reads {READABLE}")
     try:
         first = parse_json(first_line)
     except (ValueError, RecursionError):
-        return read_trl_document(path)  # a document of several lines, as TRL's trainer writes it
+        first = None  # a document of several lines, as TRL's trainer writes it
     if not isinstance(first, dict) or "log_history" in first:
-        return read_trl_document(path)
-    for fits, read in LINE_FORMATS:
-        if fits(first):
-            return read(path)
+        return logged_run(path, TRL, points_of(trl_records(trl_history(path))))
+    # In this order, since lines of the first two have a step too.
+    if {"step", "time", "metrics"} <= first.keys():
+        return logged_run(path, OURS, points_of(training_steps(own_lines(path))))
+    if {"step", "data"} <= first.keys():
+        return logged_run(path, VERL, points_of(verl_records(path)))
+    if log.is_step(first.get("step")):
+        return logged_run(path, TRL, points_of(trl_records(record for _, record in json_lines(path))))
     keys = shown(sorted(first))
     raise UserError(f"{path} has lines of an unknown format, with the keys {keys}; diagnose reads {READABLE}")
 
@@ -161,14 +164,10 @@ def parse_json(content: bytes) -> Any:
     return json.loads(content, parse_int=lambda digits: int(digits) if len(digits) < 20 else float(digits))
 
 
-def read_own_lines(path: Path) -> LoggedRun:
-    # A last line without its end is half a line.
-    parsed_lines = (log.parsed(line[:-1], path) for _, line in lines_of(path) if line.endswith(b"\n"))
-    return LoggedRun(path, OURS, curves_of(points_of(training_steps(parsed_lines))))
-
-
-def read_verl_lines(path: Path) -> LoggedRun:
-    return LoggedRun(path, VERL, curves_of(points_of(verl_records(path))))
+def own_lines(path: Path) -> Iterator[dict[str, Any]]:
+    for _, line in lines_of(path):
+        if line.endswith(b"\n"):  # a last line without its end is half a line
+            yield log.parsed(line[:-1], path)
 
 
 def verl_records(path: Path) -> Iterator[Record]:
@@ -177,18 +176,6 @@ def verl_records(path: Path) -> Iterator[Record]:
         if not log.is_step(step) or not isinstance(data, dict):
             raise UserError(f"line {number} of {path} has no step with its data, as verl writes them")
         yield step, data
-
-
-def read_trl_lines(path: Path) -> LoggedRun:
-    return trl_run(path, (record for _, record in json_lines(path)))
-
-
-# In this order, since lines of the first two have a step too.
-LINE_FORMATS: tuple[tuple[Callable[[Mapping[str, Any]], bool], Callable[[Path], LoggedRun]], ...] = (
-    (lambda first: {"step", "time", "metrics"} <= first.keys(), read_own_lines),
-    (lambda first: {"step", "data"} <= first.keys(), read_verl_lines),
-    (lambda first: log.is_step(first.get("step")), read_trl_lines),
-)
 
 
 def csv_records(path: Path) -> Iterator[Record]:
@@ -222,8 +209,8 @@ def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         yield number, record
 
 
-def read_trl_document(path: Path) -> LoggedRun:
-    """Return the run of a trainer_state.json, or of a log history that is a single list."""
+def trl_history(path: Path) -> list[dict[str, Any]]:
+    """Return the log history of a trainer_state.json, or one that is a single list."""
     try:
         document = parse_json(path.read_bytes())
     except (ValueError, RecursionError) as error:
@@ -231,12 +218,11 @@ def read_trl_document(path: Path) -> LoggedRun:
     history = document.get("log_history") if isinstance(document, dict) else document
     if not isinstance(history, list) or not all(isinstance(entry, dict) for entry in history):
         raise UserError(f"{path} has no list named log_history; diagnose reads {READABLE}")
-    return trl_run(path, history)
+    return history
 
 
-def trl_run(path: Path, history: Iterable[Mapping[str, Any]]) -> LoggedRun:
-    records = ((entry["step"], entry) for entry in history if log.is_step(entry.get("step")))
-    return LoggedRun(path, TRL, curves_of(points_of(records)))
+def trl_records(history: Iterable[Mapping[str, Any]]) -> Iterator[Record]:
+    return ((entry["step"], entry) for entry in history if log.is_step(entry.get("step")))
 
 
 # Points
@@ -255,5 +241,6 @@ def points_of(records: Iterable[Record]) -> Points:
     return points
 
 
-def curves_of(points: Points) -> dict[str, MetricCurve]:
-    return {key: curve_of(key, by_step) for key, by_step in points.items()}
+def logged_run(path: Path, trainer: str, points: Points, **known: Any) -> LoggedRun:
+    """Return a run by its points; `known`: what the record of a cell says of it."""
+    return LoggedRun(path, trainer, {key: curve_of(key, by_step) for key, by_step in points.items()}, **known)
