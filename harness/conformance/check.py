@@ -207,7 +207,7 @@ def check_methods(specs: Sequence[str], plugins: Sequence[str]) -> list[Report]:
     on_two_ranks = two_ranks.check_on_two_ranks(specs, plugins)
     reports = []
     for spec in specs:
-        measured = [training(spec, table), tokens(spec, table), effect(Subject(spec, table))]
+        measured = [finding_of(name, SEE_OTHERS, partial(measure, spec, table)) for name, measure in MEASURES.items()]
         reports.append(Report(spec, [*in_one_process[spec], on_two_ranks[spec], *measured]))
     return reports
 
@@ -217,19 +217,10 @@ def construction_failed(spec: str, why: str) -> Report:
     return Report(spec, [Finding("construction", False, why, "see that its class can be made without options")])
 
 
-def training(spec: str, table: Table) -> Finding:
-    """Train a miniature, and return the finding with the cost of a step."""
-
-    def train() -> tuple[str, dict[str, float]]:
-        cost = miniature.relative_cost(spec, table)
-        return f"{miniature.ROUNDS} real steps of a tiny model; each costs {cost:.2f} of GRPO's", {"cost": cost}
-
-    return finding_of("training", "see the other checks; if all passed, report it: they should not have", train)
-
-
-def tokens(spec: str, table: Table) -> Finding:
-    """Return the finding with the shares of tokens without gradient."""
-    return finding_of("tokens", "see the other checks", partial(dropped_shares, spec, table))
+def training(spec: str, table: Table) -> tuple[str, dict[str, float]]:
+    """Train a miniature, and measure the cost of a step."""
+    cost = miniature.relative_cost(spec, table)
+    return f"{miniature.ROUNDS} real steps of a tiny model; each costs {cost:.2f} of GRPO's", {"cost": cost}
 
 
 def dropped_shares(spec: str, table: Table) -> tuple[str, dict[str, float]]:
@@ -248,13 +239,9 @@ def dropped_shares(spec: str, table: Table) -> tuple[str, dict[str, float]]:
     return f"without gradient: {', '.join(clauses)}", numbers
 
 
-def effect(subject: Subject) -> Finding:
-    """Return the finding with the effect of each control on the gradient."""
-    return finding_of("effect", "see the other checks", partial(changes, subject))
-
-
-def changes(subject: Subject) -> tuple[str, dict[str, float]]:
+def effect(spec: str, table: Table) -> tuple[str, dict[str, float]]:
     """Measure how much each control changes the gradient on the batches of the other checks."""
+    subject = Subject(spec, table)
     numbers = {}
     clauses = []
     idle = []
@@ -286,6 +273,10 @@ def change_by(subject: Subject, name: str) -> float:
         shares.append(((gradient_TV - without_TV).norm() / without_TV.norm().clamp(min=1e-300)).item())
         complete.observe(step_record(complete, probe, entropy))  # some controls act only once the entropy has moved
     return max(shares)
+
+
+SEE_OTHERS = "see the other checks; if all passed, report it: they should not have"
+MEASURES = {"training": training, "tokens": dropped_shares, "effect": effect}
 
 
 def print_reports(console: Console, reports: Sequence[Report]) -> None:

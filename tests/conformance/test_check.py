@@ -582,9 +582,9 @@ class LateHalved(Halved):
         self.memory["factor"] = 0.5 if metrics["entropy/mean"] > 1 else 1.0
 
 
-def test_changes_names_idle_controls() -> None:
+def test_effect_names_idle_controls() -> None:
     table = {**baselines.METHODS, "halved": Halved, "late": LateHalved}
-    message, numbers = check.changes(Subject("halved+clip_b(mu=1e9)+late", table))
+    message, numbers = check.effect("halved+clip_b(mu=1e9)+late", table)
     assert numbers == {
         "effect/halved": pytest.approx(0.5, rel=1e-12),
         "effect/clip_b": 0,
@@ -592,9 +592,10 @@ def test_changes_names_idle_controls() -> None:
     }
     idle = "clip_b changed nothing on the probe: give options with which it does something"
     assert message == f"halved changes the gradient by 50.0%, late changes the gradient by 50.0%, {idle}"
-    reports = [
-        check.Report(name, [check.effect(Subject(name, table))]) for name in ("halved", "clip_b(mu=1e9)", "grpo")
-    ]
+    reports = []
+    for name in ("halved", "clip_b(mu=1e9)", "grpo"):
+        seen, effects = check.effect(name, table)
+        reports.append(check.Report(name, [Finding("effect", True, seen, numbers=effects)]))
     file = io.StringIO()
     check.print_reports(SafeConsole(file=file, width=200, soft_wrap=True), reports)
     assert "so that the checks saw little of them: clip_b(mu=1e9)." in file.getvalue()
