@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 
 from harness import cli
@@ -17,12 +18,13 @@ from harness.plan.doctor import (
     BROKEN,
     MISSING,
     OK,
-    find_by_trial,
     find_folder,
     find_hardware,
     find_package,
     find_python,
     find_sets,
+    find_store,
+    find_torch,
     find_vllm,
     print_findings,
 )
@@ -30,38 +32,19 @@ from harness.plan.doctor import MachineFinding as Finding
 from harness.rollout import choice
 
 
-@pytest.fixture
-def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The shell script that replaces the process of a trial."""
-    script = tmp_path / "python"
-    script.touch(0o755)
-    monkeypatch.setattr(sys, "executable", str(script))
-    return script
+def test_find_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find_torch("cpu") == Finding("torch", OK, f"{torch.__version__}, without CUDA")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    without_gpu = find_torch("cuda")
+    assert without_gpu.state == MISSING
+    assert without_gpu.remedy == "on a machine with a GPU, install a CUDA build of torch"
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert find_torch("cpu").found.startswith("import of torch halted")
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize(
-    ("script", "expected"),
-    [
-        ("echo noise; echo noise >&2; echo all is well", (OK, "all is well", "")),
-        ("echo noise >&2; echo 'it hurts; rest' >&2; exit 1", (MISSING, "it hurts", "rest")),
-        ("echo 'RuntimeError: no' >&2; exit 1", (MISSING, "RuntimeError: no", "REMEDY")),
-        ("exit 3", (MISSING, "exit code 3", "REMEDY")),
-        ("kill -ILL $$", (MISSING, "its process died of signal 4", "REMEDY")),
-        ("exec sleep 60", (MISSING, "no answer within 1 s", "REMEDY")),
-    ],
-)
-def test_find_by_trial_outcomes(script: str, expected: tuple[str, str, str], trial: Path) -> None:
-    trial.write_text(f"#!/bin/sh\n{script}\n")
-    state, words, remedy = expected
-    remedy = remedy.replace("REMEDY", doctor.REMEDIES["torch"])
-    assert find_by_trial("torch", "cpu", "sqlite:///mlflow.db", 1.0) == Finding("torch", state, words, remedy)
-
-
-@pytest.mark.processes
-def test_find_by_trial_without_a_store(tmp_path: Path) -> None:
+def test_find_store_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "mlflow.db").write_text("no database, but a long enough text to be taken for one" * 9)
-    finding = find_by_trial("mlflow", "cpu", f"sqlite:///{tmp_path}/mlflow.db")
+    finding = find_store(f"sqlite:///{tmp_path}/mlflow.db")
     assert finding.state == MISSING
     assert finding.found.startswith("the MLflow store at sqlite:///")
     assert "cannot be used: " in finding.found
