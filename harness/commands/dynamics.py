@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 
+from harness.base import files
 from harness.base.terminal import console
 from harness.commands.common import Commands, command, config_of_arguments, with_config
 from harness.matrix import cells
@@ -26,7 +28,7 @@ def call(arguments: argparse.Namespace) -> int:
 
     measurements = theory.measure(config, arguments.steps)
     theory.print_measurements(console, measurements)
-    folder = config.folder / "dynamics"
-    theory.write_measurements(folder, measurements)
-    console.print(f"wrote dynamics.json and its plots to {folder}")
+    path = config.folder / "dynamics" / "dynamics.json"
+    files.write_text(path, json.dumps(measurements, indent=1))
+    console.print(f"wrote {path}")
     return 0

@@ -3,53 +3,39 @@
 `masks`: training on one quadrant of tokens alone moves the entropy as the theory predicts (Theorem 3.2).
 `logit_steps`, `optimiser_steps`: the range in which its first-order prediction holds (Theorem 3.3).
 `corollaries`: S* - N has mean 0 on policy; off policy only after weighting by the importance ratio.
-`overhead`: the cost of S* and N as the vocabulary grows.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import io
-import json
 import tempfile
-import time
 from collections.abc import Mapping
-from pathlib import Path
-from statistics import fmean
 from typing import Any
 
-import matplotlib as mpl
 import torch
-from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 
 from baselines.quadrant import QUADRANTS
-from harness.base import files
 from harness.base.errors import UserError
 from harness.config import Config
 from harness.methods.batch import TokenBatch, TokenStats
 from harness.theory.explain import PLAIN, batch_of, build_trainer
 from harness.tokens import dynamics
-from harness.tokens.head import Head
 from harness.tokens.metrics import Stopwatch
-from harness.tokens.statistics import token_stats
 from harness.train.hidden import hidden_states, response_tokens
 from harness.train.policy import Policy, head_of
 from harness.train.trainer import Trainer
 from harness.verify.pool import VerifierPool
 
 Rows = list[dict[str, Any]]
-Series = dict[float, list[float]]  # step -> the values of the seeds
 
 ALPHAS = (1e-3, 1e-2, 1e-1, 0.3, 1.0)
 RATES = (1e-5, 1e-4, 3e-4, 1e-3, 3e-3)
 OTHER_TEMPERATURE = 1.5  # of an off-policy sampler
 CONTEXTS, DRAWS = 64, 20_000  # tokens at which S* - N is drawn again, and the draws at each
-# The last one is that of Qwen2.5 with 7 B and more.
-VOCABULARIES = (2**10, 2**12, 2**14, 2**16, 152_064)
 DENSE = 2**14  # the largest vocabulary for which all probabilities of a batch fit into memory
 
 
@@ -67,7 +53,6 @@ def measure(config: Config, steps: int) -> dict[str, Rows]:
             "logit_steps": logit_steps(trainer, batch),
             "optimiser_steps": optimiser_steps(trainer, batch),
             "corollaries": corollaries(trainer, batch),
-            "overhead": overhead(trainer.policy.device),
         }
 
 
@@ -237,28 +222,6 @@ def mean_of(x: Tensor) -> dict[str, float]:
     return {"mean": mean, "standard_error": error}
 
 
-def overhead(device: str, tokens: int = 256, hidden: int = 256) -> Rows:
-    """Return the seconds of the streaming statistics, with and without S* and N, best of some interleaved repeats."""
-    generator = torch.Generator().manual_seed(0)
-    rows = []
-    for size in VOCABULARIES:
-        hidden_TD = torch.randn(tokens, hidden, generator=generator).to(device)
-        head = Head(torch.randn(size, hidden, generator=generator).to(device) / hidden**0.5)
-        targets_T = torch.randint(size, (tokens,), generator=generator).to(device)
-        best = {False: float("inf"), True: float("inf")}
-        with torch.no_grad():
-            for _ in range(5):
-                for everything in best:
-                    start = time.perf_counter()
-                    stats = token_stats(
-                        hidden_TD, head, targets_T, 1.0, entropy=everything, sum_p2=everything, backend="torch"
-                    )
-                    stats.logp.sum().item()  # waits for the device
-                    best[everything] = min(best[everything], time.perf_counter() - start)
-        rows.append({"vocabulary": size, "logp_s": best[False], "all_s": best[True], "ratio": best[True] / best[False]})
-    return rows
-
-
 # Output
 
 
@@ -296,62 +259,3 @@ def entropy_changes(masks: Rows) -> Rows:
         mean = sum(of_seeds) / len(of_seeds)
         rows.append({"keep": keep, "change of entropy": mean, "lowest": min(of_seeds), "highest": max(of_seeds)})
     return rows
-
-
-def experiment_plots(measurements: Mapping[str, Rows]) -> dict[str, str]:
-    """Return the experiments that are curves, as SVG."""
-    entropies: dict[str, Series] = {}
-    for row in measurements["masks"]:
-        entropies.setdefault(row["keep"], {}).setdefault(row["step"], []).append(row["entropy"])
-
-    def curves(name: str, x: str, *columns: str) -> dict[str, Series]:
-        series: dict[str, Series] = {}
-        for column in columns:
-            series[column] = {row[x]: [abs(row[column])] for row in measurements[name]}
-        return series
-
-    steps = curves("logit_steps", "alpha", "error_first", "error_second")
-    updates = curves("optimiser_steps", "lr", "measured", "derivative")
-    costs = curves("overhead", "vocabulary", "logp_s", "all_s")
-    return {
-        "masks": plot(entropies, "Training on one quadrant of tokens alone", "entropy, nats a token"),
-        "logit_steps": plot(steps, "Prediction for steps of the logits", "relative error", "log", ("alpha", "log")),
-        "optimiser_steps": plot(updates, "One update", "change of entropy, nats", "log", ("learning rate", "log")),
-        "overhead": plot(costs, "Token statistics", "seconds", "log", ("vocabulary", "log")),
-    }
-
-
-def plot(
-    curves: Mapping[str, Series],
-    title: str,
-    label: str,
-    scale: str = "linear",
-    across: tuple[str, str] = ("step", "linear"),
-) -> str:
-    """Return means over seeds, with the range of the seeds as a band, as SVG."""
-    figure = Figure(figsize=(8, 4.2), layout="constrained")
-    axes = figure.add_subplot()
-    for number, (method, points) in enumerate(curves.items()):
-        steps = sorted(points)
-        color = f"C{number}"
-        means, low, high = [], [], []
-        for step in steps:
-            means.append(fmean(points[step]))
-            low.append(min(points[step]))
-            high.append(max(points[step]))
-        axes.plot(steps, means, color=color, label=method, linewidth=1.6)
-        axes.fill_between(steps, low, high, color=color, alpha=0.15, linewidth=0)
-    axes.set(title=title, xlabel=across[0], xscale=across[1], ylabel=label, yscale=scale)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, ncols=2, fontsize="small")
-    buffer = io.StringIO()
-    with mpl.rc_context({"svg.hashsalt": "entrobench"}):  # the same curves give the same file
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
-    return buffer.getvalue()
-
-
-def write_measurements(folder: Path, measurements: Mapping[str, Rows]) -> None:
-    """Write dynamics.json and a plot of each experiment that has one."""
-    files.write_text(folder / "dynamics.json", json.dumps(measurements, indent=1))
-    for name, svg in experiment_plots(measurements).items():
-        files.write_text(folder / f"{name}.svg", svg)

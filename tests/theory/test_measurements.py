@@ -26,7 +26,6 @@ def shown_rows(title: str) -> list[list[str]]:
 
 def test_tables_of_the_theorems() -> None:
     tables = {**MEASURED, "masks": CHANGES}
-    del tables["overhead"]  # a factor, in words
     expected = [[theory.cell_text(x) for x in row.values()] for rows in tables.values() for row in rows]
     assert shown_rows("The theorems, measured") == expected
 
@@ -58,14 +57,12 @@ def test_words_on_steps_of_the_optimizer() -> None:
     assert (train.lr, train.updates, train.epochs) == (7e-4, 3, 1)
 
 
-def test_words_on_corollaries_and_overhead() -> None:
+def test_words_on_corollaries() -> None:
     means = [row for row in MEASURED["corollaries"] if "contexts" not in row["what"]]
     on_policy, elsewhere, corrected = (row["mean"] / row["standard_error"] for row in means)
     assert abs(on_policy) < 1
     assert abs(corrected) < 1
     PAGE.states(f"{abs(elsewhere):.0f} standard errors")
-    ratios = [row["ratio"] for row in MEASURED["overhead"]]
-    PAGE.states(f"{min(ratios):.2f} to {max(ratios):.2f} times the seconds of log p alone")
 
 
 MOMENTS = list(dict.fromkeys(row["moment"] for row in LENS))

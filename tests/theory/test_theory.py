@@ -80,17 +80,12 @@ def test_quadrant_is_trained_on_alone() -> None:
 @pytest.mark.slow
 def test_dynamics_writes_its_measurements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(theory, "VOCABULARIES", (64, 128))
     runs = []
     for _ in range(2):
         assert command.call(cli.parse_command(["dynamics", "demo", *SMALL, "--steps", "2"])) == 0
         result = json.loads((tmp_path / "results/demo/dynamics/dynamics.json").read_text())
-        timed = result.pop("overhead")
-        assert [row["vocabulary"] for row in timed] == [64, 128]
         runs.append(result)
     assert runs[0] == runs[1]
-    drawn = {path.stem for path in (tmp_path / "results/demo/dynamics").glob("*.svg")}
-    assert drawn == {"masks", "logit_steps", "optimiser_steps", "overhead"}
     kept = {(row["keep"], row["step"]) for row in result["masks"]}
     assert kept == {(keep, step) for keep in ("all", *theory.QUADRANTS) for step in (1, 2)}
     assert len({row["entropy"] for row in result["masks"] if row["step"] == 1}) == 1  # one model, one batch
