@@ -81,8 +81,6 @@ def test_plugins_are_imported_by_name_only(folder: Path) -> None:
         ("raise SystemExit", r"\(SystemExit\)"),
         ("1 / 0", r"ZeroDivisionError: division by zero"),
         ("raise ValueError('x' * 5000)", r"ValueError: xxx"),
-        ("import missing_module", r"cannot be imported: No module named 'missing_module'"),
-        ("METHODS = 5", r"METHODS of plugin .* is 5; it must be a dict"),
     ],
 )
 def test_plugin_entries_of_a_broken_plugin(code: str, words: str, folder: Path) -> None:

@@ -8,7 +8,7 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
@@ -26,7 +26,7 @@ from harness.base.units import plural
 from harness.cells.log import FILE as METRICS
 from harness.cells.spec import FILE as SPEC
 from harness.cells.state import STOPPED
-from harness.config import Config
+from harness.config import Config, flat
 from harness.matrix import Cell
 from harness.page import figures, scores
 from harness.page.content import (
@@ -214,15 +214,6 @@ def part_text(part: Mapping[str, Any]) -> str:
     return f"{part['component']}({', '.join(options)})"
 
 
-def flat_settings(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield each setting by its whole key, as JSON."""
-    for key, child in value.items():
-        if isinstance(child, Mapping):
-            yield from flat_settings(child, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", json.dumps(child)
-
-
 def origin_lines(cells: DataFrame) -> list[tuple[str, str]]:
     """Return the recorded origin of the numbers: when, on which devices, by which versions."""
     lines = []
@@ -234,10 +225,9 @@ def origin_lines(cells: DataFrame) -> list[tuple[str, str]]:
     values: dict[str, Counter[str]] = {}
     for cell in cells[cells["state"] != "planned"].itertuples():
         recorded = {"device": cell.device or "unknown", **cell.made}
-        for key, value in flat_settings(recorded):
-            if value != "null":
-                text = str(json.loads(value))  # a text without its quotes
-                values.setdefault(key, Counter())[text] += 1
+        for key, value in flat(recorded):
+            if value is not None:
+                values.setdefault(key, Counter())[str(value)] += 1
     for key, counted in values.items():
         texts = list(counted)
         if len(counted) > 1:

@@ -122,15 +122,8 @@ def points_figure(
 
 
 def over_k(rows: Sequence[LeaderboardRow]) -> Figure:
-    every_k: set[int] = set()
-    for row in rows:
-        every_k |= row.pass_at_k.keys()
-    ks = sorted(every_k)
-    series, lines = [], []
-    for row in rows:
-        band = estimate_band(row.pass_at_k.values())
-        series.append({"name": row.method, "x": list(row.pass_at_k), **band})
-        lines.append([row.method, *estimate_texts(row.pass_at_k, ks)])
+    ks = sorted(set().union(*(row.pass_at_k for row in rows)))
+    series, lines = series_over({row.method: row.pass_at_k for row in rows}, ks)
     return Figure(
         "Pass@k over k",
         "The chance that k samples hold a right answer. Bands are the table's 95 % intervals over seeds and problems.",
@@ -144,9 +137,19 @@ def over_k(rows: Sequence[LeaderboardRow]) -> Figure:
     )
 
 
-def estimate_texts(estimates: Mapping[Any, Estimate | None], keys: Sequence[Any]) -> list[str]:
-    """Return the estimates as the cells of a line; a missing one is empty."""
-    return [format_estimate(estimates.get(key)) for key in keys]
+def series_over(
+    estimates: Mapping[str, Mapping[Any, Estimate]], values: Sequence[Any], numbers: Mapping[Any, float] | None = None
+) -> tuple[list[Series], list[list[str]]]:
+    """Return the estimates of each method over some values as series and as lines of a table, where a missing one is
+    empty; `numbers`: the places of values that are texts."""
+    series, lines = [], []
+    for method, by_value in estimates.items():
+        present = [value for value in values if value in by_value]
+        if present:
+            x = [(numbers or {}).get(value, value) for value in present]
+            series.append({"name": method, "x": x, **estimate_band([by_value[value] for value in present])})
+        lines.append([method, *(format_estimate(by_value.get(value)) for value in values)])
+    return series, lines
 
 
 def axis_groups(rows: Sequence[LeaderboardRow]) -> list[tuple[str, list[Figure]]]:
@@ -180,21 +183,11 @@ def over_axis(axis: str, held: str, rows: Sequence[LeaderboardRow]) -> list[Figu
     }
     figures = []
     for name, (bounds, score_of) in scores.items():
-        estimates: dict[str, dict[str, Estimate | None]] = {}  # by method and value at the axis
+        estimates: dict[str, dict[str, Estimate]] = {row.method: {} for row in rows}  # by method and value at the axis
         for row in rows:
-            estimates.setdefault(row.method, {})[row.setting[axis]] = score_of(row)
-        series, lines = [], []
-        for method, of_method in estimates.items():
-            lines.append([method, *estimate_texts(of_method, values)])
-            x: list[float | str] = []
-            drawn = []
-            for value in values:
-                estimate = of_method.get(value)
-                if estimate is not None:
-                    x.append(numbers.get(value, value))
-                    drawn.append(estimate)
-            if drawn:
-                series.append({"name": method, "x": x, **estimate_band(drawn)})
+            if (estimate := score_of(row)) is not None:
+                estimates[row.method][row.setting[axis]] = estimate
+        series, lines = series_over(estimates, values, numbers)
         if series:
             title = place_text(f"{name} over {axis}", held)
             note = "Points are rows of the table, bands its 95 % intervals."

@@ -160,7 +160,6 @@ def test_train_step_with_a_forgotten_need(spec: str, every: int, write: Any, tmp
     ("text", "words"),
     [
         ("import no_such_package", "plugin broken cannot be imported: No module named 'no_such_package'"),
-        ("", "plugin broken has neither METHODS nor TASKS nor JUDGES"),
         ("METHODS = ['mine']", r"METHODS of plugin broken is \['mine'\]; it must be a dict"),
         ("METHODS = {'mine': 3}", "'mine' of plugin broken is 3; it must be a subclass of Objective or Control"),
         (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import re
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -151,14 +150,6 @@ class RemembersEarly(Control):
         return {}
 
 
-class CountsCalls(Remembering):
-    """Weighs less at each call."""
-
-    def weights(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> float:
-        self.memory["calls"] = self.memory.get("calls", 0) + 1
-        return 1 / float(self.memory["calls"])
-
-
 class PartMean(Control):
     """Centres p among the tokens that happen to be together."""
 
@@ -266,14 +257,6 @@ class ChangesAdvantages(Control):
     def weights(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> float:
         advantages_T.clamp_(-0.5, 0.5)
         return 1.0
-
-
-class ChangesRewards(Control):
-    """Shifts the rewards in place."""
-
-    def reward(self, rewards_B: Tensor, old: TokenStats, batch: TokenBatch) -> Tensor:
-        rewards_B[0] += 1
-        return rewards_B
 
 
 class OwnGenerator(Control):
@@ -438,7 +421,6 @@ WRONG: dict[str, tuple[type[Component], str, str]] = {
     ),
     "reads_tokens": (ReadsTokens, "elsewhere", "in another trainer"),
     "changes_advantages": (ChangesAdvantages, "twice", "of the verb weights was changed"),
-    "changes_rewards": (ChangesRewards, "twice", "of the verb reward was changed"),
     "changes_marks": (
         mutant(
             marks=lambda self, old, *_: {"factor": torch.ones_like(old.logp)},
@@ -448,12 +430,6 @@ WRONG: dict[str, tuple[type[Component], str, str]] = {
         "of the verb gate was changed",
     ),
     "remembers_early": (RemembersEarly, "twice", "the memory changed before the step was observed"),
-    "counts_calls": (CountsCalls, "twice", "a different loss or gradient the second time"),
-    "clock": (
-        mutant(weights=lambda self, *_: time.perf_counter() % 1),
-        "twice",
-        "a different loss or gradient the second time",
-    ),
     "first_batch": (FirstBatch, "memory", "state leaves something out"),
     "first_group": (
         mutant(
@@ -473,11 +449,6 @@ WRONG: dict[str, tuple[type[Component], str, str]] = {
         ),
         "order",
         "behind longer prompts",
-    ),
-    "divides_by_part": (
-        mutant(Grpo, surrogate=lambda self, view: Grpo.surrogate(self, view) / max(len(view.advantages_T), 1)),
-        "micro-batches",
-        "in other micro-batches",
     ),
     "padded_mean": (  # over the longest response that happens to be with it
         mutant(Grpo, surrogate=lambda self, view: Grpo.surrogate(self, view) / max(int(view.batch.lengths_B.max()), 1)),

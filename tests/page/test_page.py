@@ -494,26 +494,6 @@ def test_figure_without_a_missing_number(tmp_path: Path, mlflow_uri: str) -> Non
 # Sentences
 
 
-def row(method: str, avg: Estimate | None, passed: Estimate | None, **changes: object) -> LeaderboardRow:
-    some = Estimate(0.5, 0.4, 0.6)
-    made = LeaderboardRow(
-        method,
-        "countdown",
-        "tiny",
-        2,
-        "grpo",
-        some,
-        {2: some},
-        Estimate(2.0),
-        Estimate(1.0),
-        avg,
-        {} if passed is None else {2: passed},
-        2,
-        2,
-    )
-    return dataclasses.replace(made, **changes)  # type: ignore[arg-type]
-
-
 def test_summary_of_one_seed(tmp_path: Path, mlflow_uri: str) -> None:
     send_matrix(tmp_path, mlflow_uri, seeds=[0])
     page_content = content_of_experiment(mlflow_uri, "matrix")
@@ -557,6 +537,12 @@ def hostile(migrated: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     return page.render_page(told_of(migrated, root, methods=HOSTILE, failed=[(HOSTILE[1], 1)], text=HOSTILE_TEXT))
 
 
+def drawn_names(text: str) -> set[str]:
+    data = re.search(r'<script type="application/json" id="figures">(.*?)</script>', text, re.DOTALL)
+    assert data
+    return {series["name"] for figure in json.loads(data.group(1)).values() for series in figure["series"]}
+
+
 def test_render_page_of_hostile_names(hostile: str) -> None:
     seen = Elements(hostile)
     assert len(seen.named("script")) == 3  # figures, library, ours
@@ -565,10 +551,7 @@ def test_render_page_of_hostile_names(hostile: str) -> None:
     for name in HOSTILE:
         assert name in seen.text
     assert HOSTILE_TEXT in seen.text
-    data = re.search(r'<script type="application/json" id="figures">(.*?)</script>', hostile, re.DOTALL)
-    assert data
-    names = {series["name"] for figure in json.loads(data.group(1)).values() for series in figure["series"]}
-    assert {*HOSTILE} <= names
+    assert {*HOSTILE} <= drawn_names(hostile)
 
 
 def test_render_page_without_control_characters(migrated: Path, tmp_path: Path) -> None:
@@ -576,11 +559,8 @@ def test_render_page_without_control_characters(migrated: Path, tmp_path: Path) 
     text = page.render_page(told_of(migrated, tmp_path, methods=["grpo", steering], text=steering))
     seen, written = Elements(text), visible(steering)
     assert written in seen.text
-    data = re.search(r'<script type="application/json" id="figures">(.*?)</script>', text, re.DOTALL)
-    assert data
-    names = {series["name"] for figure in json.loads(data.group(1)).values() for series in figure["series"]}
-    assert {"grpo", written} <= names
-    assert steering not in names
+    assert {"grpo", written} <= drawn_names(text)
+    assert steering not in drawn_names(text)
     own = re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)  # all but the library
     assert visible(own) == own
 
@@ -623,7 +603,7 @@ def settings_on(text: str) -> str:
 
 def test_render_page_of_a_failed_matrix() -> None:
     config = Config(name="matrix", seeds=[0])
-    empty = row("grpo", None, None, avg_at_k=None, pass_at_k={}, entropy_initial=None, entropy_final=None, seeds_done=0)
+    empty = dataclasses.replace(row_at("grpo", 0), avg_at_k=None, pass_at_k={}, entropy_kept=None, seeds_done=0)
     cell = {"method": "grpo", "task": "countdown", "model": "tiny", "state": "failed", "reason": "no memory"}
     page_content = content.assemble_content(
         page_cells([cell]),
