@@ -38,10 +38,14 @@ def test_statistics_that_no_distribution_has_are_named(logp: float, entropy: flo
 
 
 def test_check_first_ratio_in_bfloat16() -> None:
-    off = [torch.zeros(199), torch.tensor([0.7])]
-    invariants.check_first_ratio(off, torch.bfloat16)
-    with pytest.raises(CellFailure, match=r"ratio of the first update is 1; \|log ratio\| reaches 0.7"):
-        invariants.check_first_ratio(off, torch.float32)
+    for tokens in (1, 11, 200):
+        one_off = torch.zeros(tokens)
+        one_off[-1] = 0.7
+        invariants.check_first_ratio([one_off], torch.bfloat16)
+        with pytest.raises(CellFailure, match=r"ratio of the first update is 1; \|log ratio\| is 0.7"):
+            invariants.check_first_ratio([one_off], torch.float32)
+    with pytest.raises(CellFailure, match=r"\|log ratio\| is 0.11"):
+        invariants.check_first_ratio([torch.full((9,), -0.11), torch.tensor([0.7])], torch.bfloat16)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
