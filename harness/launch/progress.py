@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
 
-from rich.console import Console, ConsoleOptions, ConsoleRenderable, Group, JustifyMethod, RenderableType, RenderResult
-from rich.control import Control
+from rich.console import Console, Group, JustifyMethod
 from rich.live import Live
-from rich.segment import ControlType, Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -26,82 +22,7 @@ from harness.tracking.feeder import Feeder
 # Between two progress lines if the output is not a terminal: often enough to see progress, rare enough for a log.
 QUIET_SECONDS = 30
 PACE = 5.0  # between two times that MLflow is fed with a running cell: it takes a core from quick cells
-QUIET_COUNT_SECONDS = 3  # the same for work that takes seconds instead of minutes
 NUMBERS = {"entropy": "entropy/mean", "reward": "reward/mean"}  # the metrics that are shown, by column
-
-
-class Picture(Live):
-    """A picture that is redrawn until it is removed, also on a terminal that becomes narrower.
-
-    Such a terminal breaks the lines that no longer fit, while rich goes back by as many lines as it wrote.
-    """
-
-    def __init__(self, content: RenderableType, console: Console, per_second: float) -> None:
-        self.content, self.width, self.sizes = content, console.width, list[int]()
-        super().__init__(self, console=console, refresh_per_second=per_second, transient=True)
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        lines = console.render_lines(self.content, options, pad=False)
-        self.width, self.sizes = console.width, list(map(Segment.get_line_length, lines))
-        for line in lines:
-            yield from line
-            yield Segment.line()
-
-    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
-        width, broken = self.console.width, 0
-        if width < self.width:
-            broken = sum((size - 1) // width for size in self.sizes if size)
-        erase = Control(*[(ControlType.ERASE_IN_LINE, 2), (ControlType.CURSOR_UP, 1)] * broken)
-        return [erase, *super().process_renderables(renderables)]
-
-
-class ElapsedLine:
-    """A line of text with the time since it was first shown."""
-
-    def __init__(self, text: str) -> None:
-        self.text, self.began = text, time.monotonic()
-
-    def __rich__(self) -> Text:
-        line = f"{self.text}: {duration(time.monotonic() - self.began)}"
-        return Text(line, style="dim", no_wrap=True, overflow="ellipsis")
-
-
-@contextmanager
-def show_elapsed(console: Console, message: str) -> Iterator[None]:
-    """Show a message with the elapsed time on a terminal."""
-    if not console.is_terminal:
-        yield
-        return
-    with Picture(ElapsedLine(message), console, 2):
-        yield
-
-
-@contextmanager
-def show_count(console: Console, message: str, total: int) -> Iterator[Callable[[str], None]]:
-    """Yield a function that shows that one more of some items is done, and takes the item's name.
-
-    A terminal shows one line that is redrawn; elsewhere a line is printed every few seconds.
-    """
-    done, last_line = 0, time.monotonic()
-    line = ElapsedLine(f"{message}: 0 of {total}")
-
-    def show_terminal(item: str) -> None:
-        nonlocal done
-        done += 1
-        line.text = f"{message}: {done} of {total}, last {item}"
-
-    def show_log(item: str) -> None:
-        nonlocal done, last_line
-        done += 1
-        if time.monotonic() - last_line > QUIET_COUNT_SECONDS:
-            last_line = time.monotonic()
-            console.print(f"{message}: {done} of {total}, last {item}")
-
-    if not console.is_terminal:
-        yield show_log
-        return
-    with Picture(line, console, 2):
-        yield show_terminal
 
 
 def time_of_day() -> str:
@@ -132,7 +53,7 @@ class LiveView(Watcher):
         self.began = time.monotonic()
         self.headline = self.summary([], len(todo))
         self.table: Table | None = None
-        self.live = Picture(self, console, 4) if console.is_terminal else None
+        self.live = Live(self, console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
 
     def __rich__(self) -> Group:
         """Return the picture. Rich draws it in its own thread, so the clock runs while the launcher is waiting."""

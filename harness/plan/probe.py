@@ -16,7 +16,6 @@ from harness.cells.log import MetricsLog
 from harness.cells.state import State
 from harness.config import Config
 from harness.launch import launcher
-from harness.launch.progress import show_elapsed
 from harness.matrix import Cell, Shared
 from harness.plan import cost
 from harness.plan.estimate import CellTime, Plan, seconds_of_step
@@ -113,6 +112,6 @@ def measured_step(config: Config, plan: Plan) -> StepProbe:
         runs.check_engines([cell])
         runs.fetch_models(config)
         short = short_cell(cell, Path(folder))
-        with show_elapsed(console, f"measuring {cell.label}"):
+        with console.status(f"measuring {cell.label}"):
             launcher.run_cells([short], runs.local_launcher(short.settled, 1), launcher.Watcher())
         return read_probe(short)

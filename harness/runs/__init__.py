@@ -161,11 +161,9 @@ def conclude(config: Config, matrix: list[Cell]) -> None:
 
 def fetch_models(config: Config) -> dict[str, str]:
     """Make or download the models that are not on this machine, and return the digest of each."""
-    from harness.launch.progress import show_elapsed
-
     digests_by_model = {}
     for name in config.models:
-        with show_elapsed(console, f"preparing the model {name}"):
+        with console.status(f"preparing the model {name}"):
             model = models.resolve(name)
             digests_by_model[name] = model.digest(model.folder(say=console.print))
     return digests_by_model
@@ -256,15 +254,15 @@ def sync_matrix(config: Config, matrix: list[Cell]) -> tuple[int, int]:
 
     Adopted cells of the matrix's folder are among them.
     """
-    from harness.launch.progress import show_count
     from harness.tracking.sync import sync
 
     planned = [cell.folder for cell in matrix]
     present = [*planned, *adopted_folders(config.folder)]
     folders = [path for path in present if (path / STATE).exists() or (path / METRICS).exists()]
     fed = damaged = 0
-    with show_count(console, "feeding MLflow with cells", len(folders)) as show_next:
-        for folder in folders:
+    with console.status("feeding MLflow") as status:
+        for number, folder in enumerate(folders, 1):
+            status.update(f"feeding MLflow with cells: {number} of {len(folders)}, {folder.name}")
             try:
                 sync(folder, config.tracking_uri)
                 fed += 1
@@ -272,7 +270,6 @@ def sync_matrix(config: Config, matrix: list[Cell]) -> tuple[int, int]:
                 damaged += 1
                 remedy = "adopt" if is_adopted(folder) else "run"
                 console.print(f"MLflow is not fed: {damage}; `entrobench {remedy}` repairs the cell", style="yellow")
-            show_next(folder.name)
     return fed, damaged
 
 

@@ -56,16 +56,6 @@ class Terminal(io.StringIO):
                 assert control.endswith("m") or control in ("\x1b[?25h", "\x1b[?25l"), f"no terminal knows {control!r}"
         return super().write(written)
 
-    def narrow(self, width: int) -> None:
-        """Break the lines that are wider, as terminals do; the cursor stays behind the same character."""
-        assert self.column == len(self.lines[self.row]), "this terminal knows a cursor at the end of a line only"
-        broken: list[str] = []
-        for number, line in enumerate(self.lines):
-            broken += [line[start : start + width] for start in range(0, max(len(line), 1), width)]
-            if number == self.row:
-                row = len(broken) - 1
-        self.lines, self.row, self.column = broken, row, len(broken[row])
-
     def shown(self) -> list[str]:
         return [" ".join(line.split()) for line in self.lines if line.strip()]
 
@@ -216,36 +206,6 @@ def test_live_view_of_a_matrix(
     assert terminal.getvalue().rfind("\x1b[?25h") > terminal.getvalue().rfind("\x1b[?25l"), "the cursor is back"
 
 
-@pytest.mark.usefixtures("fed", "clock")
-def test_live_view_in_a_narrower_terminal(cells: list[Cell], alive: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
-    view, terminal = in_a_terminal(cells, monkeypatch)
-    with view:
-        view.console.print("a line of its own")
-        start(cells[0], alive, 3, reason="a reason that ends far to the right of the terminal")
-        start(cells[1], alive, 3)
-        view.tick(snapshots(*cells[:2]), 2)
-        assert len(seen(view, terminal)) == 5
-        for width in (60, 40):
-            terminal.narrow(width)
-            view.console.width = width
-            if width == 40:  # printed before the picture was drawn in this width
-                view.console.print("another one")
-            view.tick(snapshots(*cells[:2]), 2)
-            shown = seen(view, terminal)
-        # The head line is wrapped at words, and both lines that were printed are kept.
-        assert shown == [
-            "a line of its own",
-            "another one",
-            "0 min 00 s: 0 of 4 cells done, 2",
-            "running, 2 waiting; time left not known",
-            "yet",
-            "cell step entropy reward",
-            "grpo seed 0 3/4 1.250 0.300",
-            "clip_b seed 0 3/4 1.250 0.300",
-        ]
-    assert terminal.shown() == ["a line of its own", "another one"]
-
-
 @pytest.mark.usefixtures("fed")
 def test_time_left_without_steps_of_an_earlier_run(
     cells: list[Cell], alive: ExitStack, clock: Clock, monkeypatch: pytest.MonkeyPatch
@@ -368,37 +328,6 @@ def test_live_view_fits_the_terminal(
     assert "\x1b[2J" not in terminal.getvalue()
     assert texts[1].startswith("grpo seed 0")
     assert "12/4" in texts[1]
-
-
-def test_show_elapsed(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm-256color")
-    for wanted, expected in ((True, ["making it: 1 min 05 s"]), (False, [])):
-        out = Terminal()
-        console = Console(file=out, force_terminal=wanted, width=60, legacy_windows=False)
-        with progress.show_elapsed(console, "making it"):
-            clock.now += 65
-            if wanted:
-                console.print("said meanwhile")  # causes the table to be drawn again
-            assert out.shown() == ["said meanwhile", *expected][: 2 * wanted]
-        assert out.shown() == ["said meanwhile"][:wanted]
-
-
-def test_show_count(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm-256color")
-    out = Terminal()
-    console = Console(file=out, force_terminal=True, width=60, legacy_windows=False)
-    with progress.show_count(console, "feeding", 2) as show_next:
-        show_next("one")
-        clock.now += 65
-        console.print("meanwhile")  # causes the line to be drawn again
-        assert out.shown() == ["meanwhile", "feeding: 1 of 2, last one: 1 min 05 s"]
-    assert out.shown() == ["meanwhile"]
-    log = io.StringIO()
-    with progress.show_count(Console(file=log), "feeding", 9) as show_next:
-        for item in "abcd":
-            show_next(item)
-            clock.now += progress.QUIET_COUNT_SECONDS * 0.6
-    assert log.getvalue() == "feeding: 3 of 9, last c\n"
 
 
 def test_tick_feeds_at_a_pace(
