@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,11 +19,11 @@ from harness.table.formats import as_html, as_mlflow_table
 from harness.table.frames import Frames, done_cells, read_frames
 from harness.table.leaderboard import LeaderboardRow, leaderboard_rows, place_text
 from harness.table.render import as_markdown, render_rows
-from harness.table.statistics import Estimate
+from harness.tracking import sync
 from harness.tracking.artifacts import LocalFiles, files_of_run, folder_for_files
 from harness.tracking.reader import FINAL, Run
 from harness.tracking.store import database, store
-from harness.tracking.sync import METRICS_PER_CALL, ensure_experiment, metric_name, origin
+from harness.tracking.sync import NOTE_TAG, ensure_experiment, metric_name, origin
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -38,9 +37,7 @@ NOTE = (
     "`entrobench run` and `entrobench sync` replace them. The same table anywhere: "
     "`entrobench leaderboard --experiment NAME --uri URI`."
 )
-NOTE_TAG = "mlflow.note.content"  # the tag that holds a description
-LONGEST_NOTE = 5000  # characters: MLflow before 2.21 takes no more
-LONGEST_KEY = 250  # characters of a metric's name: MLflow takes no more
+LONGEST_NOTE = 20_000  # characters of an experiment's description: MLflow takes no more
 DESCRIBED = ("avg_at_k", "pass_at_k", "delta_to_baseline", "delta_pass_at_k", "entropy_final", "seeds_done")
 OURS = "`entrobench leaderboard --experiment NAME"  # in each description that this program writes
 
@@ -92,9 +89,8 @@ class MatrixSummary:
 
     @cached_property
     def digest(self) -> str:
-        """The hash of everything that is written: files, description and scores."""
-        described, scores = describe(self.rows, NOTE), score_metrics(self.rows)
-        return identities.hash_of([self.texts, described, scores])
+        """The hash of everything that is written: the description has what the files have."""
+        return identities.hash_of(self.texts)
 
     def run_in(self, experiment: Experiment) -> Run | None:
         """Return the run of an experiment that holds the matrix's table; None if there is none."""
@@ -121,8 +117,7 @@ class MatrixSummary:
         artifacts = files_of_run(client.get_run(run).info.artifact_uri, experiment.uri)
         for name, text in self.texts.items():
             artifacts.write(name, text)
-        write_description(client, run, experiment.id, self.rows)
-        write_scores(client, run, self.rows, int(time.time() * 1000))
+        write_description(client, experiment.id, self.rows)
         client.set_tag(run, "mlflow.loggedArtifacts", json.dumps([{"path": TABLE, "type": "table"}]))
         client.set_terminated(run)
         client.set_tag(run, WRITTEN, self.digest)  # last, so that it vouches for all the rest
@@ -184,17 +179,16 @@ def cell_scores(frames: Frames, cells: DataFrame, k: int | None) -> list[tuple[i
     return list(zip(done["seed"].tolist(), done["cell"], means, strict=True))
 
 
-# MLflow's own pages: the table as Markdown in descriptions, and scores as metrics of its run
+# The description of the experiment, on MLflow's own page
 
 
-def describe(rows: Sequence[LeaderboardRow], note: str) -> str:
-    """Return a description: the table, as far as it has room, and the note below it."""
-    text = tables_markdown(rows)
-    if len(f"{text}\n{note}") > LONGEST_NOTE:
-        note = f"The table has more rows, for which there is no room here; `leaderboard.md` has all.\n\n{note}"
-        text = text[: LONGEST_NOTE - len(note) - 2]
-        text = text[: text.rindex("\n") + 1]
-    return f"{text}\n{note}"
+def write_description(client: MlflowClient, experiment: str, rows: Sequence[LeaderboardRow]) -> None:
+    """Write the table into the description of an experiment, as far as it has room; one that a person wrote stays."""
+    # A missing description counts as ours, so that it is written.
+    if OURS in client.get_experiment(experiment).tags.get(NOTE_TAG, OURS):
+        described = f"{sync.NOTE}\n\n{tables_markdown(rows)}"[:LONGEST_NOTE]
+        whole_lines, _, _ = described.rpartition("\n")
+        client.set_experiment_tag(experiment, NOTE_TAG, whole_lines)
 
 
 def tables_markdown(rows: Sequence[LeaderboardRow]) -> str:
@@ -205,51 +199,3 @@ def tables_markdown(rows: Sequence[LeaderboardRow]) -> str:
         sections.setdefault(place_text(row.task, row.model, ruleset), []).append(row)
     tables = [as_markdown(title, table_lines(section, DESCRIBED)) for title, section in sections.items()]
     return "\n".join(tables)
-
-
-def score_metrics(rows: Sequence[LeaderboardRow]) -> dict[str, float]:
-    """Return the scores of all rows by the names of their metrics, as `pass_at_16/clip_b`."""
-    several = len({(row.task, row.where) for row in rows}) > 1
-    metrics = {}
-    for row in rows:
-        own_name = place_text(row.method, row.task, row.where) if several else row.method
-        scores: dict[str, Estimate | None] = {
-            "avg_at_k": row.avg_at_k,
-            f"pass_at_{row.k}": row.pass_at_k.get(row.k),
-            "delta_avg_at_k": row.delta_to_baseline,
-            f"delta_pass_at_{row.k}": row.delta_pass_at_k.get(row.k),
-            "entropy_final": row.entropy_final,
-        }
-        for score, estimate in scores.items():
-            if estimate is not None and math.isfinite(estimate.mean):
-                metrics[metric_name(f"{score}/{own_name}")[:LONGEST_KEY]] = estimate.mean
-    return metrics
-
-
-def write_description(client: MlflowClient, run: str, experiment: str, rows: Sequence[LeaderboardRow]) -> None:
-    """Write the table into the descriptions of its run and of its experiment; one that a person wrote stays."""
-    # A missing description counts as ours, so that it is written.
-    of_experiment = client.get_experiment(experiment).tags.get(NOTE_TAG, OURS)
-    if OURS in of_experiment:
-        client.set_experiment_tag(experiment, NOTE_TAG, describe(rows, note_below(of_experiment)))
-    of_run = client.get_run(run).data.tags.get(NOTE_TAG, OURS)
-    if OURS in of_run:
-        client.set_tag(run, NOTE_TAG, describe(rows, note_below(of_run)))
-
-
-def note_below(description: str) -> str:
-    """Return the last paragraph of a description, which says how to read it."""
-    return description.rpartition("\n")[2]
-
-
-def write_scores(client: MlflowClient, run: str, rows: Sequence[LeaderboardRow], now: int) -> None:
-    """Send the scores as metrics of the run that holds the table; only changed values, so that nothing piles up.
-
-    `now`: milliseconds since 1970.
-    """
-    from mlflow.entities import Metric
-
-    present = client.get_run(run).data.metrics
-    changed = [Metric(name, value, now, 0) for name, value in score_metrics(rows).items() if present.get(name) != value]
-    for start in range(0, len(changed), METRICS_PER_CALL):
-        client.log_batch(run, changed[start : start + METRICS_PER_CALL])

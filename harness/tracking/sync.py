@@ -24,7 +24,7 @@ from harness.base.locks import lock
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import DatasetInput, Run
+    from mlflow.entities import Run
 
 from harness.cells import checksums, lease
 from harness.cells.evaluations import OUTCOME, OUTCOME_TAG, cell_outcome
@@ -57,16 +57,15 @@ FOLDERS = ("evals", "samples")  # folders of a cell that are sent when it has en
 # A tag of the experiment: its runs are trainings, not evaluations of apps. In MLflow 3.17 a switch on the page takes
 # precedence over the tag; a link with ?workflowType=machine_learning sets that switch.
 KIND = {"mlflow.experimentKind": "custom_model_development"}
-NOTE = {
-    "mlflow.note.content": (
-        "A matrix of entrobench: every method on every task with every model and every seed, one run each. "
-        "The run named `leaderboard` holds the table: `leaderboard.json` (a table of MLflow), `leaderboard.html` and "
-        "`leaderboard.md`. The metrics `final/...` of the other runs are what it averages, so that this list can be "
-        "sorted by them; `method.<name>.<option>` are the options of a method. Where MLflow opens the view of apps and "
-        "agents, the switch at its upper left to model training shows the runs. From anywhere: "
-        "`entrobench leaderboard --experiment NAME --uri URI`."
-    )
-}
+NOTE_TAG = "mlflow.note.content"  # the tag that holds a description
+NOTE = (
+    "A matrix of entrobench: every method on every task with every model and every seed, one run each. "
+    "The run named `leaderboard` holds the table: `leaderboard.json` (a table of MLflow), `leaderboard.html` and "
+    "`leaderboard.md`. The metrics `final/...` of the other runs are what it averages, so that this list can be "
+    "sorted by them; `method.<name>.<option>` are the options of a method. Where MLflow opens the view of apps and "
+    "agents, the switch at its upper left to model training shows the runs. From anywhere: "
+    "`entrobench leaderboard --experiment NAME --uri URI`."
+)
 
 Lines = list[dict[str, Any]]  # of metrics.jsonl, the oldest first
 
@@ -188,7 +187,6 @@ def send_records(client: MlflowClient, records: CellRecords, uri: str) -> bool:
         send_metrics(client, run_id, lines[confirmed:])
     tags = records.tags()
     if SOURCE not in present_tags:
-        send_dataset(client, run_id, spec)
         tags |= origin(records.made)
     artifacts.send(folder / FILE)
     for path in unsent_files(records, artifacts):
@@ -320,7 +318,7 @@ def experiment_of(client: MlflowClient, matrix: str, uri: str) -> str:
         folder = home_of_experiment(uri, matrix)
         location = None if folder is None else folder.as_uri()
         try:
-            return client.create_experiment(matrix, location, {**KIND, **NOTE})
+            return client.create_experiment(matrix, location, {**KIND, NOTE_TAG: NOTE})
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":  # created by another process in the meantime
                 raise
@@ -405,18 +403,6 @@ def without(section: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {key: value for key, value in section.items() if key != name}
 
 
-def send_dataset(client: MlflowClient, run_id: str, spec: CellSpec) -> None:
-    """Send the problems of a cell's task as the input of its run."""
-    from mlflow.exceptions import MlflowException
-
-    inputs = [dataset_input(spec.key.task, spec.identity.get("task"))]
-    try:
-        client.log_inputs(run_id, inputs)
-    except MlflowException:
-        # Two processes that send the same new data set collide in MLflow's table; the second try finds its row.
-        client.log_inputs(run_id, inputs)
-
-
 def send_params_and_tags(client: MlflowClient, run_id: str, params: Mapping[str, str], tags: Mapping[str, str]) -> None:
     from mlflow.entities import Param, RunTag
 
@@ -444,11 +430,3 @@ def user_name() -> str:
         return getpass.getuser()
     except (OSError, KeyError):  # in a container, the user's id may have no name
         return "unknown"
-
-
-def dataset_input(task: str, identity: Any) -> DatasetInput:
-    """Return the problems of a task as an input of a run."""
-    from mlflow.entities import Dataset, DatasetInput
-
-    source = json.dumps({"task": task, "identity": identity})
-    return DatasetInput(Dataset(task, identities.key(identity), "entrobench task", source))

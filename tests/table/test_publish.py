@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -55,15 +56,9 @@ def test_publish_replaces_the_summary(tmp_path: Path, mlflow_uri: str, monkeypat
     page = Path(places["leaderboard.html"]).read_text()
     assert page.count("<tr") == 5
     assert "<td>clip_b</td>" in page
-    for note in (experiment.tags["mlflow.note.content"], one.data.tags["mlflow.note.content"]):
-        assert note.startswith("**countdown, countdown-tiny, ruleset published**\n\n| method | Avg@K | Pass@8 |")
-        assert note.count("| clip_b |") == 1
-        assert len(note) < publish.LONGEST_NOTE
-    by_method = {row["method"]: row for row in rows}
-    for method in ("base model", "clip_b"):
-        mean = by_method[method]["avg_at_k"]["mean"]
-        assert one.data.metrics[f"avg_at_k/{method}"] == pytest.approx(mean, abs=1e-12)
-    assert one.data.metrics["delta_pass_at_8/ppo"] == pytest.approx(by_method["ppo"]["delta_pass_at_k"]["8"]["mean"])
+    note = experiment.tags["mlflow.note.content"]
+    assert "\n\n**countdown, countdown-tiny, ruleset published**\n\n| method | Avg@K | Pass@8 |" in note
+    assert note.count("| clip_b |") == 1
     assert one.data.tags["mlflow.source.name"] == "entrobench"
 
 
@@ -73,11 +68,7 @@ def test_publish_keeps_the_description_of_a_person(tmp_path: Path, mlflow_uri: s
         number = client.get_experiment_by_name("made").experiment_id
         client.set_experiment_tag(number, publish.NOTE_TAG, "Ours.")
     publish.publish(made.config, made.cells)
-    experiment, (one,), _ = held(mlflow_uri)
-    assert experiment.tags[publish.NOTE_TAG] == "Ours."
-    assert one.data.tags[publish.NOTE_TAG].startswith("**countdown")
-    with store.store(mlflow_uri, write=False) as client:
-        assert len(client.get_metric_history(one.info.run_id, "avg_at_k/grpo")) == 1
+    assert held(mlflow_uri)[0].tags[publish.NOTE_TAG] == "Ours."
 
 
 def test_publish_only_reads_an_unchanged_table(
@@ -134,21 +125,23 @@ def test_publish_after_an_interruption(tmp_path: Path, mlflow_uri: str, monkeypa
     assert "Avg@K - ppo" in held(mlflow_uri)[0].tags[publish.NOTE_TAG]
 
 
-@pytest.mark.parametrize("methods", [1, 20, 50, 400])
-def test_describe_fits_into_a_tag(methods: int) -> None:
-    def some(mean: float) -> Estimate:
-        return Estimate(mean, mean - 0.1, mean + 0.1)
-
+@pytest.mark.parametrize("methods", [1, 20, 400])
+def test_write_description_as_far_as_it_has_room(methods: int) -> None:
     rows = []
     for number in range(methods):
-        score, name = some(number / methods), f"method_number_{number}" if number else "grpo"
+        score, name = Estimate(0.5, 0.4, 0.6), f"method_number_{number}"
         rows.append(LeaderboardRow(name, "t", "m", 2, "grpo", score, {2: score}, score, score, score, {2: score}, 2, 2))
-    text = publish.describe(rows, publish.NOTE)
+    experiment = SimpleNamespace(tags={})
+    written: list[str] = []
+    client = SimpleNamespace(
+        get_experiment=lambda _: experiment, set_experiment_tag=lambda number, tag, text: written.append(text)
+    )
+    publish.write_description(client, "1", rows)
+    [text] = written
+    assert publish.OURS in text
     assert len(text) <= publish.LONGEST_NOTE
-    assert text.endswith(publish.NOTE)
     shown = text.count("| method_number")
-    assert ("no room here" in text) == (shown < methods - 1)
-    assert f"| method_number_{shown} |" in text or methods == 1
+    assert shown == methods or 100 < shown < methods
     assert all(line.count("|") in (0, 8) for line in text.splitlines())  # no row is cut in two
 
 
@@ -166,7 +159,6 @@ def test_publish_writes_final_numbers_once(tmp_path: Path, mlflow_uri: str) -> N
         assert metrics["final/avg_at_k"] == pytest.approx(drawn[cell.id], abs=1e-12)
         assert metrics["final/delta_avg_at_k"] == pytest.approx(drawn[cell.id] - drawn[baseline.id], abs=1e-12)
         assert {"final/pass_at_8", "final/delta_pass_at_8"} <= metrics.keys()
-        assert runs[cell.id].inputs.dataset_inputs[0].dataset.name == "countdown"
     assert runs[made.cells[1].id].data.params["method.clip_b.share"] == "0.02"
     with store.store(mlflow_uri, write=False) as client:
         of_one = runs[made.cells[1].id].info.run_id

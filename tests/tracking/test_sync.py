@@ -8,20 +8,14 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cells import Answers, make_spec, set_state, write_cell
 from commands import run_command
-from mlflow import MlflowClient
-from mlflow.exceptions import MlflowException
-from mlflow.store.tracking.dbmodels.models import SqlDataset
 from mortal import Killed, Mortal
-from patience import HANG
 from places import REPOSITORY
 
 from harness.base import files, identities
@@ -539,35 +533,6 @@ def test_sync_of_a_cell_that_failed_before_it_began(kept: bool, tmp_path: Path, 
 
 
 # Stores that were moved, copied, or lost files
-
-
-def test_sync_of_the_same_problems_at_once(tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """MLflow looks whether it has them, and both find that it has not: it then refuses one of the two."""
-    both, made = threading.Barrier(2), SqlDataset.__init__
-    refused: list[MlflowException] = []
-
-    def late(self: SqlDataset, **given: Any) -> None:
-        both.wait(timeout=HANG)
-        made(self, **given)
-
-    log_inputs = MlflowClient.log_inputs
-
-    def heard(client: MlflowClient, *given: Any) -> None:
-        try:
-            log_inputs(client, *given)
-        except MlflowException as error:
-            refused.append(error)
-            raise
-
-    monkeypatch.setattr(SqlDataset, "__init__", late)
-    monkeypatch.setattr(MlflowClient, "log_inputs", heard)
-    folders = [make_cell(tmp_path / str(number), cell=f"{number:012x}") for number in range(2)]
-    with ThreadPoolExecutor(2) as threads:
-        list(threads.map(lambda folder: sync.sync(folder, mlflow_uri), folders))
-    assert len(refused) == 1
-    assert [[each.dataset.name for each in run.inputs.dataset_inputs] for run in runs(mlflow_uri)] == [
-        ["countdown"]
-    ] * 2
 
 
 def finished(folder: Path, uri: str) -> Path:
