@@ -6,7 +6,6 @@ OmegaConf's `${...}`, which can read the environment.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,6 @@ from harness.base.files import YAML_LOADER
 LARGEST = 1_000_000  # bytes of a file
 MOST = 9_000  # values in it; OmegaConf itself takes no more than 10,000
 DEEPEST = 20  # levels of lists and mappings
-# Unclosed brackets in a text. The parser reads ahead, and stops at a depth of its own before it reports a level.
-MOST_UNCLOSED = 500
 
 
 def read_yaml_text(path: Path) -> str:
@@ -48,8 +45,6 @@ def check_yaml_text(text: str, where: str) -> None:
     """Refuse text that is not YAML, or that uses more of YAML than plain values, lists and mappings."""
     depth = values = 0
     limits = f"is too large or too deep; allowed: {MOST} values and names, {DEEPEST} levels deep"
-    if (number := line_of_unclosed_brackets(text)) is not None:
-        raise UserError(f"{where}, line {number} {limits}")
     try:
         for event in yaml.parse(text, YAML_LOADER):
             assert event.start_mark is not None  # events that are parsed from text have one
@@ -69,16 +64,6 @@ def check_yaml_text(text: str, where: str) -> None:
                 raise UserError(f"{line} {limits}")
     except (yaml.YAMLError, UnicodeEncodeError) as error:
         raise UserError(f"{where} cannot be read: {reason(error, text)}") from error
-
-
-def line_of_unclosed_brackets(text: str) -> int | None:
-    """Return the line in which more brackets are open than any configuration has, or None."""
-    unclosed = 0
-    for bracket in re.finditer(r"[\[\]{}]", text):
-        unclosed += 1 if bracket[0] in "[{" else -1
-        if unclosed > MOST_UNCLOSED:
-            return text.count("\n", 0, bracket.start()) + 1
-    return None
 
 
 def check_scalar(text: str, where: str) -> None:

@@ -22,7 +22,6 @@ from omegaconf.errors import OmegaConfBaseException, ValidationError
 from harness.base.errors import UserError, nearest, one_of, short, shown
 from harness.base.files import hints_of
 
-REFUSED = "refused"  # the entry of a field's metadata that says why a choice does not exist, by its name
 ALLOWED = "allowed"  # the entry of a field's metadata that holds a Range, or the names of a choice
 LARGEST = 2**63 - 1  # of whole numbers: the largest 64-bit integer, as databases and tensors have them
 SWITCH = "switch"  # the entry of a field's metadata that allows `true` and `false` for the numbers 1 and 0
@@ -82,9 +81,9 @@ def numbers(default: Iterable[float], *, length: int | None = None, **bounds: fl
     return dataclasses.field(default_factory=lambda: list(default), metadata=within(length=length, **bounds))
 
 
-def choice(default: str, names: tuple[str, ...], **refused: str) -> Any:
-    """Declare a field that holds one of a few names; `refused` says why names that users expect do not exist."""
-    return dataclasses.field(default=default, metadata={ALLOWED: names, REFUSED: refused})
+def choice(default: str, names: tuple[str, ...]) -> Any:
+    """Declare a field that holds one of a few names."""
+    return dataclasses.field(default=default, metadata={ALLOWED: names})
 
 
 def check(schema: Any, values: Mapping[str, Any], where: str) -> None:
@@ -103,8 +102,6 @@ def check_value(declared: dataclasses.Field[Any], value: Any, key: str) -> None:
     """Refuse a value that its field does not allow; `key` names it in the error."""
     allowed = declared.metadata.get(ALLOWED, Range())
     if not isinstance(allowed, Range):
-        if value in declared.metadata[REFUSED]:
-            raise UserError(f"{key} is {shown(value)}, but {declared.metadata[REFUSED][value]}")
         one_of(key, value, allowed)
         return
     if isinstance(value, list) and allowed.length not in (None, len(value)):

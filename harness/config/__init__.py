@@ -159,9 +159,6 @@ def load_config(name: str, overrides: Iterable[str] = (), *, with_choice: bool =
     values = functools.reduce(merged, [*with_base(path, round_name=round_name), *given])
     # Before `typed`, which knows the keys of one section only, and cannot say that a key belongs to another.
     check_misplaced_keys(values, Config)
-    hardware = values.get("hardware")
-    if isinstance(hardware, Mapping) and hardware.get("device") == "gpu":  # a usual word for it
-        values = merged(values, {"hardware": {"device": "cuda"}})
     config: Config = typed(Config(), values, "")
     config.name = config.name or path.stem
     if round_name is not None:

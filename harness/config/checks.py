@@ -10,17 +10,13 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from harness.base.addresses import may_be_written
-from harness.base.errors import UserError, nearest, one_of, short, shown
+from harness.base.errors import UserError, one_of, short, shown
 from harness.base.schema import section
 from harness.base.shape import ARCHITECTURES, LINEAR, Shape
 from harness.config.sections import ADAMW8BIT, MOST_CANDIDATES, Config, Eval, Filter, Hardware, Lora, Resample
 
 MOST_CELLS = 5_000  # of a matrix
 LONGEST_SPEC = 2_000  # characters of a method or a task with its options
-NO_TARGETS = {  # layers that users expect among train.lora.targets
-    "lm_head": "log p is computed from chunks of the head's weight, which an adapter would not reach",
-    "embed_tokens": "it has no product to add an adapter to, and is the head of models that tie both",
-}
 NAME = re.compile(r"\w[\w .,+=@()-]{0,99}")  # of a matrix, and so of its folder and of its experiment in MLflow
 # Names in the results folder that are not matrices: evaluations, and the store with its files, locks and journals.
 RESERVED = re.compile(r"eval|mlartifacts|mlflow\.db.*", re.IGNORECASE)
@@ -221,8 +217,6 @@ def validate_adapters(settings: Lora, hardware: Hardware) -> None:
     for name in settings.targets:
         if settings.targets.count(name) > 1:
             raise UserError(f"train.lora.targets names {shown(name)} twice")
-        if name in NO_TARGETS:
-            raise UserError(f"train.lora.targets names {name!r}, but {NO_TARGETS[name]}; {nearest(name, LINEAR)}")
         one_of("train.lora.targets", name, LINEAR)
     check_one_rank("train.lora is set", hardware)
 

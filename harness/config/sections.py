@@ -300,7 +300,7 @@ class Checkpoint:
 class Hardware:
     """Devices, processes and memory of one cell."""
 
-    device: str = choice("auto", ("auto", "cpu", "cuda"), mps="Apple's GPUs are not supported; use cpu")
+    device: str = choice("auto", ("auto", "cpu", "cuda"))
     """Device of a cell. auto: cuda if there is one."""
     threads: int = number(1, least=1)
     """CPU threads of each process."""

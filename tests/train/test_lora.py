@@ -337,8 +337,6 @@ REFUSED: dict[tuple[str, ...], str] = {
     ("train.lora.targets=[]",): r"train.lora.targets is empty; allowed: one and more of q_proj, ",
     ("train.lora.targets=[q_proj,q_proj]",): r"train.lora.targets names 'q_proj' twice",
     ("train.lora.targets=[query]",): r"train.lora.targets is 'query'; allowed: down_proj, .*",
-    ("train.lora.targets=[lm_head]",): r"names 'lm_head', but log p is computed from chunks of the head's weight",
-    ("train.lora.targets=[embed_tokens]",): r"names 'embed_tokens', but .* is the head of models that tie both",
     (
         "models=[qwen2.5-7b-instruct]",
         "train.lora.rank=513",
