@@ -1,7 +1,6 @@
 """Tables that are never wider than the terminal; in a pipe or a file they have every column.
 
-Columns that do not fit are dropped, the least important first, and named below the table. On a very narrow terminal
-each row becomes a card: its name, and a line for each of its values.
+Columns that do not fit are dropped, the least important first, and named below the table.
 """
 
 from __future__ import annotations
@@ -16,8 +15,7 @@ from dataclasses import dataclass
 
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, Group, JustifyMethod, RenderableType
-from rich.padding import Padding
+from rich.console import Console, ConsoleOptions, JustifyMethod, RenderableType
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
@@ -26,7 +24,6 @@ from harness.base.errors import UserError
 
 FOLDED = 24  # characters of a line in a column of long texts, at least
 FULL = 100_000  # characters of a line without a terminal
-FEWEST = 3  # columns of a table; cards show more than a table with fewer
 # All control characters except the tab and the newline: they move the cursor, set colors, end a line invisibly, reverse
 # the direction of the text that follows, are invisible (zero-width spaces, tags), or cannot be encoded (surrogates).
 CONTROL = re.compile(
@@ -112,8 +109,8 @@ def fitting(
     between: int,
     around: int,
     folding: Collection[str] = (),
-) -> list[int] | None:
-    """Return the numbers of the columns that fit; None if they are fewer than FEWEST, and cards are better.
+) -> list[int]:
+    """Return the numbers of the columns that fit.
 
     The first line is the header, and the first column always stays. `goes` has the order in which columns are dropped:
     each group is dropped together, because its columns mean nothing without each other. Columns that are not named
@@ -123,7 +120,7 @@ def fitting(
     every = list(range(len(header)))
     if width is None:
         return every
-    sizes = column_sizes(lines)
+    sizes = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]  # in cells: some signs fill two
     for number, name in enumerate(header):
         if name in folding:
             sizes[number] = min(sizes[number], max(FOLDED, cell_len(name)))
@@ -137,34 +134,10 @@ def fitting(
         if i not in named:
             order.append([i])
     kept = every
-    while sum(map(sizes.__getitem__, kept)) + between * (len(kept) - 1) + around > width:
-        if not order:
-            return None
+    while order and sum(map(sizes.__getitem__, kept)) + between * (len(kept) - 1) + around > width:
         dropped = order.pop(0)
         kept = [i for i in kept if i not in dropped]
-    if len(kept) < min(FEWEST, len(every)):
-        return None
     return kept
-
-
-def column_sizes(lines: Sequence[Sequence[str]]) -> list[int]:
-    """Return the number of terminal cells of each column's widest text."""
-    return [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
-
-
-def cards(lines: Sequence[Sequence[str]]) -> Group:
-    """Return each row as its first value, and below it the others with their names, without empty ones."""
-    header, *rows = lines
-    parts: list[RenderableType] = []
-    for row in rows:
-        values = Table(box=None, show_header=False, pad_edge=False)
-        values.add_column(no_wrap=True)
-        values.add_column(overflow="fold")
-        for name, value in list(zip(header, row, strict=True))[1:]:
-            if value:
-                values.add_row(Text(name), Text(value))
-        parts += [Text(row[0], overflow="fold"), Padding(values, (0, 0, 0, 2), expand=False)]
-    return Group(*parts)
 
 
 def further(header: Sequence[str], kept: Collection[int], where: str) -> str:
@@ -202,24 +175,16 @@ def show_table(
     lines, width = escaped([names_of_columns, *rows]), width_of(console)
     # Without a box, rich pads each cell by one space on either side; `pad_edge` also pads the ends of the line.
     kept = fitting(lines, width, goes, between=2, around=2 * pad_edge, folding=folding)
-    if kept is None:
-        if title is not None:
-            console.print(Text(title))
-        console.print(cards(lines), soft_wrap=False)
-        return
-    if width is None:
-        # Not by rich, whose console has a width in a pipe, too, and folds or cuts what is wider.
-        text = aligned(lines if names else lines[1:], columns, " " * pad_edge)
-        if title is not None:
-            text = f"{title}\n{text}"
-        console.out(text, end="", highlight=False)
-        return
-    table = Table(box=None, header_style="dim", pad_edge=pad_edge, show_header=names, title=title, title_justify="left")
+    table = Table(box=None, header_style="dim", pad_edge=pad_edge, show_header=names, title_justify="left")
+    table.title = None if title is None else Text(title)
     for i in kept:
         column = columns[i]
         justify: JustifyMethod = "right" if column.right else "left"
         table.add_column(column.name, justify=justify, no_wrap=not column.folds, overflow="fold")
     add_lines(table, lines[1:], kept)
+    if width is None:
+        console.out(printed(table), end="", highlight=False)  # a console has a width in a pipe, too, and folds lines
+        return
     console.print(table, crop=False)
     if note := further(lines[0], kept, where):
         console.print(folded(note, width), style="dim")
@@ -231,23 +196,8 @@ def add_lines(table: Table, lines: Sequence[Sequence[str]], kept: Sequence[int])
         table.add_row(*[Text(line[i]) for i in kept])
 
 
-def aligned(lines: Sequence[Sequence[str]], columns: Sequence[Column], edge: str) -> str:
-    """Return a table of any width as text, one line for each row."""
-    sizes = column_sizes(lines)
-    texts = []
-    for line in lines:
-        padded = []
-        for text, size, column in zip(line, sizes, columns, strict=True):
-            padding = " " * (size - cell_len(text))  # not str.ljust, which counts characters: some fill two cells
-            padded.append(padding + text if column.right else text + padding)
-        texts.append(f"{edge}{'  '.join(padded)}".rstrip() + "\n")
-    return "".join(texts)
-
-
-def fitting_boxed(
-    lines: Sequence[Sequence[str]], width: int | None, goes: Sequence[Collection[str]]
-) -> list[int] | None:
-    """Return the numbers of the columns of a boxed table that fit; None if cards are better."""
+def fitting_boxed(lines: Sequence[Sequence[str]], width: int | None, goes: Sequence[Collection[str]]) -> list[int]:
+    """Return the numbers of the columns of a boxed table that fit."""
     # Each cell has a space on either side, and the box has one between two cells; `printed` cuts the last of a line.
     return fitting(lines, width, goes, between=3, around=1)
 
@@ -258,22 +208,20 @@ def boxed(
     """Return a table of numbers under its title as text, with the columns that fit into this width."""
     lines = escaped(cells)
     kept = fitting_boxed(lines, width, goes)
-    if kept is None:
-        return f"{title}\n\n{printed(cards(lines), width or FULL)}"
     table = Table(title=Text(title), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for i in kept:
         table.add_column(Text(lines[0][i]), justify="right" if i else "left", no_wrap=True)
     add_lines(table, lines[1:], kept)
     # At full width, since rich counts that last space, too, and would shorten texts that just fit.
-    text, note = printed(table, FULL), further(lines[0], kept, where)
+    text, note = printed(table), further(lines[0], kept, where)
     if not note:
         return text
     return f"{text}\n{folded(note, width)}\n"
 
 
-def printed(renderable: RenderableType, width: int) -> str:
-    """Return the text that a terminal of this width shows, without colors and trailing spaces."""
+def printed(table: Table) -> str:
+    """Return the text of a table at full width, without colors and trailing spaces."""
     file = io.StringIO()
-    Console(file=file, width=width, color_system=None, force_jupyter=False).print(renderable)
+    Console(file=file, width=FULL, color_system=None, force_jupyter=False).print(table)
     lines = [line.rstrip() for line in file.getvalue().rstrip().splitlines()]
     return "\n".join([*lines, ""])

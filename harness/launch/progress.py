@@ -163,8 +163,6 @@ class LiveView(Watcher):
         drop_order = [["rewards"], ["entropies"], ["now"], list(NUMBERS)]
         width = terminal.width_of(self.console)
         kept = terminal.fitting(lines, width, drop_order, between=2, around=0, folding=["now"])
-        if kept is None:  # too narrow for a table of more than the cell and its step
-            kept = [0, 1]
         table = Table(box=None, header_style="dim", pad_edge=False)
         for i in kept:
             name = header[i]

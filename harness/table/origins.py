@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from harness.base import files
-from harness.base.errors import Damaged
 from harness.table.frames import BASE_MODEL, Axes, Frames, done_cells
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 HARNESS_DIGITS = 8  # digits of the hash of the harness in a sentence
-# The base models of the results that the repository keeps; an installed package does not have them.
-REFERENCE = Path(__file__).parents[2] / "results/reference/demo/base_model.json"
 
 # Values that should be equal in all cells of an experiment, with the beginning of the sentence if they are not.
 KINDS = {
@@ -119,42 +114,3 @@ def seeds_text(by_method: SeedsByMethod, methods: Mapping[str, DataFrame]) -> st
         listed = ", ".join(map(str, seeds))
         parts.append(f"{owners}: {word} {listed}")
     return "; ".join(parts)
-
-
-# Of the results that the repository keeps
-
-
-def reference_notes(present: Iterable[tuple[str, str | None]], reference: Path | None = None) -> list[str]:
-    """Return a sentence on each model whose base model is not one that the kept results are of.
-
-    `present`: names of models with the digests of their base models, as a row has them.
-    """
-    by_model: dict[str, set[str]] = {}
-    for model, digests in present:
-        if digests:
-            by_model.setdefault(model, set()).update(digests.split(", "))
-    notes = []
-    for model, known in kept_base_models(reference or REFERENCE).items():
-        others = sorted(by_model.get(model, set()) - known.keys())
-        if others:
-            kept = ", ".join(f"{digest} on {processor}" for digest, processor in known.items())
-            notes.append(
-                f"The base model {model} is {', '.join(others)}. The results in results/reference are of another one "
-                f"({kept}), so digits differ from theirs."
-            )
-    return notes
-
-
-def kept_base_models(reference: Path) -> dict[str, dict[str, str]]:
-    """Return the kept base models by name: the processor of each digest."""
-    try:
-        content = files.read_json(reference)
-    except FileNotFoundError:
-        return {}
-    by_model: dict[str, dict[str, str]] = {}
-    try:
-        for kept in content["base_models"]:
-            by_model.setdefault(kept["model"], {})[kept["digest"]] = kept["processor"]
-    except (KeyError, TypeError) as error:
-        raise Damaged(reference, "it must list base_models, each with model, digest and processor") from error
-    return by_model

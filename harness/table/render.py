@@ -26,7 +26,6 @@ from harness.table.columns import (
 )
 from harness.table.frames import BASE_MODEL
 from harness.table.leaderboard import LeaderboardRow, place_text
-from harness.table.origins import reference_notes
 from harness.table.statistics import NEAR_BOUND as NEAR_BOUND_PROBLEMS
 from harness.table.verified import ANSWERS, AUTHOR, COUNTED, COUNTS, JUDGED, PROMISE, REPLAY, REPORTED
 
@@ -62,8 +61,8 @@ def render_rows(
         lines = table_lines(section, columns)
         if how == "table" and width is not None:
             short_lines = table_lines(section, columns, intervals=False)
-            # Intervals go only if that keeps a column. Cards, which are 0 columns, have room for them.
-            if columns_that_fit(short_lines, width) > columns_that_fit(lines, width) > 0:
+            # Intervals go only if that keeps a column.
+            if columns_that_fit(short_lines, width) > columns_that_fit(lines, width):
                 lines = short_lines
                 if WITHOUT_INTERVALS not in notes:
                     notes.insert(0, WITHOUT_INTERVALS)
@@ -72,11 +71,8 @@ def render_rows(
 
 
 def columns_that_fit(lines: list[list[str]], width: int) -> int:
-    """Return the number of columns, apart from seeds, that fit into a terminal; 0 if not even a table fits."""
-    kept = terminal.fitting_boxed(lines, width, drop_order(lines[0]))
-    if kept is None:
-        return 0
-    headers = [lines[0][column] for column in kept]
+    """Return the number of columns, apart from seeds, that fit into a terminal."""
+    headers = [lines[0][column] for column in terminal.fitting_boxed(lines, width, drop_order(lines[0]))]
     # Seeds are dropped before the intervals, so a column of seeds must not be what these make room for.
     return len(headers) - headers.count("seeds")
 
@@ -186,7 +182,7 @@ def row_notes(rows: Sequence[LeaderboardRow]) -> list[str]:
     if any(row.method == BASE_MODEL for row in rows):
         texts.append(f"{BASE_MODEL}: the model before training, by its evaluation at step 0.")
     texts += dict.fromkeys(f"{row.method} = {row.made_of}" for row in rows if row.made_of)
-    texts += [*mixed_notes(rows), *reference_notes((row.model, row.base_model) for row in rows)]
+    texts += mixed_notes(rows)
     if any(row.seeds_done == 1 for row in rows):
         texts.append("One seed cannot tell how much seeds differ: rows with one seed have no interval and no mark.")
     if needed := {row_place(row): row.seeds_needed for row in rows if row.seeds_needed}:

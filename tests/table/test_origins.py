@@ -5,13 +5,11 @@ from __future__ import annotations
 import csv
 import html
 import io
-import json
 from pathlib import Path
 
 import pytest
 from boards import MadeUpMatrix, json_rows, show_table, smoke_matrix
 
-from harness.base.errors import Damaged
 from harness.page import page
 from harness.page.content import content_of_config, content_of_experiment
 from harness.table import origins
@@ -163,19 +161,3 @@ def test_mixed_code_by_commit(tmp_path: Path, mlflow_uri: str) -> None:
         f"cells were made by different code of the harness: {COMMIT} (grpo: seeds 0, 1; clip_b: seed 0), "
         "0.1.0 dddddddd (clip_b: seed 1)"
     ]
-
-
-def test_reference_notes(tmp_path: Path) -> None:
-    kept = tmp_path / "base_model.json"
-    ours = [("countdown-tiny", "aaaa, cccc"), ("countdown-tiny", None), ("mine", "dddd")]
-    assert origins.reference_notes(ours, kept) == [], "an installed package has no results"
-    known = [{"model": "countdown-tiny", "digest": digest, "processor": "a CPU"} for digest in ("aaaa", "bbbb")]
-    kept.write_text(json.dumps({"base_models": known}))
-    assert origins.reference_notes(ours, kept) == [
-        "The base model countdown-tiny is cccc. The results in results/reference are of another one "
-        "(aaaa on a CPU, bbbb on a CPU), so digits differ from theirs."
-    ]
-    assert origins.reference_notes([("countdown-tiny", "bbbb")], kept) == []
-    kept.write_text('{"base_models": [{"model": "countdown-tiny"}]}')
-    with pytest.raises(Damaged, match="it must list base_models, each with model, digest and processor"):
-        origins.reference_notes(ours, kept)

@@ -81,25 +81,6 @@ def test_render_drops_intervals_before_columns() -> None:
     assert "[-0.125, 0.500]" in render(rows, "table")
 
 
-def test_render_cards_where_no_table_fits() -> None:
-    lines = render(ROWS[:2], "table", 40).splitlines()
-    assert lines[:5] == [
-        "countdown, tiny",
-        "",
-        "grpo",
-        "  Avg@K           0.250 ±0.125",
-        "  Pass@16         0.250 ±0.125",
-    ]
-    assert "  entropy, start  0.500 ±0.125" in lines[lines.index("adaptive_entropy") :]
-
-
-def test_render_names_another_base_model() -> None:
-    other = dataclasses.replace(row("grpo", 0.25), model="countdown-tiny", base_model="0123456789ab")
-    note = "The base model countdown-tiny is 0123456789ab. The results in results/reference are of another one"
-    assert note in render([other], "md")
-    assert "results/reference" not in render([row("grpo", 0.25)], "md")
-
-
 def test_render_escapes_html_in_markdown() -> None:
     assert r"| a\<b>\\\| | 0.250" in render([row("a<b>\\|", 0.25)], "md")
 
