@@ -39,8 +39,6 @@ ELSEWHERE = ("name", "results", "tracking", "launch", "hardware", "checkpoint", 
 NO_CELL = ""  # the key of a cell that a pack lacks
 NO_RUN = "without a run"  # the state of a cell
 
-Pairs = tuple[tuple[str, str], ...]
-
 
 @dataclass(frozen=True)
 class Expected:
@@ -236,20 +234,6 @@ def adopted_cell(run: Run, alike: Expected) -> Expected:
     )
 
 
-# Runs with the settings of a matrix
-
-
-def settings_of(params: Mapping[str, str]) -> Pairs:
-    """Return the parameters that all cells of a matrix share."""
-    varied = (*AXES, *further_axes(params), READ_ONLY)
-    shared = []
-    for key, value in params.items():
-        # Options belong to their method: method.clip_b.share differs within a matrix, as methods do.
-        if key.partition(".")[0] not in AXES and key not in varied:
-            shared.append((key, value))
-    return tuple(sorted(shared))
-
-
 def further_axes(params: Mapping[str, str]) -> list[str]:
     """Return the keys of the axes that a run's configuration names."""
     return params["axes"].split(", ") if params.get("axes") else []
@@ -337,12 +321,6 @@ class Experiment:
                 specs.append(CellSpec.parse(text, Path(f"{SPEC} of the run {run.name!r} of {self.name!r}")))
         return specs
 
-    def others(self, of: Board) -> list[Run]:
-        """Return the runs with the settings of a matrix that belong to none of its cells."""
-        cells = {cell.cell for cell in of.expected}
-        settings = settings_of(of.expected[0].params)
-        return [run for run in self.runs if run.tags["cell"] not in cells and settings_of(run.params) == settings]
-
     def outcomes_of(self, cells: Collection[str]) -> dict[str, Outcome]:
         """Return the outcomes of those among these cells that are done.
 
@@ -427,26 +405,22 @@ def missing_sentences(board: Board, experiment: Experiment) -> list[str]:
 
 
 def runs_left_out(board: Board, experiment: Experiment) -> list[str]:
-    """Return sentences on the runs of earlier versions of the matrix's cells, and of other cells with its settings."""
-    present = {run_key(cell.params): cell.sources or {} for cell in board.expected}
-    others, edited, names = 0, 0, set[str]()
-    for run in experiment.others(board):
+    """Return a sentence on the runs of earlier versions of the matrix's cells."""
+    cells, present = set(), {}
+    for cell in board.expected:
+        cells.add(cell.cell)
+        present[run_key(cell.params)] = cell.sources or {}
+    edited, names = 0, set[str]()
+    for run in experiment.runs:
         sources = present.get(run_key(run.params))
-        if sources is None:
-            others += 1
-        else:
+        if sources is not None and run.tags["cell"] not in cells:
             edited += 1
             names.update(edited_components(sources_in(run.tags) or {}, sources))
-    sentences = []
-    if edited:
-        whose = f" of {', '.join(sorted(names))}" if names else ""
-        runs, verb = ("1 run", "is") if edited == 1 else (f"{edited} runs", "are")
-        sentences.append(f"{runs} of an earlier version{whose} {verb} left out.")
-    if others == 1:
-        sentences.append("1 run of another cell with the same settings is left out.")
-    elif others:
-        sentences.append(f"{others} runs of other cells with the same settings are left out.")
-    return sentences
+    if not edited:
+        return []
+    whose = f" of {', '.join(sorted(names))}" if names else ""
+    verb = "is" if edited == 1 else "are"
+    return [f"{plural(edited, 'run')} of an earlier version{whose} {verb} left out."]
 
 
 def run_key(params: Mapping[str, str]) -> frozenset[tuple[str, str]]:
