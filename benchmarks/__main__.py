@@ -29,7 +29,7 @@ from benchmarks import (
     tokenstats,
     verify,
 )
-from benchmarks.common import processor
+from harness.base.devices import processor
 
 PAGE = Path(__file__).parents[1] / "results/reference/speed/bench.md"
 BENCHMARKS = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 from transformers.utils import logging
 
 from harness import config
+from harness.base.devices import processor
 from harness.matrix import Cell
 from harness.train import parts
 from harness.train.trainer import Trainer
@@ -45,12 +45,3 @@ def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> N
         f"\n{processor()}, {os.cpu_count()} cores, Python {platform.python_version()}, load {load} at the end\n",
         flush=True,
     )
-
-
-def processor() -> str:
-    """Return the name of this machine's processor, or its architecture where Linux does not say."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.machine()

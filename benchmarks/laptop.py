@@ -37,9 +37,10 @@ import torch
 from transformers import AutoTokenizer, PrinterCallback, TrainerCallback
 
 import tasks
-from benchmarks.common import demo_trainer, processor, show
+from benchmarks.common import demo_trainer, show
 from benchmarks.memory import memory_mib
 from harness.base import files
+from harness.base.devices import processor
 from harness.rollout import models
 from harness.tokens.metrics import Stopwatch
 from harness.verify.pool import VerifierPool

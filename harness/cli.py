@@ -7,7 +7,6 @@ import importlib
 import io
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Sequence
 from importlib import metadata
@@ -78,17 +77,11 @@ def parse_command(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def describe_version() -> str:
     """Return the installed version, and the commit if the code is a checkout."""
-    root = Path(__file__).parent.parent
+    from harness.cells.provenance import COMMIT_DIGITS, checkout
+
+    commit, _ = checkout(Path(__file__).parents[1])
     version = f"entrobench {metadata.version('entrobench')}"
-    if not (root / ".git").exists():
-        return version
-    try:
-        git = subprocess.run(
-            ["git", "-C", str(root), "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
-        )
-    except (OSError, subprocess.CalledProcessError):  # git is not installed, or the repository has no commit yet
-        return version
-    return f"{version} (commit {git.stdout.strip()})"
+    return version if commit is None else f"{version} (commit {commit[:COMMIT_DIGITS]})"
 
 
 def stop_on_signals() -> None:

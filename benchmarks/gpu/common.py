@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from benchmarks.common import processor
+from harness.base.devices import processor
 from harness.base.shape import Shape
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,9 +1,10 @@
-"""The cores and the GPUs that this process may use, and the device of a cell; imports no torch."""
+"""The processor, the cores and the GPUs that this process may use, and the device of a cell; imports no torch."""
 
 from __future__ import annotations
 
 import functools
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -33,6 +34,16 @@ def usable_cores() -> int:
         if value.isdigit():
             limits.append(int(value))
     return max(int(min(limits)), 1)
+
+
+def processor() -> str:
+    """Return the name of the CPU, or its architecture where the system does not say."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    for line in lines:
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def available_memory() -> int:

@@ -6,14 +6,12 @@ up to 500 times as much was reported.
 
 from __future__ import annotations
 
-import platform
 import subprocess
 from functools import cache
 from importlib import metadata
-from pathlib import Path
 from time import perf_counter
 
-from harness.base import files, identities
+from harness.base import devices, files, identities
 from harness.base.errors import Damaged
 from harness.base.processes import python_command
 
@@ -24,7 +22,7 @@ SECONDS = 0.1  # for each type
 @cache
 def bfloat16_speed() -> float:
     """Return how many times as fast as in float32 one core of this machine multiplies in bfloat16."""
-    processor = identities.key({"processor": processor_name(), "torch": metadata.version("torch")})
+    processor = identities.key({"processor": devices.processor(), "torch": metadata.version("torch")})
     file = files.default_cache() / "machine" / f"{processor}.json"
     try:
         return float(files.read_sealed(file)["bfloat16_speed"])
@@ -43,15 +41,6 @@ def measured_apart() -> float:
         return 0.0
     process.check_returncode()
     return round(float(process.stdout), 2)
-
-
-def processor_name() -> str:
-    """Return the processor's name and its instruction sets, or what Python knows of it."""
-    described = Path("/proc/cpuinfo")
-    if not described.exists():
-        return platform.processor()
-    lines = described.read_text().splitlines()
-    return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
 
 
 def measure() -> float:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from harness.base import files, identities
+from harness.base import devices, files, identities
 from harness.base.errors import Damaged
 from harness.cells.source_digest import harness_digest
 
@@ -21,6 +21,7 @@ UNPACKED = "unpacked.json"  # only of a cell that comes from a pack
 CHECKED_TAG = "checked"  # of its run
 BASE_MODEL_TAG, HARNESS_TAG = "model.digest", "code.harness"
 VERSION_TAG, ROUNDING_TAG = "version.", "rounding."  # beginnings of tags
+COMMIT_DIGITS = 8  # digits of a commit in tables and messages
 PACKAGES = ("torch", "transformers", "lm-eval", "math-verify")
 
 
@@ -112,7 +113,7 @@ def begin_attempt(
         dirty=dirty,
         sources=sources,
         versions=versions,
-        processor=gpu or processor(),
+        processor=gpu or devices.processor(),
         device=device,
         base_model=base_model,
         harness=harness or harness_digest(),
@@ -152,16 +153,6 @@ def checkout(root: Path) -> tuple[str | None, bool | None]:
 
 def output_of(command: list[str]) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
-
-
-def processor() -> str:
-    """Return the name of the CPU."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    for line in lines:
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 # Cells from a pack

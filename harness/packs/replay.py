@@ -9,11 +9,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.base.devices import processor
 from harness.base.errors import UserError, nearest
 from harness.cells import evaluations
 from harness.cells.evaluations import evaluation_path
 from harness.cells.log import MetricsLog
-from harness.cells.provenance import Made, processor
+from harness.cells.provenance import Made
 from harness.cells.spec import CellSpec
 from harness.packs.archive import Pack
 from harness.packs.slim import is_slim, slim_line

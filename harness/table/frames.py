@@ -62,7 +62,14 @@ import numpy as np
 from harness.base.errors import UserError
 from harness.cells.evaluations import pass_at_k, right_distinct
 from harness.cells.log import NO_SIGNAL
-from harness.cells.provenance import BASE_MODEL_TAG, CHECKED_TAG, HARNESS_TAG, ROUNDING_TAG, VERSION_TAG
+from harness.cells.provenance import (
+    BASE_MODEL_TAG,
+    CHECKED_TAG,
+    COMMIT_DIGITS,
+    HARNESS_TAG,
+    ROUNDING_TAG,
+    VERSION_TAG,
+)
 from harness.cells.state import STOPPED
 from harness.config import OWN, PUBLISHED
 from harness.rollout.digests import SHOWN
@@ -77,7 +84,6 @@ if TYPE_CHECKING:
 BASE_MODEL = "base model"  # the method of the rows of the model before any training
 BEFORE, AFTER = "before", "after"  # moments
 DONE = "done"  # a state
-COMMIT_DIGITS = 8  # digits of a commit in a table
 
 TABLE = ["task", "evaluated", "model", "setting"]  # methods are compared within these
 ROW = ["method", *TABLE]  # cells with the same values are the seeds of one row of the leaderboard

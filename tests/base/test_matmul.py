@@ -33,7 +33,7 @@ def test_bfloat16_speed_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [matmul.bfloat16_speed(), matmul.bfloat16_speed()] == [1.0, 1.0]
     matmul.bfloat16_speed.cache_clear()  # as in another process
     assert matmul.bfloat16_speed() == 1.0
-    monkeypatch.setattr(matmul, "processor_name", lambda: "another processor")
+    monkeypatch.setattr(matmul.devices, "processor", lambda: "another processor")
     matmul.bfloat16_speed.cache_clear()
     assert matmul.bfloat16_speed() == 3.0
 

@@ -13,8 +13,9 @@ from commands import verify
 from trainers import SHORT
 
 from harness.base import files
+from harness.base.devices import processor
 from harness.cells.log import MetricsLog
-from harness.cells.provenance import Made, processor
+from harness.cells.provenance import Made
 from harness.cells.spec import CellSpec
 from harness.config import load_config
 from harness.matrix import cells
