@@ -203,7 +203,7 @@ def assess(
         if earlier is None or earlier.sources != sources:
             record_attempt(task_folder, engine.config, sources, digest)
         prompts = [record["prompt"] for record in evaluation.samples]
-        some, _ = count_unread(tokenizer, prompts, model.chat)
+        some = count_unread(tokenizer, prompts, model.chat)
         result = {
             "task": name,
             **evaluation.counts(),

@@ -39,7 +39,7 @@ from harness.rollout import models
 from harness.rollout.vllm import VllmEngine
 from harness.train import loading  # noqa: F401  before anything else of transformers
 from harness.train.checkpoint import Checkpoints, NoneWhole
-from harness.train.parts import Parts, begin_cell, build_parts, source_classes, training_device, unread
+from harness.train.parts import Parts, begin_cell, build_parts, source_classes, training_device
 from harness.train.trainer import Trainer
 from harness.verify.pool import VerifierPool
 
@@ -263,7 +263,7 @@ def run_cell(
             trainer = trainer_of(spec, parts, folder, checkpoints)
         if isinstance(parts.engine, VllmEngine) and ranks.own_rank() == 0:
             provenance.note_runner(folder, parts.engine.runner)
-        status.note(reason=unread(parts, spec), device=device, where=where(device))
+        status.note(reason=None, device=device, where=where(device))
         # SLURM's notice before a job's time is over. Our own launchers block it in ranks, and ask by a byte on stdin.
         signal.signal(signal.SIGUSR2, lambda *_: leaving.set())
         trainer.run(lambda step: status.note(durable_step=step), lambda: leaving.is_set() or is_stopped(folder))

@@ -82,26 +82,14 @@ def render_chat(
     return text
 
 
-def count_unread(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], chat: Chat = PLAIN) -> tuple[int, int]:
-    """Return the numbers of prompts in which some, and in which all, letters and digits are unknown to the tokenizer.
+def count_unread(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], chat: Chat = PLAIN) -> int:
+    """Return the number of prompts of which the tokenizer leaves out letters or digits.
 
-    In the latter, the model reads the chat template and nothing of the problem. Worked examples are left out: their
-    letters do not show whether those of the problem were read.
+    Worked examples are left out: their letters do not show whether those of the problem were read.
     """
-
-    def readable(prompt: str) -> set[str]:
-        alone = render_prompt(tokenizer, Problem("", prompt, ""), chat)
-        return set(tokenizer.decode(alone, skip_special_tokens=True))
-
-    in_template = readable("")
-    some = all_of_them = 0
+    unread = 0
     for prompt in prompts:
-        written = {character for character in prompt if character.isalnum()}
-        read = readable(prompt)
-        if written - read:
-            some += 1
-        # A letter that is also in the template does not show whether the prompt's own was read.
-        telling = written - in_template
-        if telling and not telling & read:
-            all_of_them += 1
-    return some, all_of_them
+        alone = render_prompt(tokenizer, Problem("", prompt, ""), chat)
+        read = set(tokenizer.decode(alone, skip_special_tokens=True))
+        unread += any(character.isalnum() and character not in read for character in prompt)
+    return unread

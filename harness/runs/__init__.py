@@ -114,6 +114,8 @@ def look_at_models(todo: Sequence[Cell]) -> None:
         if seen.hopeless:
             raise UserError(line)
         console.print(line, style="" if seen.can_learn else "yellow")
+        for note in seen.notes:
+            console.print(f"note: {note}", style="yellow")
 
 
 def stop_cells(config: Config, method: str, seed: int | None, *, undo: bool) -> list[Cell]:

@@ -122,7 +122,7 @@ def sampled(name: str, task: Task, config: Config, problems: int, samples: int) 
     from transformers.utils.logging import disable_progress_bar
 
     from harness.rollout.ends import end_tokens
-    from harness.rollout.rendering import chat_template, with_instruction
+    from harness.rollout.rendering import chat_template, count_unread, with_instruction
     from harness.train.evaluate import Evaluator
     from harness.train.policy import context_of
     from harness.train.untrained import untrained_engine
@@ -166,6 +166,9 @@ def sampled(name: str, task: Task, config: Config, problems: int, samples: int) 
     notes = []
     if not chats and INSTRUCT.search(f"{model.name} {model.path or ''}"):
         notes.append("its name is that of a model for chats, and it has no chat template: it reads plain text")
+    prompts = [problem.prompt for problem in available[:problems]]
+    if unread := count_unread(tokenizer, prompts, model.chat):
+        notes.append(f"the tokenizer leaves letters out of {unread} of {len(prompts)} prompts")
     if scores is not None:
         notes.append("training rewards scores; Avg@K and Pass@K count right responses")
     responses = len(evaluation.right) * samples

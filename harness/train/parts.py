@@ -29,7 +29,7 @@ from harness.rollout import choice, engines, models
 from harness.rollout.ends import end_tokens
 from harness.rollout.proof import check_engine_weights
 from harness.rollout.protocol import Engine
-from harness.rollout.rendering import Chat, count_unread, with_instruction
+from harness.rollout.rendering import Chat, with_instruction
 from harness.train import gpu_memory
 from harness.train.evaluate import Evaluator, evaluate_cell
 from harness.train.filter import RESPONSES, Asker, TrainingPool, training_pool
@@ -215,29 +215,3 @@ def evaluation_tasks_of(config: Config, trained_on: str, chat: Chat) -> dict[str
         # Named before the model's instruction is added: scores of several models share the name of their evaluation.
         evaluation_tasks[tasks.evaluation_name(built)] = with_instruction(built, chat)
     return evaluation_tasks
-
-
-LOOKED_AT = 512  # training prompts; all prompts of a large set would take too long at the start of a cell
-
-
-def unread(parts: Parts, spec: CellSpec) -> str | None:
-    """Return a warning, printed too, if the tokenizer leaves letters out of training prompts.
-
-    Some letters may not matter. But if none is left of any prompt, all problems look the same to the model, and rewards
-    would teach nothing: UserError.
-    """
-    problems = parts.pool.problems
-    stride = -(-len(problems) // LOOKED_AT)  # rounded up
-    prompts = [problem.prompt for problem in problems[::stride]]
-    some, everything = count_unread(parts.tokenizer, prompts, parts.chat)
-    if everything == len(prompts):
-        raise UserError(
-            f"the tokenizer of {spec.key.model} has no token for any letter or digit of {everything} prompts of "
-            f"{spec.key.task}, which would all look the same; train a model that can read them"
-        )
-    if not some:
-        return None
-    warning = f"warning: the tokenizer leaves letters out of {some} of {len(prompts)} training prompts"
-    if ranks.own_rank() == 0:
-        print(warning, flush=True)
-    return warning

@@ -10,7 +10,9 @@ from transformers import PreTrainedTokenizerFast
 
 from harness.base.errors import UserError
 from harness.base.task import Problem
-from harness.rollout.rendering import Chat, render_prompt
+from harness.rollout.rendering import Chat, count_unread, render_prompt
+from tasks import base_model
+from tasks.countdown.recipe import CountdownRecipe
 
 CHAT = (
     "{{ bos_token }}{% for m in messages %}<{{ m.role }}>\n{{ m.content | trim }}\n{% endfor %}"
@@ -67,3 +69,18 @@ def test_identity_without_shots() -> None:
 def test_render_prompt_where_the_template_fails(template: str, sentence: str) -> None:
     with pytest.raises(UserError, match=rf"^the chat template of /models/m cannot render a prompt: .*{sentence}"):
         render_prompt(tokenizer(), PROBLEM, Chat(template=template))
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("prompts", "chat", "count"),
+    [
+        (["1+2", "3"], Chat(), 0),
+        (["1+2", "x=3", "abc", "αβγ", "+-*"], Chat(), 3),
+        (["x=3"], Chat(system="7"), 1),
+        (["1", "x"], Chat(template="4"), 2),  # a template that forgets what it is given loses digits as well
+    ],
+)
+def test_count_unread(prompts: list[str], chat: Chat, count: int) -> None:
+    encoder = base_model.tokenizer(CountdownRecipe())  # letters of \boxed alone
+    assert count_unread(encoder, prompts, chat) == count
