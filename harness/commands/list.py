@@ -12,7 +12,6 @@ from harness import config as configs
 from harness.base import terminal
 from harness.base.errors import UserError
 from harness.base.terminal import Column, console
-from harness.base.units import plural
 from harness.commands.common import Commands, command, with_plugins
 from harness.methods import refusals
 from harness.methods.composition import Method
@@ -23,7 +22,6 @@ Rows = list[list[str]]  # a name and a text about it
 Plugins = Sequence[str]
 
 EXAMPLES = (
-    "entrobench list",
     "entrobench list methods",
     "entrobench list methods --for trl",
     "entrobench list tasks --plugin my_tasks",
@@ -35,7 +33,7 @@ def add(commands: Commands) -> None:
     parser = command(
         commands, "list", "methods, tasks, models, configs and studies that exist, one line each", EXAMPLES
     )
-    parser.add_argument("what", nargs="?", choices=[*LISTS], help="without it: the number of each")
+    parser.add_argument("what", choices=[*LISTS], help="which of these")
     parser.add_argument(
         "--for",
         dest="trainer",
@@ -48,9 +46,6 @@ def add(commands: Commands) -> None:
 def call(arguments: argparse.Namespace) -> int:
     if arguments.trainer is not None and arguments.what != "methods":
         raise UserError(f"--for {arguments.trainer} is about methods; write entrobench list methods --for trl")
-    if arguments.what is None:
-        print_counts(arguments.plugin)
-        return 0
     groups = LISTS[arguments.what](arguments.plugin)
     if arguments.trainer is not None:
         groups = by_trainer(groups, arguments.trainer, arguments.plugin)
@@ -58,17 +53,6 @@ def call(arguments: argparse.Namespace) -> int:
         heading = f"{len(rows)} {title}" if len(groups) > 1 else None
         terminal.show_table(console, [Column("name"), Column("about", folds=True)], rows, title=heading, names=False)
     return 0
-
-
-def print_counts(plugins: Plugins) -> None:
-    rows = []
-    for what, rows_by_group in LISTS.items():
-        counts = []
-        for title, group in rows_by_group(plugins).items():
-            noun = title.partition(":")[0].removesuffix("s")  # "controls: joined to ..." has the noun control
-            counts.append(plural(len(group), noun))
-        rows.append([what, ", ".join(counts), f"entrobench list {what}"])
-    terminal.show_table(console, [Column("what"), Column("number", folds=True), Column("command")], rows, names=False)
 
 
 def list_methods(plugins: Plugins) -> dict[str, Rows]:
