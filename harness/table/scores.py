@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from harness.cells.evaluations import powers_of_two
 from harness.table.frames import Frames, done_cells
 from harness.table.statistics import Floats, is_near_bound
 
@@ -105,7 +106,7 @@ def scores_by_k(
     powers: set[int] = set()
     if done:
         samples = int(frames.counts(done[0].iloc[:1], "samples")[0, 0])
-        powers = {2**i for i in range(samples.bit_length())}  # 1, 2, 4 ... up to the samples
+        powers = set(powers_of_two(samples))
     cells = {method: [of_method] for method, of_method in methods.items()}
     return {each: table_scores(frames, cells, [each], baseline) for each in (None, *sorted(powers | {k}))}
 
