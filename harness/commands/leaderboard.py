@@ -77,6 +77,7 @@ def call(arguments: argparse.Namespace) -> int:
         columns.check_columns("--sort", [arguments.sort])
     parts = selected_parts(arguments)
     if arguments.format == "parquet":
+        formats.check_any_done(parts)
         tables = {part.title: frames.with_base_models(part.shown) for part in parts}
         formats.write_parquet(tables, arguments.out)
         return 0
@@ -104,17 +105,12 @@ def check_options(arguments: argparse.Namespace) -> None:
         raise UserError(f"--compare has no --format {how}; allowed: table, md, csv, json")
     if how == "parquet" and arguments.out is None:
         raise UserError("--format parquet goes to a file, and --out names none")
-    other = f"--format {how}"
-    if arguments.compare:
-        other = "--compare"
-    options = {"--columns": arguments.columns, "--sort": arguments.sort}
-    for name, value in options.items():
-        if not value:
-            continue
-        if other != f"--format {how}" or how in ("latex", "parquet"):
+    other = "--compare" if arguments.compare else f"--format {how}"
+    for name, value in (("--columns", arguments.columns), ("--sort", arguments.sort)):
+        if value and (arguments.compare or how in ("latex", "parquet")):
             raise UserError(f"{name} chooses in the table of scores, and {other} asks for another")
-        if name == "--columns" and how in ("csv", "json"):
-            raise UserError(f"--columns chooses what people see (--format table or md); {other} holds every number")
+    if arguments.columns and how in ("csv", "json"):
+        raise UserError(f"--columns chooses what people see (--format table or md); {other} holds every number")
 
 
 def selected_parts(arguments: argparse.Namespace) -> list[Part]:

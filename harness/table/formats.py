@@ -53,21 +53,10 @@ LATEX_SIGNS = str.maketrans(
     }
 )
 MIXED_MARK = r"\textsuperscript{\S}"  # behind a method whose cells, or the baseline's, are not of one experiment
-# Columns of a Parquet file by those of the frames, with their types: the file names tasks as the leaderboard does.
-PARQUET_COLUMNS = {
-    "experiment": ("experiment", "string"),
-    "method": ("method", "string"),
-    "task": ("trained_on", "string"),
-    "evaluated": ("task", "string"),
-    "model": ("model", "string"),
-    "setting": ("setting", "string"),
-    "seed": ("seed", "int64"),
-    "problem": ("problem", "string"),
-    "right": ("right", "int32"),
-    "samples": ("samples", "int32"),
-    "right_distinct": ("right_distinct", "int32"),
-    "solutions": ("solutions", "int32"),
-}
+# The columns of a Parquet file; it names tasks as the leaderboard does. Of Int32 a missing value is null in the file.
+ANSWER_COLUMNS = ("experiment", "method", "task", "evaluated", "model", "setting", "seed", "problem")
+ANSWER_COUNTS = {"right": "int32", "samples": "int32", "right_distinct": "Int32", "solutions": "Int32"}
+RENAMED = {"task": "trained_on", "evaluated": "task"}
 
 
 def render_parts(
@@ -272,16 +261,11 @@ def as_latex(text: str) -> str:
 def write_parquet(tables: Mapping[str, Frames], path: Path) -> None:
     """Write a row for each experiment, method, task, model, seed and problem that is done."""
     import pandas
-    import pyarrow
 
     parts = [answer_rows(frames).assign(experiment=experiment) for experiment, frames in tables.items()]
-    rows = pandas.concat(parts, ignore_index=True)[list(PARQUET_COLUMNS)]
-    rows.columns = [column for column, _ in PARQUET_COLUMNS.values()]
-    for column in ("right_distinct", "solutions"):
-        rows[column] = rows[column].astype("Int32")  # whose missing values are null in the file
-    schema = pyarrow.schema([(column, pyarrow.type_for_alias(kind)) for column, kind in PARQUET_COLUMNS.values()])
+    rows = pandas.concat(parts, ignore_index=True)[[*ANSWER_COLUMNS, *ANSWER_COUNTS]]
     with files.atomic(path) as file:
-        rows.to_parquet(file, index=False, schema=schema)
+        rows.astype(ANSWER_COUNTS).rename(columns=RENAMED).to_parquet(file, index=False)
 
 
 def answer_rows(frames: Frames) -> DataFrame:
