@@ -431,16 +431,9 @@ def measure_pull(method: Method, probe: Probe) -> Pull:
         slope_B = (ahead_B - behind_B) / (2 * NUDGE)
         slope_T = slope_B[batch.sequence_T].where(here_T, slope_T)
     require_finite("the gradient by log p", gradient_T, slope_T)
-    policy_gradient_T = signal.advantages_T * factor_of(method, probe, signal) * signal.scale_T
+    factor_T = math.prod(factors(method, probe).values(), start=torch.ones_like(signal.weights_T))
+    policy_gradient_T = signal.advantages_T * factor_T * signal.scale_T
     return Pull(-gradient_T, slope_T, policy_gradient_T)
-
-
-def factor_of(method: Method, probe: Probe, signal: Signal) -> Tensor:
-    """Return the product of all weights and gates."""
-    factor_T = torch.ones_like(signal.weights_T)
-    for control_T in factors(method, probe).values():
-        factor_T = factor_T * control_T
-    return factor_T
 
 
 def direction(subject: Subject) -> str:

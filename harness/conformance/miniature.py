@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -183,19 +183,6 @@ class Low:
         return []
 
 
-class UnusedVerifier:
-    """A verifier that must not be called: the task judges its responses alone."""
-
-    def verdicts(self, pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
-        raise AssertionError("this task needs no verifier")
-
-    def judged_by(self, judge: str, questions: Sequence[tuple[str, str]]) -> list[Verdict]:
-        raise AssertionError("this task needs no verifier")
-
-    def scored_by(self, judge: str, questions: Sequence[tuple[str, str]]) -> list[tuple[Verdict, float]]:
-        raise AssertionError("this task needs no verifier")
-
-
 def miniature_trainer(method: Method, model: Path, folder: Path, size: Size, steps: int) -> Trainer:
     """Return the trainer of a method before its first step, on the model that `write_model` has written."""
     train = Train(
@@ -236,7 +223,7 @@ def miniature_trainer(method: Method, model: Path, folder: Path, size: Size, ste
         engine=Script(size.vocabulary),
         tokenizer=Tokens(),
         ends=(),
-        verifier=UnusedVerifier(),
+        verifier=cast(Verifier, None),  # the task judges its responses alone
         chat=PLAIN,
     )
     trainer = Trainer(parts, folder)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pandas
 from pandas import DataFrame
 
 from harness.base.units import plural
@@ -201,28 +202,16 @@ def over_axis(axis: str, held: str, rows: Sequence[LeaderboardRow]) -> list[Figu
 
 
 def axis_values(axis: str, rows: Sequence[LeaderboardRow]) -> tuple[list[str], dict[str, float], dict[str, Any]]:
-    """Return the values at an axis, the numbers of numeric values, and the options of a figure over it."""
+    """Return the values at an axis, their numbers if all have one, and the options of a figure over it."""
     values = list(dict.fromkeys(row.setting[axis] for row in rows))
-    numbers = {}
-    for value in values:
-        number = finite_number(value)
-        if number is not None:
-            numbers[value] = number
-    if len(numbers) < len(values):
-        return values, numbers, {"names": True}
+    numbers = dict(zip(values, pandas.to_numeric(pandas.Series(values), errors="coerce").tolist(), strict=True))
+    if not np.isfinite(list(numbers.values())).all():
+        return values, {}, {"names": True}
     values = sorted(values, key=numbers.__getitem__)
     ticks = sorted(numbers.values())
     # Logarithmic from a factor of 10 on, which rounding may leave at 9.999...
     is_wide = 0 < 9.99 * ticks[0] <= ticks[-1]
     return values, numbers, {"log_x": is_wide, "ticks": ticks}
-
-
-def finite_number(text: str) -> float | None:
-    try:
-        number = float(text)
-    except ValueError:
-        return None
-    return number if math.isfinite(number) else None
 
 
 def progress_figures(table: ScoreTable, methods: Sequence[str]) -> list[Figure]:

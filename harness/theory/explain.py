@@ -121,16 +121,22 @@ def average(rows: Sequence[QuadrantRow]) -> QuadrantRow:
     return QuadrantRow(**means)
 
 
-def print_explanations(console: Console, explanations: Sequence[dict[str, Any]]) -> None:
+def by_method(explanations: Sequence[Mapping[str, Any]], moment: str) -> dict[str, dict[str, Mapping[str, Any]]]:
+    """Return the rows of a moment by method and quadrant."""
+    rows: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for row in explanations:
+        if row["moment"] == moment:
+            rows.setdefault(row["method"], {})[row["quadrant"]] = row
+    return rows
+
+
+def print_explanations(console: Console, explanations: Sequence[Mapping[str, Any]]) -> None:
     """Print a table of each moment, and the shares of the quadrants."""
     for moment in MOMENTS:
-        print_moment(console, moment, [row for row in explanations if row["moment"] == moment])
+        print_moment(console, moment, by_method(explanations, moment))
     # Before the first update all methods have the same shares, so those of one method are enough.
-    last_method = explanations[-1]["method"]
-    shares = []
-    for row in explanations:
-        if row["moment"] == MOMENTS[0] and row["method"] == last_method and row["quadrant"] != "all":
-            shares.append(f"{row['quadrant'].replace('_', ' ')} {row['share']:.1%}")
+    [*_, of_one] = by_method(explanations, MOMENTS[0]).values()
+    shares = [f"{name.replace('_', ' ')} {row['share']:.1%}" for name, row in of_one.items() if name != "all"]
     console.print(f"tokens by the sign of A and of S* - N: {', '.join(shares)}", style="dim")
     console.print(
         "of each quadrant: the tokens that a method gives no gradient, and its weight x |A| against plain GRPO's; "
@@ -168,10 +174,7 @@ def recommended(offsets: Mapping[str, float]) -> list[str]:
 
 def print_strengths(console: Console, of_clips: Mapping[str, Sequence[str]], explanations: Sequence[Any]) -> None:
     """Print what clips of increasing strength drop and take back, and candidates for `entrobench tune`."""
-    rows: dict[str, dict[str, Mapping[str, Any]]] = {}
-    for row in explanations:
-        if row["moment"] == MOMENTS[0]:
-            rows.setdefault(row["method"], {})[row["quadrant"]] = row
+    rows = by_method(explanations, MOMENTS[0])
     whole = {spec: of_spec["all"] for spec, of_spec in rows.items()}
     lines, candidates = [], []
     for clip, specs in of_clips.items():
@@ -201,16 +204,13 @@ def print_strengths(console: Console, of_clips: Mapping[str, Sequence[str]], exp
     console.print(*head, *candidates, sep="\n")
 
 
-def print_moment(console: Console, moment: str, explanations: Sequence[dict[str, Any]]) -> None:
+def print_moment(console: Console, moment: str, rows_by_method: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
     """Print one line for each method: its effect on each quadrant, and the predicted change of entropy."""
-    by_method: dict[str, dict[str, dict[str, Any]]] = {}
-    for row in explanations:
-        by_method.setdefault(row["method"], {})[row["quadrant"]] = row
-    quadrants = [name for name in next(iter(by_method.values())) if name not in ("rest", "all")]
+    quadrants = [name for name in next(iter(rows_by_method.values())) if name not in ("rest", "all")]
     titles = [name.replace("_", " ") for name in quadrants]
     entropies = ["entropy, plain", "by the method", "difference"]
     lines = []
-    for method, rows in by_method.items():
+    for method, rows in rows_by_method.items():
         line = [method]
         for name in quadrants:
             row = rows[name]
