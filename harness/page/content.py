@@ -88,16 +88,16 @@ class ScoreTable:
 
     @property
     def scores(self) -> DataFrame:
-        """The mean scores of each evaluation, a row for each method, seed and step."""
+        """The mean scores of each last evaluation, a row for each method and seed."""
         lines = []
-        for (method, seed, step), evaluation in self.answers.groupby(["method", "seed", "step"], sort=False):
+        for (method, seed), evaluation in last_answers(self.answers).groupby(["method", "seed"], sort=False):
             right, samples = evaluation["right"].to_numpy(), int(evaluation["samples"].iloc[0])
-            line = {"method": method, "seed": seed, "step": step}
+            line = {"method": method, "seed": seed}
             line["Avg@K"] = float(right.sum() / (len(right) * samples))
             line[f"Pass@{self.k}"] = float(pass_at_k(samples, right, self.k).mean())
             line["Distinct right answers"] = float(evaluation["right_distinct"].to_numpy().mean())
             lines.append(line)
-        return DataFrame(lines, columns=["method", "seed", "step", *self.score_names])
+        return DataFrame(lines, columns=["method", "seed", *self.score_names])
 
     def estimates(self, evaluations: DataFrame) -> dict[str, Estimate]:
         """Return the scores of a method at a step over its seeds and problems, as the table computes them."""

@@ -229,14 +229,12 @@ def progress_figures(table: ScoreTable, methods: Sequence[str]) -> list[Figure]:
 
 def seed_figures(table: ScoreTable, methods: Sequence[str]) -> list[Figure]:
     scores = table.scores
-    is_last = scores["step"] == scores.groupby(["method", "seed"])["step"].transform("max")
-    last_scores = scores[is_last]
-    seeds = sorted(last_scores["seed"].unique())
+    seeds = sorted(scores["seed"].unique())
     seed_names = [f"seed {seed}" for seed in seeds]
     figures = []
     for name in table.score_names:
         series, lines = [], []
-        for method, of_method in by_method(last_scores, methods):
+        for method, of_method in by_method(scores, methods):
             values = of_method.set_index("seed")[name]
             line, text = [method], []
             for seed, seed_name in zip(seeds, seed_names, strict=True):
