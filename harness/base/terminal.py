@@ -196,18 +196,13 @@ def add_lines(table: Table, lines: Sequence[Sequence[str]], kept: Sequence[int])
         table.add_row(*[Text(line[i]) for i in kept])
 
 
-def fitting_boxed(lines: Sequence[Sequence[str]], width: int | None, goes: Sequence[Collection[str]]) -> list[int]:
-    """Return the numbers of the columns of a boxed table that fit."""
-    # Each cell has a space on either side, and the box has one between two cells; `printed` cuts the last of a line.
-    return fitting(lines, width, goes, between=3, around=1)
-
-
 def boxed(
     title: str, cells: Sequence[Sequence[str]], width: int | None, goes: Sequence[Collection[str]], where: str
 ) -> str:
     """Return a table of numbers under its title as text, with the columns that fit into this width."""
     lines = escaped(cells)
-    kept = fitting_boxed(lines, width, goes)
+    # Each cell has a space on either side, and the box has one between two cells; `printed` cuts the last of a line.
+    kept = fitting(lines, width, goes, between=3, around=1)
     table = Table(title=Text(title), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for i in kept:
         table.add_column(Text(lines[0][i]), justify="right" if i else "left", no_wrap=True)

@@ -23,7 +23,6 @@ class TableColumn:
     header: str  # with {baseline}, {headline} (Pass@ and its K) and {device}
     text: Callable[[LeaderboardRow], str]
     value: Callable[[LeaderboardRow], Estimate | float | str | None]  # the key of sorting; None: no value yet
-    is_difference: bool = False  # keeps its interval in a narrow terminal, since the interval is the result
 
 
 def format_estimate(estimate: Estimate | None, sign: str = "") -> str:
@@ -95,13 +94,11 @@ COLUMNS: dict[str, TableColumn] = {
         "Avg@K - {baseline}",
         lambda row: format_difference(row.delta_to_baseline, row, "Avg@K"),
         lambda row: row.delta_to_baseline,
-        is_difference=True,
     ),
     "delta_pass_at_k": TableColumn(
         "{headline} - {baseline}",
         lambda row: format_difference(row.delta_pass_at_k.get(row.k), row, f"Pass@{row.k}"),
         lambda row: row.delta_pass_at_k.get(row.k),
-        is_difference=True,
     ),
     "verdict": of_field("verdict", "verdict", text_or_empty),
     "entropy_initial": of_field("entropy_initial", "entropy, start"),
@@ -153,13 +150,8 @@ def collapse_text(row: LeaderboardRow) -> str:
     return f"{len(steps)} of {row.seeds_done} at {word} {', '.join(steps)}"
 
 
-def table_lines(
-    rows: Sequence[LeaderboardRow], columns: Sequence[str] = DEFAULT, *, intervals: bool = True
-) -> list[list[str]]:
-    """Return the header and the lines of a table for people; task, model and k are columns where they vary.
-
-    Without `intervals` only differences have theirs.
-    """
+def table_lines(rows: Sequence[LeaderboardRow], columns: Sequence[str] = DEFAULT) -> list[list[str]]:
+    """Return the header and the lines of a table for people; task, model and k are columns where they vary."""
     varied = []
     for axis in ("task", "model", "k"):
         values = {getattr(row, axis) for row in rows}
@@ -183,17 +175,9 @@ def table_lines(
         for axis in varied:
             line.append(str(getattr(row, axis)))
         for column in chosen:
-            line.append(column.text(row) if intervals else short_text(column, row))
+            line.append(column.text(row))
         lines.append(line)
     return lines
-
-
-def short_text(column: TableColumn, row: LeaderboardRow) -> str:
-    """Return a value without its interval, unless it is a difference."""
-    value = column.value(row)
-    if isinstance(value, Estimate) and not column.is_difference:
-        return column.text(row).partition(" ")[0]  # the mean comes first
-    return column.text(row)
 
 
 def method_text(method: str, mixed: Sequence[str], trainer: str | None = None) -> str:

@@ -42,7 +42,6 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # a spreadsheet computes a cel
 
 # A title, the header with the lines, and the columns that a narrow terminal drops, the least important first.
 Table = tuple[str, list[list[str]], Sequence[Collection[str]]]
-WITHOUT_INTERVALS = "The terminal is too narrow for the intervals of scores and entropies; --format csv has them."
 
 
 def render_rows(
@@ -53,28 +52,14 @@ def render_rows(
     for row in rows:
         sections.setdefault((row.task, row.model), []).append(row)
     tables: list[Table] = []
-    notes = row_notes(rows)
     for (task, model), section in sections.items():
         title = f"{task}, {model}"
         if any(map(remarks, section)):
             title += FLAG
         lines = table_lines(section, columns)
-        if how == "table" and width is not None:
-            short_lines = table_lines(section, columns, intervals=False)
-            # Intervals go only if that keeps a column.
-            if columns_that_fit(short_lines, width) > columns_that_fit(lines, width):
-                lines = short_lines
-                if WITHOUT_INTERVALS not in notes:
-                    notes.insert(0, WITHOUT_INTERVALS)
         tables.append((title, lines, drop_order(lines[0])))
-    return render_document(rows, tables, notes, how, width, above=[f"{flag}." for flag in untrained_flags(rows)])
-
-
-def columns_that_fit(lines: list[list[str]], width: int) -> int:
-    """Return the number of columns, apart from seeds, that fit into a terminal."""
-    headers = [lines[0][column] for column in terminal.fitting_boxed(lines, width, drop_order(lines[0]))]
-    # Seeds are dropped before the intervals, so a column of seeds must not be what these make room for.
-    return len(headers) - headers.count("seeds")
+    above = [f"{flag}." for flag in untrained_flags(rows)]
+    return render_document(rows, tables, row_notes(rows), how, width, above=above)
 
 
 def render_document(
@@ -342,8 +327,9 @@ def one_line(text: str) -> str:
 def drop_order(header: Sequence[str]) -> list[list[str]]:
     """List the columns that a narrow terminal drops, the least important first.
 
-    The difference of Pass@K and the final entropy stay longest, since they are the main results.
+    The difference of Pass@K and the verdict stay longest, since they are the main results.
     """
     # Headers of differences are a score and the baseline, as `Avg@K - grpo`; the last one is Pass@K's by default.
     differences = [[name] for name in header if " - " in name]
-    return [["options"], ["seeds"], ["entropy, start"], ["distinct right"], *differences[:-1], ["entropy, end"]]
+    first = [["options"], ["seeds"], ["entropy, start"], ["distinct right"]]
+    return [*first, *differences[:-1], ["entropy, end"], ["Avg@K"]]
