@@ -7,12 +7,10 @@ import itertools
 import math
 import random
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 import torch
-from companions import on_ranks
-from ragged import batch_of, case
+from ragged import batch_of
 
 import baselines
 from baselines.archer import above_quantile
@@ -115,24 +113,6 @@ def test_global_deviation_of_equal_values() -> None:
             equal_T = torch.full((22,), x, dtype=dtype)
             assert not batch.global_centered(equal_T).any()
             assert batch.global_std(equal_T) == 0
-
-
-def centered_on_rank(rank: int, folder: Path) -> torch.Tensor:
-    return centered_on(rank)
-
-
-def centered_on(*ranks: int) -> torch.Tensor:
-    """Return the tokens of the responses on these ranks, centered over those of all ranks that take part."""
-    c = case(2, groups=6, size=4)
-    rows = [row for rank in ranks for row in range(8 * rank, 8 * rank + 8 * (rank + 1))]
-    part = c.batch.take(rows)
-    return part.global_centered(c.old.logp[part.index_T])
-
-
-@pytest.mark.processes
-def test_centering_on_two_ranks(tmp_path: Path) -> None:
-    together = torch.cat(on_ranks(centered_on_rank, tmp_path))
-    torch.testing.assert_close(together, centered_on(0, 1), rtol=0, atol=1e-14)
 
 
 # Shares of a count

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
-import statistics
 
 import loops
 import objective_loops as brute
@@ -16,9 +15,7 @@ from portions import in_turn
 from ragged import Case, batch_of, case, stats_of
 
 import baselines
-from harness import config
 from harness.base.errors import UserError
-from harness.matrix import cells
 from harness.methods.batch import Rollout, TokenStats
 from harness.methods.composition import Method
 from harness.methods.verbs import Objective, View
@@ -184,30 +181,6 @@ def test_advantages_are_those_of_the_formula(spec: str, rewards: str) -> None:
     assert advantages_T.tolist() == pytest.approx(brute.by_group(c, GROUPS[spec]), rel=1e-12, abs=1e-12)
 
 
-@pytest.mark.parametrize("normalise", ["token", "constant"])
-def test_rloo_is_dr_grpo_times_a_constant(normalise: str) -> None:
-    gradients = []
-    for spec in ("rloo(dual_clip=null, {})", "grpo(divide_by_std=false, dual_clip=null, {})"):
-        c, m = case(2, groups=6, size=4), method(spec.format(f"normalise={normalise}"))
-        m.loss(c.current(), m.signal(c.old, c.batch, [c.batch]), c.batch).backward()
-        assert c.logits_TV.grad is not None
-        gradients.append(c.logits_TV.grad)
-    torch.testing.assert_close(gradients[0], gradients[1] * 4 / 3, rtol=1e-12, atol=1e-15)
-    assert (
-        method("dr_grpo").identity()
-        == method("grpo(divide_by_std=false, dual_clip=null, normalise=constant)").identity()
-    )
-
-
-def test_pass_at_1_standardises_rewards() -> None:
-    """Expect GRPO's advantages, with the population's deviation in place of the sample's."""
-    c = rewarded("0 and 1")
-    expected = brute.by_group(
-        c, lambda rewards: [a / (statistics.pstdev(rewards) + 1e-6) for a in brute.centred(rewards)]
-    )
-    assert method("passk(k=1)").objective.advantages(c.old, c.batch).tolist() == pytest.approx(expected, abs=1e-12)
-
-
 def test_pass_at_k_uses_verdicts_and_not_rewards() -> None:
     c = rewarded("0 and 1")
     other = dataclasses.replace(c.batch, rewards_B=c.batch.rewards_B * 3 - 1)
@@ -215,43 +188,18 @@ def test_pass_at_k_uses_verdicts_and_not_rewards() -> None:
     assert torch.equal(objective.advantages(c.old, other), objective.advantages(c.old, c.batch))
 
 
-def test_k_of_the_group_and_more_is_refused_before_anything_runs() -> None:
+def test_least_group_and_advantages_of_pass_at_k() -> None:
     assert [method(spec).min_group for spec in ("passk(k=1)", "passk", "passk(k=9)+clip_b")] == [2, 5, 10]
-    with pytest.raises(UserError, match=r"train.group is 8, but method 'passk\(k=8\)' compares .*allowed: 9 and more"):
-        cells(config.load_config("smoke", ["train.group=8", "methods=[grpo, passk(k=8)]"]))
     c = rewarded("0 and 1")
     assert (method("passk(k=5)").objective.advantages(c.old, c.batch) == 0).all(), "there is nothing to learn from"
 
 
-@pytest.mark.parametrize("spec", ["passk+overlong", "overlong+w_reinforce", "nsr+overlong", "overlong+w_reinforce_ppo"])
+@pytest.mark.parametrize("spec", ["passk+overlong", "overlong+w_reinforce", "nsr+overlong", "real+overlong"])
 def test_unused_rewards_are_not_shaped(spec: str) -> None:
     with pytest.raises(
         UserError, match=r"control overlong shapes rewards, but objective \w+ uses only which responses"
     ):
         method(spec)
-
-
-def test_whitened_advantages_have_mean_0_and_deviation_1() -> None:
-    c = rewarded("any")
-    a_T = method("reinforce_pp").signal(c.old, c.batch, [c.batch]).advantages_T
-    assert a_T.mean().item() == pytest.approx(0, abs=1e-12)
-    assert a_T.std(correction=0).item() == pytest.approx(1, abs=1e-6)
-
-
-def test_groups_without_signal_have_no_advantage() -> None:
-    c = case(6)
-    first = int(c.batch.lengths_B[:3].sum())
-    for spec in ("rloo", "maxrl", "passk(k=2)", "pkpo(k=2)", "rs_grpo", "a_grae", "opo", "gpg", "qae", "lite_ppo"):
-        advantages_T = method(spec).objective.advantages(c.old, c.batch)
-        assert (advantages_T[:first] == 0).all(), spec
-        assert (advantages_T[first:] != 0).any(), spec
-
-
-@pytest.mark.parametrize("zero_tail", [True, False])
-def test_otb_baseline(zero_tail: bool) -> None:
-    c = rewarded("any", seed=3)
-    advantages_T = method(f"otb(zero_tail={str(zero_tail).lower()})").objective.advantages(c.old, c.batch)
-    assert advantages_T.tolist() == pytest.approx(brute.optimal_token_baseline(c, zero_tail), rel=1e-9, abs=1e-9)
 
 
 def test_otb_takes_the_expected_share_away() -> None:
@@ -268,19 +216,6 @@ def test_otb_takes_the_expected_share_away() -> None:
     assert {1, 2, 3} == set(reached)
     for a, number in zip(a_T.tolist(), reached, strict=True):
         assert a == pytest.approx(0 if number > 1 else 0.7, abs=1e-6)
-
-
-# DAPO's penalty
-
-
-def test_dapo_overlong_penalty() -> None:
-    c = crowded()
-    theirs = [2 * r - 1 - p for r, p in zip(c.batch.rewards_B.tolist(), brute.penalties(c), strict=True)]
-    assert any(0 < p < 1 for p in brute.penalties(c))
-    assert 0 in brute.penalties(c)
-    expected = brute.by_group(c, brute.standard, theirs)
-    actual_T = method("dapo").signal(c.old, c.batch, [c.batch]).advantages_T
-    assert actual_T.tolist() == pytest.approx(expected, abs=1e-5)
 
 
 # One update
@@ -315,6 +250,12 @@ SAME = {
     "w_reinforce": "w_reinforce_ppo",
     "topr(right=0.1)": "w_reinforce",
     "topr(right=0.1, level=sequence)": "w_reinforce",
+    "fipo": "grpo",
+    "ce_gppo(beta1=0.1, beta2=3)": "grpo",
+    "ce_gppo(dual_clip=null)": "grpo",
+    "grpo(clip_low=0, clip_high=0)": "grpo",
+    "kimi": "asymre(shift=0)",
+    "kimi(level=sequence)": "asymre(shift=0)",
 }
 
 
@@ -550,21 +491,6 @@ def test_loss_of_a_part_without_tokens(spec: str) -> None:
     assert {len(x) for x in touched.values()} == {0}
 
 
-@pytest.mark.parametrize("spec", OBJECTIVES)
-def test_responses_without_signal_can_be_left_out(spec: str) -> None:
-    c, m = case(1), method(spec)
-    c.batch = dataclasses.replace(
-        c.batch, rewards_B=c.batch.rewards_B * (c.batch.groups_B < 2), right_B=c.batch.right_B & (c.batch.groups_B < 2)
-    )
-    signal = m.for_step(c.current().detach(), m.signal(c.old, c.batch, [c.batch]), c.batch)
-    gradients: list[torch.Tensor | None] = []
-    for part in (c.batch, m.contributing(c.batch, signal)):
-        c.logits_TV.grad = None
-        m.loss(c.current(part), signal.at(part.index_T), part).backward()
-        gradients.append(c.logits_TV.grad)
-    torch.testing.assert_close(gradients[1], gradients[0], rtol=0, atol=0)
-
-
 # Meanings that options must not break
 
 
@@ -573,9 +499,7 @@ def test_responses_without_signal_can_be_left_out(spec: str) -> None:
     [
         ("gspo(normalise=token)", r"gspo.normalise is 'token'; allowed: sequence"),
         ("gmpo(normalise=constant)", r"gmpo.normalise is 'constant'; allowed: sequence"),
-        ("gmpo+low_prob", "control low_prob weighs single tokens, and objective gmpo takes a response as one product"),
-        ("entropy_advantage+gmpo", "control entropy_advantage weighs single tokens, and objective gmpo"),
-        ("gmpo+repo_r", "control repo_r weighs single tokens, and objective gmpo"),
+        ("real(normalise=token)", "real.normalise is 'token'; allowed: sequence"),
         ("gmpo+clip_b", "control clip_b weighs single tokens, and objective gmpo takes a response as one product"),
         ("cispo(bound=3, clip_high=0.2)", r"both clip_high \(0.2\) and bound \(3.0\) are given"),
         ("bapo(least_clip_low=0.5)", r"least_clip_low is 0.5; allowed: up to clip_low \(0.4\)"),

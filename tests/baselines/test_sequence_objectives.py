@@ -17,10 +17,8 @@ from ragged import Case, case
 from torch import Tensor
 
 import baselines
-from harness.base.errors import UserError
 from harness.methods.batch import TokenBatch
 from harness.methods.composition import Method
-from harness.methods.refusals import trl_refusal, verl_refusal
 
 TABLE = baselines.table()
 
@@ -222,52 +220,3 @@ def test_real_learns_from_verdicts() -> None:
     for groups in (c.batch.right_B, ~c.batch.right_B):
         batch = dataclasses.replace(c.batch, right_B=groups & ~groups)
         assert not m.signal(c.old, batch, [batch]).advantages_T.any()
-
-
-# One update
-
-
-def first_gradient(spec: str) -> Tensor:
-    """Return the gradient of the first update, in float32, as training computes it."""
-    c, m = case(3), method(spec)
-    c.logits_TV = c.old_logits_TV.float().requires_grad_()
-    c.old = dataclasses.replace(c.current().detach(), ref_logp=c.old.ref_logp)
-    signal = m.signal(c.old, c.batch, [c.batch])
-    (gradient_TV,) = torch.autograd.grad(m.loss(c.current(), signal, c.batch), c.logits_TV)
-    assert gradient_TV.abs().max() > 0
-    return gradient_TV
-
-
-@pytest.mark.parametrize(
-    ("spec", "same"), [("fipo", "grpo"), ("kimi", "asymre(shift=0)"), ("kimi(level=sequence)", "asymre(shift=0)")]
-)
-def test_at_one_update_the_gradient_is_bitwise_the_same(spec: str, same: str) -> None:
-    assert torch.equal(first_gradient(spec), first_gradient(same))
-
-
-# Refusals
-
-
-@pytest.mark.parametrize(
-    ("spec", "words"),
-    [
-        ("real(normalise=token)", "real.normalise is 'token'; allowed: sequence"),
-        ("real+overlong", "control overlong shapes rewards, but objective real uses only which responses are right"),
-        ("real(tau=0)", "real.tau is 0.0; allowed: more than 0"),
-        ("kimi(level=group)", "kimi.level is 'group'; allowed: sequence, token"),
-        ("fipo(lowest=1.1)", "fipo.lowest is 1.1; allowed: 0 to 1"),
-    ],
-)
-def test_options_out_of_bounds(spec: str, words: str) -> None:
-    with pytest.raises(UserError) as error:
-        method(spec)
-    assert words in str(error.value)
-    assert "\n" not in str(error.value)
-
-
-def test_trainers_of_other_projects() -> None:
-    assert [trl_refusal(method(spec)) for spec in ("fipo", "kimi", "real")] == [None] * 3
-    assert [verl_refusal(method(spec)) for spec in ("fipo", "kimi")] == [None] * 2
-    assert verl_refusal(method("real")) == (
-        "looks at each whole mini-batch before its update, for which verl has no step"
-    )
