@@ -26,14 +26,6 @@ def cell(*overrides: str) -> Cell:
     return cells(config.load_config("smoke", overrides))[0]
 
 
-@pytest.mark.parametrize(
-    "override", ["train.resample={}", "train.resample.max_batches=2", "rollout.lag=1", "stop.entropy_below=0.02"]
-)
-def test_identity_has_rollout_and_stop(override: str) -> None:
-    keys = {cell().id, cell("train.resample.multiplier=2").id, cell(override).id}
-    assert len(keys) == 3
-
-
 def test_identity_has_device_and_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "resolve_device", lambda wanted: "cpu" if wanted == "auto" else wanted)
     cpu, float32, bfloat16 = cell(), cell("train.dtype=float32"), cell("train.dtype=bfloat16")
@@ -124,7 +116,6 @@ DAPO = "grpo(clip_high=0.28, dual_clip=10)+overlong"
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        (["methods=[grpo, gmpo+erc]"], "control erc weighs single tokens, and objective gmpo takes a response as one"),
         (
             ["methods=[grpo, gmpo]", "correction.kind=truncated"],
             "correction.kind=truncated weighs single tokens, and objective gmpo takes a response as one product of "
@@ -134,43 +125,18 @@ DAPO = "grpo(clip_high=0.28, dual_clip=10)+overlong"
             ["methods=[grpo, gmpo]", "axes.correction.kind=[off, masked]"],
             "correction.kind=masked weighs single tokens, and objective gmpo",
         ),
-        (["methods=[grpo, gspo(normalise=token)]"], "gspo.normalise is 'token'; allowed: sequence"),
         (["methods=[grpo, gspo(dual_clip=0.5)]"], "gspo.dual_clip is 0.5; allowed: 1 and more"),
-        (
-            ["methods=[grpo, passk(k=17)]"],
-            r"train.group is 16, but method 'passk\(k=17\)' compares the responses to one prompt \(allowed: 18",
-        ),
+        (["methods=[grpo, passk(k=17)]"], r"train.group is 16, but method 'passk\(k=17\)' compares .*\(allowed: 18"),
         (
             ["methods=[grpo, gspo]", "train.loss_scale=micro-batch"],
             r"train.loss_scale is micro-batch, but the loss of method 'gspo' is not a mean over tokens "
             r"\(normalise=sequence\); allowed: methods with normalise=token",
         ),
-        (["train.group=1", "methods=[ppo]", "baseline=ppo", "train.resample={}"], "train.group is 1, so no response"),
-        (["train.steps=3", "rollout.lag=3"], "rollout.lag is 3, but train.steps is 3, and no step comes 3 after"),
-        (
-            [f"methods=[grpo, dapo, '{DAPO}']"],
-            r"methods 'dapo' and 'grpo\(.*\)\+overlong' are the same; name one of them",
-        ),
-        (
-            ["methods=[grpo, clip_b, grpo+clip_b]"],
-            r"methods 'clip_b' and 'grpo\+clip_b' are the same; name one",
-        ),
-        (
-            ["methods=[grpo, dapo(clip_high=0.3)]"],
-            r"method dapo is short for grpo.* and has no options; write",
-        ),
-        (
-            ["method_options.dapo.clip_high=0.3"],
-            r"method_options names 'dapo', which is short for grpo\(clip_high=0.28, dual_clip=10\)\+overlong; allowed",
-        ),
+        ([f"methods=[grpo, dapo, '{DAPO}']"], r"methods 'dapo' and 'grpo\(.*\)\+overlong' are the same; name one of"),
+        (["method_options.dapo.clip_high=0.3"], r"method_options names 'dapo', which is short for grpo\(.*; allowed"),
         (
             ["method_options.clip_bb.share=0.3"],
             "method_options names 'clip_bb', which is neither objective nor control; allowed: .*; .* 'clip_b'",
-        ),
-        (["methods=[grpo, dapo+overlong]"], r"method 'dapo\+overlong', which is .*, names control overlong twice"),
-        (
-            ["methods=[grpo, nsr+overlong]"],
-            "control overlong shapes rewards, but objective w_reinforce uses only which",
         ),
     ],
 )
@@ -228,15 +194,9 @@ def test_evaluation_names() -> None:
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [
-        (
-            "eval.problems=337",
-            r"eval.problems is 337, but countdown has 336 problems in its test split \(allowed: up to",
-        ),
-        ("axes={eval.problems: [2, 400]}", r"eval.problems is 400, but countdown has 336 problems in its test split"),
-        (
-            "eval.by_task={countdown: {problems: 337}}",
-            r"eval.by_task.countdown.problems is 337, but countdown has 336 problems in its test split",
-        ),
+        ("eval.problems=337", r"eval.problems is 337, but countdown has 336 problems in its test split \(allowed: up"),
+        ("axes={eval.problems: [2, 400]}", "eval.problems is 400, but countdown has 336"),
+        ("eval.by_task={countdown: {problems: 337}}", "eval.by_task.countdown.problems is 337, but countdown has 336"),
     ],
 )
 def test_cells_refuse_more_problems_than_a_split_has(

@@ -18,7 +18,7 @@ from harness.cells.spec import training_key
 from harness.config import Config
 from harness.matrix import cells
 from harness.methods.composition import Method
-from harness.runs.tune import Candidate, check_candidates, choose, chosen_candidates, run_tuning, tuning_matrix
+from harness.runs.tune import Candidate, check_candidates, chosen_candidates, run_tuning, tuning_matrix
 from harness.table.publish import publish
 
 CANDIDATES = "tune.candidates={grpo: [grpo, grpo(clip_high=0.28)], clip_b: [clip_b(share=0.01), clip_b(share=0.05)]}"
@@ -76,14 +76,8 @@ def test_chosen_candidates_by_brute_force() -> None:
             "tune.candidates={grpo: [grpo], clip_b: [clip_b, clip_b(share=0.1)]}",
             "tune.candidates has 1 of grpo, 2 of clip_b; each method needs as many as the others",
         ),
-        (
-            "tune.candidates={grpo: [grpo], clip_b: [clip_v]}",
-            "tune.candidates.clip_b has 'clip_v'; allowed: clip_b with options, as grpo(...)+clip_b(...)",
-        ),
-        (
-            "tune.candidates={grpo: [grpo], clip_b: [ppo(lr=1e-4)+clip_b]}",
-            "clip_b has 'ppo(lr=1e-4)+clip_b'; allowed: clip_b with options, as grpo(...)+clip_b(...)",
-        ),
+        ("tune.candidates={grpo: [grpo], clip_b: [clip_v]}", "clip_b has 'clip_v'; allowed: clip_b with options, as"),
+        ("tune.candidates={grpo: [grpo], clip_b: [ppo+clip_b]}", "has 'ppo+clip_b'; allowed: clip_b with options, as"),
         ("tune.candidates={grpo: [grpo], clip_b: [clip_b(lr=1e-4)]}", "clip_b.lr is 0.0001, but the learning rate is"),
         ("tune.candidates={grpo: [grpo, grpo(lr=1)], clip_b: [clip_b, clip_b]}", "names 'clip_b' twice"),
         ("tune.candidates={grpo: [grpo], clip_b: [a, b, c, d, e, f, g]}", "has 7; allowed: up to 6"),
@@ -117,11 +111,6 @@ def write_choice_by_hand(tmp_path: Path, methods: dict[str, str], *overrides: st
     ("chosen", "override", "sentence"),
     [
         ("clip_b(share=0.09)", "", "names 'clip_b(share=0.09)' for 'clip_b', which is none of its candidates"),
-        (
-            "clip_b(share=0.01)",
-            "tune.candidates={grpo: [grpo], clip_b: [clip_b(share=0.01), clip_b(share=0.05)]}",
-            "tune.candidates has 1 of grpo, 2 of clip_b; each method needs as many as the others",
-        ),
         ("clip_b(share=0.01)", "tune.seeds=[1,5]", "tune.seeds and seeds both have 1"),
     ],
 )
@@ -158,8 +147,6 @@ def test_tuning_matrix_of_learning_rates(tmp_path: Path) -> None:
     matrix = tuning_matrix(loaded(tmp_path, f"tune.candidates={candidates}"))
     assert matrix.methods == ["grpo", "grpo(lr=3e-4)", "clip_b", "grpo(lr=3e-4)+clip_b(share=0.01)"]
     assert len({cell.id for cell in cells(matrix)}) == 4 * 2
-    with pytest.raises(UserError, match=r"methods 'grpo' and 'grpo\(lr=1e-3\)' are the same"):
-        cells(tuning_matrix(loaded(tmp_path, "tune.candidates={grpo: [grpo(lr=1e-3)], clip_b: [clip_b]}")))
 
 
 @pytest.mark.slow
@@ -275,8 +262,3 @@ def test_run_tuning_without_candidates(
     with pytest.raises(UserError, match=sentence):
         run_tuning(loaded(tmp_path))
     assert not (tmp_path / "smoke-tune" / "choice.yaml").exists()
-
-
-def test_choose_without_rows(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="the baseline grpo is not done"):
-        choose(loaded(tmp_path), [])

@@ -57,14 +57,35 @@ def test_leftovers_with_a_cell_of_an_earlier_version(cell: matrix.Cell) -> None:
     assert not list(checksums.changed_records(folder))
 
 
-@pytest.mark.parametrize(
-    ("override", "same"),
-    [("eval.k=8", True), ("verify.limit_s=1", True), ("verify.max_failures=0.5", True), ("eval.samples=17", False)],
-)
-def test_cell_id_does_not_depend_on_what_reads_answers(override: str, same: bool, cell: matrix.Cell) -> None:
-    overrides = [*HERE, "methods=[clip_b]", "baseline=clip_b", override]
-    [other] = matrix.cells(config.load_config("smoke", overrides))
-    assert (other.id == cell.id) == same
+# Settings, one or several, with which a cell has the results of the plain one.
+HARMLESS = [
+    *("results=elsewhere", "name=other", "tracking.uri=http://127.0.0.1:1", "hardware.threads=2"),
+    *("checkpoint.every=7", "dynamics.every=0", "dynamics.every=7", "mismatch.float32.p99=1"),
+    *("eval.k=8", "eval.by_task.countdown.k=8", "verify.workers=3", "verify.max_failures=0.5", "verify.limit_s=1"),
+    *("train.optimizer=adamw", "train.lora=null", "train.filter=null"),
+    "correction.level=sequence correction.high=3",  # of no correction
+]
+# Settings of which each has results of its own.
+TELLING = [
+    *("train.lr=1e-4", "eval.samples=64", "rollout.temperature=0.9", "method_options.grpo.clip_low=0.1"),
+    *("rollout.lag=1", "stop.entropy_below=0.02", "train.optimizer=adamw8bit"),
+    *(f"train.lora.{each}" for each in ("rank=4", "rank=5", "alpha=8", "targets=[q_proj]")),
+    *(f"train.filter{each}" for each in ("={}", ".n=8", ".high=0.9")),
+    *(f"train.resample{each}" for each in ("={}", ".multiplier=2", ".max_batches=2")),
+    *("correction.kind=truncated", "correction.kind=masked", "correction.kind=masked correction.low=0.5"),
+    *("correction.kind=truncated correction.level=sequence", "correction.kind=truncated correction.high=3"),
+]
+
+
+@pytest.mark.slow
+def test_cell_id_by_what_decides_results() -> None:
+    def key(settings: str) -> str:
+        return matrix.cells(config.load_config("smoke", [*HERE, *settings.split()]))[0].id
+
+    plain = key("")
+    assert not [settings for settings in HARMLESS if key(settings) != plain]
+    keys = [key(settings) for settings in TELLING]
+    assert len({plain, *keys}) == 1 + len(keys)
 
 
 @pytest.mark.parametrize(

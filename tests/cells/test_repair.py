@@ -148,7 +148,6 @@ HARM = [
     ("metrics.jsonl", digit, AGAIN),
     ("metrics.jsonl", Path.unlink, AGAIN),
     ("metrics.jsonl", cut, AGAIN),
-    ("metrics.jsonl", garble, AGAIN),
     ("evals/countdown-000005.json", cut, AGAIN),
     ("evals/countdown-000000.json", Path.unlink, AGAIN),
     ("evals/countdown-000005.json", tamper, AGAIN),

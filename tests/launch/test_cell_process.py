@@ -46,12 +46,16 @@ def attempt_of(cell: matrix.Cell) -> Made:
     return attempt
 
 
-def test_attempt_has_the_sources_of_the_plan(planned: matrix.Cell) -> None:
+def test_attempt_names_code_and_base_model(planned: matrix.Cell) -> None:
     cell.main(str(planned.folder))
-    assert attempt_of(planned).sources == planned.sources
+    attempt, model = attempt_of(planned), models.resolve("countdown-tiny")
+    assert attempt.sources == planned.sources
     assert planned.sources.keys() == {"grpo", "clip_b", "countdown"}
-    assert attempt_of(planned).device == "cpu"
+    assert attempt.device == "cpu"
     assert planned.progress().state == "done"
+    assert attempt.base_model == model.digest(model.folder())
+    assert attempt.harness == source_digest.harness_digest()
+    assert attempt.tags().items() >= {("model.digest", attempt.base_model), ("code.harness", attempt.harness)}
 
 
 def test_attempt_goes_on(planned: matrix.Cell) -> None:
@@ -76,17 +80,6 @@ def test_attempt_refuses_code_of_another_version(
         cell.main(str(planned.folder))
     assert State.read(planned.folder).state == "failed"
     assert Made.read(planned.folder) is None
-
-
-def test_attempt_names_base_model_and_harness(planned: matrix.Cell) -> None:
-    cell.main(str(planned.folder))
-    model = models.resolve("countdown-tiny")
-    assert attempt_of(planned).base_model == model.digest(model.folder())
-    assert attempt_of(planned).harness == source_digest.harness_digest()
-    assert attempt_of(planned).tags().items() >= {
-        ("model.digest", attempt_of(planned).base_model),
-        ("code.harness", attempt_of(planned).harness),
-    }
 
 
 @pytest.mark.parametrize("before", ["done", "failed", "running"])

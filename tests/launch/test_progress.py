@@ -206,25 +206,6 @@ def test_live_view_of_a_matrix(
     assert terminal.getvalue().rfind("\x1b[?25h") > terminal.getvalue().rfind("\x1b[?25l"), "the cursor is back"
 
 
-@pytest.mark.usefixtures("fed")
-def test_time_left_without_steps_of_an_earlier_run(
-    cells: list[Cell], alive: ExitStack, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    resumed, *others = cells
-    for cell in others:
-        write(cell, "done", 4)
-    write(resumed, "running", 1, durable=1)  # no process holds it
-    assert resumed.progress().state == "stale"
-    view, terminal = in_a_terminal(cells, monkeypatch)
-    with view:
-        start(resumed, alive, 2)
-        view.tick(snapshots(resumed), 0)
-        clock.now += 30
-        write(resumed, "running", 3)
-        view.tick(snapshots(resumed), 0)
-        assert seen(view, terminal)[0].endswith("3 of 4 cells done, 1 running, 0 waiting; about 0 min 30 s left")
-
-
 def test_live_view_of_a_cell_that_restarts(
     cells: list[Cell], alive: ExitStack, clock: Clock, fed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

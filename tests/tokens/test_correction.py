@@ -14,7 +14,7 @@ from ragged import Case, case
 from trainers import build, same, weights
 
 import baselines
-from harness import config, matrix
+from harness import config
 from harness.base.errors import UserError
 from harness.config import Correction
 from harness.methods.batch import Rollout, TokenBatch
@@ -163,18 +163,6 @@ def test_training_with_a_correction_differs_where_the_engine_is_off(
     assert not same(actual[0][0], actual[1][0])
 
 
-def test_ratios_correct_an_expectation_over_the_engine_to_one_over_the_trainer() -> None:
-    """Add up all tokens of a vocabulary: sum of q (p / q) f = sum of p f, where nothing is bounded."""
-    generator = torch.Generator().manual_seed(0)
-    p, q = torch.rand(2, 9, dtype=torch.float64, generator=generator).softmax(1)
-    f = torch.rand(9, dtype=torch.float64, generator=generator)
-    batch = TokenBatch.of([[Rollout([1], [y], [0.0], True) for y in range(9)]], [0.0] * 9, 1, "cpu")
-    batch = dataclasses.replace(batch, behaviour_logp_T=q.log())
-    factors_T = correction_factors(batch, p.log(), Correction("truncated", high=1e9))
-    assert (q * factors_T * f).sum().item() == pytest.approx((p * f).sum().item(), rel=1e-12)
-    assert (q * f).sum().item() != pytest.approx((p * f).sum().item(), rel=1e-3)
-
-
 # What is logged
 
 
@@ -216,23 +204,6 @@ def test_correction_factors_of_huge_ratios() -> None:
 
 
 # The configuration
-
-
-def test_cell_id_with_a_correction() -> None:
-    def key(*overrides: str) -> str:
-        return matrix.cells(config.load_config("smoke", overrides))[0].id
-
-    plain = key()
-    assert key("correction.level=sequence", "correction.high=3") == plain, "it is off"
-    assert key("mismatch.float32.p99=1") == plain, "a bound decides whether a cell ends, not how"
-    others = [
-        key("correction.kind=truncated"),
-        key("correction.kind=masked"),
-        key("correction.kind=masked", "correction.low=0.5"),
-        key("correction.kind=truncated", "correction.level=sequence"),
-        key("correction.kind=truncated", "correction.high=3"),
-    ]
-    assert len({plain, *others}) == 6
 
 
 def test_load_config_refuses_a_lower_bound_without_a_correction() -> None:

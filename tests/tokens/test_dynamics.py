@@ -15,8 +15,6 @@ from torch import Tensor
 from trainers import build, records, same, weights
 
 import baselines
-from harness import config, matrix
-from harness.base import errors
 from harness.methods.batch import TokenStats
 from harness.methods.composition import Method, Signal
 from harness.tokens import dynamics
@@ -387,7 +385,6 @@ def test_lens_of_each_family() -> None:
 # In training
 
 
-@pytest.mark.slow
 def test_train_step_with_dynamics(tmp_path: Path) -> None:
     spec = "clip_b(share=0.05)+entropy_bonus(coefficient=0.03)"
     trainers = {every: build(tmp_path / str(every), spec, f"dynamics.every={every}") for every in (0, 1, 2)}
@@ -425,14 +422,6 @@ def test_methods_do_not_observe_the_instrument(tmp_path: Path, monkeypatch: pyte
     assert not [name for name in observed if name.startswith("dynamics/")]
 
 
-def test_cell_id_without_dynamics() -> None:
-    keys = [matrix.cells(config.load_config("demo", [f"dynamics.every={every}"]))[0].id for every in (0, 1, 7)]
-    assert len(set(keys)) == 1
-    with pytest.raises(errors.UserError, match=r"dynamics\.every is -1; allowed: 0 and more"):
-        config.load_config("demo", ["dynamics.every=-1"])
-
-
-@pytest.mark.slow
 def test_without_a_step_nothing_is_measured_and_micro_batches_have_no_say(tmp_path: Path) -> None:
     result = []
     for lr, budget in ((1e-30, 10**6), (1e-3, 10**6), (1e-3, 100)):

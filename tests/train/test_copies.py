@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,13 +9,11 @@ import pytest
 import torch
 from float64 import compute_in_float64
 from torch import Tensor, nn
-from trainers import build, sampled, weights
 
 from harness.config import Hardware, Train
 from harness.conformance import miniature
 from harness.conformance.probe import stats_of
 from harness.methods.batch import Rollout, TokenBatch, TokenStats
-from harness.tokens.metrics import Stopwatch
 from harness.tokens.statistics import token_stats
 from harness.train.hidden import hidden_states, response_tokens
 from harness.train.policy import Critic, Policy, head_of
@@ -191,37 +188,3 @@ def test_policy_computes_copies_once(folder: Path, way: str) -> None:
         assert seen[0].numel() == prompts + int(once.lengths_B.sum()) - rows  # nothing is predicted from a last token
     else:
         assert [len(ids) for ids in seen] == ([4, rows] if way == "shared prompts" else [rows])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["ppo+clip_v(share=0.1)", "grpo(kl_coef=0.1)+entropy_bonus"])
-def test_train_step_with_copies(method: str, tmp_path: Path, way: str) -> None:
-    """Up to rounding in float32; the labels of copies are taken away from the other trainer's batch."""
-    records, after = [], []
-    for once in (True, False):
-        trainer = build(tmp_path / str(once), method, "hardware.micro_tokens=512")
-        batch_of = trainer.batch_of
-
-        def labelled(*given: object, once: bool = once, batch_of: object = batch_of) -> TokenBatch:
-            batch: TokenBatch = batch_of(*given)  # type: ignore[operator]
-            return batch if once else dataclasses.replace(batch, copy_of_B=torch.arange(len(batch)))
-
-        trainer.batch_of = labelled  # type: ignore[method-assign, assignment]
-        records.append(trainer.train_step(1, Stopwatch()))
-        after.append(weights(trainer))
-    assert records[0].pop("responses/distinct") < 0.9
-    assert records[1].pop("responses/distinct") == 1
-    assert records[0] == pytest.approx(records[1], rel=1e-3, abs=1e-5)
-    moved = [one - other for one, other in zip(*after, strict=True)]
-    assert max(difference.abs().max().item() for difference in moved) < 1e-3 / 5, "of two steps of 1e-3"
-    assert torch.cat([difference.flatten() for difference in moved]).abs().mean() < 1e-6
-
-
-def test_samples_of_the_demo_have_copies(tmp_path: Path) -> None:
-    """Otherwise the step above would compare nothing."""
-    groups = sampled(build(tmp_path), 1)
-    batch = TokenBatch.of(groups, [0.0] * 64, 20, "cpu")
-    once, place_T = batch.without_copies()
-    assert len(once) == sum(len({tuple(rollout.response) for rollout in group}) for group in groups) < 60
-    tokens_T = response_tokens(batch, "cpu")
-    assert torch.equal(response_tokens(once, "cpu")[place_T], tokens_T)

@@ -260,7 +260,6 @@ def test_evaluate_equals_lm_eval() -> None:
     }
 
 
-@pytest.mark.slow
 def test_evaluate_the_base_model() -> None:
     """Few answers are right, but most problems are solved once in 16: there is diversity to lose."""
     torch.set_num_threads(1)

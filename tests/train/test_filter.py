@@ -150,17 +150,6 @@ def test_load_config_refuses_filters(override: str, words: str) -> None:
         config.load_config("demo", [override])
 
 
-@pytest.mark.slow
-def test_cell_id_with_a_filter() -> None:
-    def key(*overrides: str) -> str:
-        return matrix.cells(config.load_config("demo", overrides))[0].id
-
-    keys = [key(), key("train.filter={}"), key("train.filter.n=8"), key("train.filter.high=0.9")]
-    assert len(set(keys)) == 4
-    assert key("train.filter={n: 16, low: 0.0625, high: 0.9375}") == keys[1]
-    assert key("train.filter=null") == keys[0]
-
-
 # What is asked, and when
 
 

@@ -13,8 +13,8 @@ from commands import refusal
 from float64 import compute_in_float64
 from tiny import MODELS, randomize, worst_difference
 from torch import Tensor
-from trainers import build, check_resumed, planned, records, same, trained, weights
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from trainers import build, check_resumed, planned, records
+from transformers import AutoModelForCausalLM
 
 from harness.base.errors import CellFailure, UserError
 from harness.base.shape import LINEAR
@@ -24,7 +24,7 @@ from harness.rollout.embedded import EmbeddedEngine
 from harness.rollout.merged import MergedWeights, factored_weights
 from harness.rollout.proof import check_engine_weights
 from harness.train import parts
-from harness.train.policy import Critic, Learner, Policy
+from harness.train.policy import Critic, Policy
 from harness.train.weights import load_model
 
 pytest.importorskip("peft")
@@ -43,10 +43,6 @@ def folder(tmp_path: Path) -> Path:
     randomize(model, 0)
     model.save_pretrained(tmp_path / "model")
     return tmp_path / "model"
-
-
-def adapted_model(learner: Learner) -> PreTrainedModel:
-    return next(part for part in learner.network.modules() if isinstance(part, PreTrainedModel))
 
 
 def build_learner(
@@ -297,24 +293,8 @@ def test_resumed_run_is_the_same_bit_for_bit(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.slow
-def test_moments_in_the_memory_of_the_machine_change_no_bit(tmp_path: Path) -> None:
-    runs = []
-    for offload in (False, True):
-        trainer = trained(tmp_path / str(offload), "grpo", SHORT, "train.steps=2", f"hardware.offload={offload}")
-        runs.append((records(tmp_path / str(offload)), weights(trainer)))
-    assert runs[0][0] == runs[1][0]
-    assert same(runs[0][1], runs[1][1])
-
-
-def test_adapters_are_part_of_a_cells_identity() -> None:
-    plain = planned()
-    assert planned("train.lora=null").id == plain.id
-    assert "lora" not in plain.identity["train"]
-    ids = {planned(f"train.lora.{text}").id for text in ("rank=4", "rank=5", "alpha=8", "targets=[q_proj]")}
-    assert len(ids | {plain.id}) == 5
-    spec = planned(SHORT).spec
-    assert spec.config.train.lora == Lora(rank=4)
+def test_engine_of_adapters() -> None:
+    assert planned(SHORT).spec.config.train.lora == Lora(rank=4)
     engines = {name: planned(SHORT, f"rollout.engine={name}").settled.rollout.engine for name in ("auto", "vllm")}
     assert engines == {"auto": "embedded", "vllm": "vllm"}
 

@@ -110,14 +110,6 @@ def test_memory_is_what_is_planned(tmp_path: Path) -> None:
     assert cost.disk_bytes(shape, settings, frozenset())[0] == pytest.approx(size, rel=0.1)
 
 
-def test_optimizer_is_part_of_a_cells_identity() -> None:
-    plain = planned()
-    assert planned("train.optimizer=adamw").id == plain.id
-    assert "optimizer" not in plain.identity["train"]
-    assert planned(EIGHT_BITS).id != plain.id
-    assert planned(EIGHT_BITS).spec.config.train.optimizer == "adamw8bit"
-
-
 def test_package_of_the_optimizer_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recorded: list[Any] = []
     monkeypatch.setattr(parts.provenance, "begin_attempt", lambda *given, **_: recorded.append(given[-1]))

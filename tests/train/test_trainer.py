@@ -27,7 +27,6 @@ from tasks.countdown import evaluate_expression
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "overrides"),
     [
@@ -221,7 +220,6 @@ def assert_ended_early(lines: list[dict[str, float]], end: int, expected: list[d
     assert lines == [*expected[:end], expected[end] | evaluation]
 
 
-@pytest.mark.slow
 def test_run_ends_at_a_collapse(tmp_path: Path) -> None:
     trained(tmp_path / "whole", "grpo")
     expected = records(tmp_path / "whole")
@@ -253,7 +251,6 @@ def test_run_ends_at_a_collapse(tmp_path: Path) -> None:
         cell.check_complete(resumed)
 
 
-@pytest.mark.slow
 def test_run_ends_at_a_number_of_tokens(tmp_path: Path) -> None:
     trained(tmp_path / "whole", "grpo")
     expected = records(tmp_path / "whole")
@@ -269,7 +266,6 @@ def has_done(trainer: Trainer, step: int) -> bool:
     return trainer.done_steps >= step
 
 
-@pytest.mark.slow
 def test_run_ends_without_a_signal(tmp_path: Path) -> None:
     """Answers of one token are never right. A run that is interrupted after each step counts on."""
     silent = ["rollout.max_new_tokens=1", "checkpoint.every=2"]

@@ -7,8 +7,6 @@ import json
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from commands import run_python
 from gguf_files import END, of_vocabulary, write_gguf
 from places import REPOSITORY
 from tiny import SIZES, randomize
@@ -381,7 +380,4 @@ def test_a_plan_imports_no_torch(base: Path, tmp_path: Path) -> None:
         "import sys; from harness.rollout import models; model = models.resolve(sys.argv[1]); "
         "print(model.identity(), model.shape(), model.summary()); sys.exit('torch' in sys.modules)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, name], cwd=REPOSITORY, capture_output=True, text=True, check=True
-    )
-    assert "after 12 supervised steps on solutions of sorting" in done.stdout
+    assert "after 12 supervised steps on solutions of sorting" in run_python("-c", code, name, cwd=REPOSITORY).stdout
