@@ -313,13 +313,6 @@ def test_read_run_keeps_only_the_numbers_of_signals_in_memory(tmp_path: Path) ->
     assert peak < path.stat().st_size / 4
 
 
-def test_read_run_refuses_a_binary_file(tmp_path: Path) -> None:
-    path = tmp_path / "model.safetensors"
-    path.write_bytes(bytes(range(256)))
-    with pytest.raises(UserError, match="is neither JSON nor a log"):
-        read_run(path)
-
-
 def test_diagnose_run_of_verl(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     lines = []

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from commands import refusal, run_command
+from commands import refusal, run_command, run_python
 from logged_runs import geometric, logged_run
 
 from harness.diagnose.rules import diagnose_run
@@ -114,4 +112,4 @@ def test_diagnose_without_torch(tmp_path: Path) -> None:
     path = verl_log(tmp_path, FALL)
     script = f"import sys; from harness import cli\ntry: cli.main(['diagnose', {str(path)!r}])\n"
     script += "finally: assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
+    run_python("-c", script, cwd=tmp_path)

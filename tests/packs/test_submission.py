@@ -92,12 +92,6 @@ def test_verify_row_refuses_another_protocol(submitted: Path, tmp_path: Path) ->
         other.unlink()
 
 
-def test_verify_row_refuses_a_name_of_ours(submitted: Path, honest: Path) -> None:
-    write_plugin(EXAMPLE.replace('"least_sure"', '"clip_b"'))
-    sentence = refused(submitted, honest)
-    assert f"method 'clip_b' of plugin {PLUGIN} has the name of one in baselines.clip_b; choose another" in sentence
-
-
 @pytest.mark.usefixtures("submitted")
 def test_verify_row_refuses_a_pack_without_the_method(honest: Path) -> None:
     sentence = "smoke.zip has no cell that is done of a method of --plugin"
@@ -127,8 +121,3 @@ def test_verify_row_refuses_figures_that_do_not_follow(submitted: Path, honest: 
     sentence = refused(forged, honest)
     assert "the figures in forged.zip are not verified, least_sure s0" in sentence
     assert "`entrobench verify` without --row lists everything" in sentence
-
-
-def test_verify_row_refuses_a_pack_that_was_cut_off(submitted: Path, honest: Path) -> None:
-    submitted.write_bytes(submitted.read_bytes()[:-9])
-    assert "least_sure.zip" in refused(submitted, honest)

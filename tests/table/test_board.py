@@ -313,16 +313,6 @@ def test_leaderboard_without_done_cells_or_a_baseline(tmp_path: Path, mlflow_uri
     assert "No cell is of the baseline" not in show_table("--experiment", "made", *at)
 
 
-def test_progress_of_a_done_cell_without_its_attempt(tmp_path: Path) -> None:
-    made = smoke_matrix(tmp_path, "sqlite:///unused.db")
-    cell = made.write_all().cells[0]
-    for damage, why in ((Path.unlink, "it is missing"), (lambda path: path.write_text("{}"), "it must hold attempt, ")):
-        damage(cell.folder / "made.json")
-        progress = cell.progress()
-        assert progress.state == "failed"
-        assert str(progress.reason).startswith(f"{cell.folder / 'made.json'} is damaged: {why}")
-
-
 def test_check_one_version_of_cells_of_two_versions() -> None:
     """As two packs may hold them; digests of earlier versions of entrobench are of whole files, and not compared."""
     tags = [

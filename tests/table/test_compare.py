@@ -24,8 +24,6 @@ from harness.table.statistics import (
     share_interval,
 )
 
-Answers = Mapping[str, Mapping[int, np.ndarray]]  # by method and seed
-
 
 def draw(share: float, seeds: int, problems: int = 12, first: int = 0) -> dict[int, np.ndarray]:
     random = np.random.default_rng(int(1000 * share) + first)

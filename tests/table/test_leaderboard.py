@@ -238,16 +238,6 @@ def test_leaderboard_rows_refuse_another_number_of_samples(matrix: Matrix) -> No
         matrix.rows()
 
 
-def test_leaderboard_rows_without_store_or_experiment(tmp_path: Path, mlflow_uri: str) -> None:
-    expected = [Expected("grpo", "countdown", ["countdown"], "tiny", 0, "0123456789ab")]
-    missing = f"sqlite:///{tmp_path / 'nowhere' / 'mlflow.db'}"
-    with pytest.raises(UserError, match=r"found no MLflow store at .*nowhere/mlflow.db; `entrobench run`"):
-        rows(missing, "demo", expected, "grpo", {"countdown": 4})
-    assert not (tmp_path / "nowhere").exists()
-    with pytest.raises(UserError, match=r"has no experiment 'demo'; `entrobench run`"):
-        rows(mlflow_uri, "demo", expected, "grpo", {"countdown": 4})
-
-
 def test_leaderboard_rows_without_an_evaluation(matrix: Matrix) -> None:
     matrix.add("grpo", 0, {"countdown": draw(0, 0.5)})
     matrix.expected = [dataclasses.replace(matrix.expected[0], eval_tasks=["countdown", "aime"])]
@@ -318,11 +308,6 @@ def test_render_rows_as_markdown() -> None:
     ]
 
 
-def test_row_notes() -> None:
-    assert len(render.row_notes(BOARD[:4])) == 4
-    assert len(render.row_notes([*BOARD[:4], BOARD[5]])) == 5
-
-
 def test_render_rows_as_text() -> None:
     text = render.render_rows(BOARD, "table")
     shown = [line.split() for line in text.splitlines()]
@@ -357,13 +342,6 @@ def test_render_rows_as_json() -> None:
     assert set(names.split()) <= listed[0].keys()
 
 
-def test_render_rows_as_json_without_nan() -> None:
-    row = dataclasses.replace(BOARD[0], entropy_final=Estimate(math.nan))
-    (listed,) = json.loads(render.render_rows([row], "json"), parse_constant=pytest.fail)
-    assert listed["entropy_final"] == {"mean": None, "low": None, "high": None}
-    assert " nan " in render.render_rows([row], "md")
-
-
 def test_render_rows_as_csv() -> None:
     read = list(csv.DictReader(io.StringIO(render.render_rows(BOARD, "csv"))))
     assert [line["method"] for line in read] == [row.method for row in BOARD]
@@ -393,8 +371,3 @@ def test_entropy_final_with_one_exploding_seed(matrix: Matrix) -> None:
     assert final is not None
     assert final.low is not None
     assert final.low > 0
-
-
-def test_render_rows_refuses_an_unknown_format() -> None:
-    with pytest.raises(UserError, match=r"--format is 'jsn'; allowed: csv, json, md, table; did you mean 'json'\?"):
-        render.render_rows(BOARD, "jsn")

@@ -51,10 +51,6 @@ def test_find_box_end(text: str, end: str, cut_off: bool) -> None:
     assert (text[: box.end], box.cut_off) == (end, cut_off)
 
 
-def test_find_box_without_a_complete_one() -> None:
-    assert [find_box(text) for text in ("none", r"\boxed{1", "", "}")] == [None] * 4
-
-
 def test_last_box_read_literally() -> None:
     """By brute force: from the last opening on, the first place where braces are even."""
     rng = random.Random(0)

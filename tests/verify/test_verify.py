@@ -24,7 +24,7 @@ import pytest
 from golden import hostile, triples
 from judging import judge_in_child
 from launched import write_launched
-from patience import HANG, patient
+from patience import HANG
 from places import REAL, REPOSITORY
 
 from harness.base.errors import CellFailure, UserError
@@ -122,13 +122,6 @@ def test_verdicts_known_limits(verifier: VerifierPool) -> None:
     assert [answer for _, answer in LIMITS if f"`{answer}`" not in page] == []
 
 
-def test_golden_set_is_large_and_has_no_repeats() -> None:
-    counts = Counter(verdict for *_, verdict in GOLDEN)
-    assert len(set(GOLDEN)) == len(GOLDEN)
-    assert min(counts[Verdict.RIGHT], counts[Verdict.WRONG]) >= 250
-    assert counts[Verdict.UNPARSED] >= 40
-
-
 @pytest.mark.processes
 def test_verdicts_depend_on_neither_order_nor_workers(verifier: VerifierPool) -> None:
     pairs = [(gold, output) for gold, output, _ in GOLDEN if integer(gold) is None and len(output) < 1000]
@@ -156,12 +149,14 @@ def test_equal_answers_are_judged_once(verifier: VerifierPool, monkeypatch: pyte
 
 
 def test_integers_need_no_worker() -> None:
+    threads = threading.active_count()
     pairs = [("25", rf"\boxed{{{text}}}") for text in ("025", "25", "26", "٢٥", "25^\\circ", "")]
     with VerifierPool() as verifier:
         assert verifier.verdicts(pairs) == [
             Verdict(v) for v in ("right", "right", "wrong", "unparsed", "right", "unparsed")
         ]
         assert all(worker.process is None for worker in verifier.workers)
+        assert threading.active_count() == threads
 
 
 def test_arithmetic_is_tidy_and_spelled_in_one_way() -> None:
@@ -392,15 +387,6 @@ def test_hostile_answers_cost_their_own_verdict(
 
 
 @pytest.mark.processes
-def test_verdicts_time_limit() -> None:
-    with VerifierPool(workers=1, limit_s=0.5) as verifier:
-        verifier.verdicts(boxed("1+4"))
-        start = time.monotonic()
-        assert verifier.verdicts([("5", SLOW)]) == [Verdict.TIMEOUT]
-        assert 0.5 <= time.monotonic() - start < patient(5)
-
-
-@pytest.mark.processes
 def test_verdicts_with_a_dying_worker() -> None:
     with VerifierPool(workers=1, limit_s=2.0) as verifier, ThreadPoolExecutor(1) as caller:
         assert verifier.verdicts(boxed("1+4")) == [Verdict.RIGHT]
@@ -519,16 +505,6 @@ def test_workers_end_with_their_caller() -> None:
     assert gone(worker, child)
 
 
-@pytest.mark.processes
-def test_closing_ends_the_workers() -> None:
-    with VerifierPool(workers=2) as verifier:
-        verifier.verdicts(boxed("1+4", "2+3", "1+5", "7x"))
-        pids = [running(worker) for worker in verifier.workers if worker.process]
-        children = [child_of(pid) for pid in pids]
-    assert pids
-    assert gone(*pids, *children)
-
-
 # Sharing
 
 
@@ -561,18 +537,6 @@ def test_daemonic_processes_have_verifiers_of_their_own(method: str, verifier: V
     process.join(HANG)
     assert process.exitcode == 0
     assert verifier.verdicts(boxed("3+3", "2+4")) == [Verdict.WRONG, Verdict.WRONG]
-
-
-def test_verifier_pool_starts_no_worker_early() -> None:
-    threads = threading.active_count()
-    with VerifierPool(workers=2) as unasked:
-        assert unasked.verdicts([("5", r"\boxed{5}"), ("5", "5"), ("5", r"\boxed{6}")]) == [
-            Verdict.RIGHT,
-            Verdict.UNPARSED,
-            Verdict.WRONG,
-        ]
-        assert [worker.process for worker in unasked.workers] == [None, None]
-        assert threading.active_count() == threads
 
 
 @pytest.mark.processes
