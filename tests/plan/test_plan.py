@@ -11,8 +11,6 @@ import math
 import os
 import re
 import stat
-import subprocess
-import sys
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ import pytest
 import torch
 import transformers
 from cells import write_cell
+from commands import run_python
 from places import REPOSITORY
 from rich.console import Console
 
@@ -154,32 +153,6 @@ def test_shape_of_config_of_another_kind() -> None:
     assert shape_of_config({"model_type": "mamba", "hidden_size": 64, "vocab_size": 50}) is None
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("path: a\nshape: {architecture: llama}", "shape.mlp, shape.vocabulary must be given"),
-        ("path: a\nshape: {layer: 3}", "unknown key shape.layer; .*did you mean 'layers'"),
-        ("recipe: {}\nshape: {}", "states the shape of a model that its recipe or its GGUF"),
-    ],
-)
-def test_mistakes_in_a_shape_are_one_sentence(text: str, words: str, tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text(text)
-    with pytest.raises(UserError, match=words):
-        models.read_model_file(tmp_path / "mine.yaml")
-
-
-def test_read_model_file_checks_shapes(tmp_path: Path) -> None:
-    text = (models.MODELS / "qwen2.5-7b-instruct.yaml").read_text()
-    (tmp_path / "mine.yaml").write_text(text)
-    assert models.read_model_file(tmp_path / "mine.yaml").identity() == {"path": "Qwen/Qwen2.5-7B-Instruct"}
-    (tmp_path / "mine.yaml").write_text(text.replace("kv_heads: 4", "kv_heads: 5"))
-    with pytest.raises(UserError, match=r"shape.kv_heads is 5; it must divide shape.heads \(28\)"):
-        models.read_model_file(tmp_path / "mine.yaml")
-    (tmp_path / "mine.yaml").write_text(text.replace("layers: 28", "layers: 0"))
-    with pytest.raises(UserError, match=r"shape.layers is 0; allowed: 1 to 1e\+09"):
-        models.read_model_file(tmp_path / "mine.yaml")
-
-
 # Bytes, against what torch holds
 
 
@@ -237,22 +210,6 @@ def test_activations_with_adapters_are_at_most_the_estimate(family: str, size: i
     add_adapters(model, Lora(rank=4), seed=0, dtype=torch.float32 if size == 4 else torch.bfloat16)
     estimate = 128 * cost.activation_bytes(shape, size, False)
     assert 0.75 * estimate < saved(model, 128, size) < estimate
-
-
-@pytest.mark.parametrize("size", [4, 2])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_activation_bytes_with_recompute(family: str, size: int, tmp_path: Path) -> None:
-    def kept(layers: int, tokens: int) -> int:
-        model = network(family, num_hidden_layers=layers)
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        return saved(model, tokens, size)
-
-    shape = dataclasses.replace(shape_of(network(family), tmp_path), layers=1)
-    two, three = (dataclasses.replace(shape, layers=layers) for layers in (2, 3))
-    planned = cost.activation_bytes(three, size, True) - cost.activation_bytes(two, size, True)
-    assert kept(3, 64) - kept(2, 64) == 64 * planned, "and no weights that were cast"
-    assert planned == 4 * shape.hidden
-    assert cost.activation_bytes(shape, size, True) == cost.activation_bytes(shape, size, False), "its turn is always"
 
 
 @pytest.mark.parametrize("size", [4, 2])
@@ -382,15 +339,9 @@ def test_memory_by_hand() -> None:
     assert critic["AdamW"] == 8 * (P + TINY.critic)
     assert critic["gradients"] == 4 * max(P, TINY.critic)
     assert critic["casts"] == 0
-    # A sequence is never cut, and no more goes through at once than there is.
-    assert (
-        cost.memory_estimate(TINY, small(hardware={"micro_tokens": 1}), NOTHING, 2, EMBEDDED).training["logits"]
-        == 6 * 4 * 40 * 10
-    )
-    assert (
-        cost.memory_estimate(TINY, small(hardware={"micro_tokens": 9999}), NOTHING, 2, EMBEDDED).training["logits"]
-        == 6 * 4 * 160 * 10
-    )
+    for budget, tokens in ((1, 40), (9999, 160)):  # a sequence is never cut, and there are no more than 160
+        bounded = cost.memory_estimate(TINY, small(hardware={"micro_tokens": budget}), NOTHING, 2, EMBEDDED)
+        assert bounded.training["logits"] == 6 * 4 * tokens * 10
     wide = dataclasses.replace(TINY, vocabulary=2**25)
     assert cost.memory_estimate(wide, small(), NOTHING, 2, EMBEDDED).training["logits"] == 6 * 4 * 2**25
     many = cost.memory_estimate(TINY, small(eval={"problems": 200}), NOTHING, 2, EMBEDDED)
@@ -590,6 +541,11 @@ def test_responses_by_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 # Time
 
 
+def planned(results: Path, *overrides: str) -> tuple[Config, list[matrix.Cell]]:
+    settings = config.load_config("demo", ["methods=[grpo]", "seeds=[0]", f"results={results}", *overrides])
+    return settings, matrix.cells(settings)
+
+
 def finish(cell: matrix.Cell, seconds: float, **fields: Any) -> None:
     write_cell(cell.folder, cell.spec, seconds=seconds, **fields)
 
@@ -626,20 +582,17 @@ def test_time_is_that_of_finished_cells_of_the_same_size(tmp_path: Path) -> None
 def test_time_is_also_that_of_earlier_cells_in_the_folder(tmp_path: Path) -> None:
     """Of another method; not of another size, nor of one that collapsed."""
 
-    def planned(*overrides: str) -> tuple[Config, list[matrix.Cell]]:
-        settings = config.load_config("demo", ["methods=[grpo]", "seeds=[0]", f"results={tmp_path}", *overrides])
-        return settings, matrix.cells(settings)
-
     def measured() -> MeasuredTime | None:
-        return plan_for(*planned(), CPU).measured
+        return plan_for(*planned(tmp_path), CPU).measured
 
-    [larger] = planned("train.prompts=96")[1]
+    [larger] = planned(tmp_path, "train.prompts=96")[1]
     finish(larger, 1)
     assert measured() is None
-    [collapsed] = planned("seeds=[5]")[1]
+    [collapsed] = planned(tmp_path, "seeds=[5]")[1]
     finish(collapsed, 1, collapsed=2)
     assert measured() is None
-    [other_method, other_rate] = planned("methods=[clip_b]", "baseline=clip_b", "seeds=[1,2]", "train.lr=1e-5")[1]
+    others = ("methods=[clip_b]", "baseline=clip_b", "seeds=[1,2]", "train.lr=1e-5")
+    [other_method, other_rate] = planned(tmp_path, *others)[1]
     finish(other_method, 30)
     assert measured() == MeasuredTime(30, cells=1, finished=1)
     finish(other_rate, 50)
@@ -647,24 +600,17 @@ def test_time_is_also_that_of_earlier_cells_in_the_folder(tmp_path: Path) -> Non
     (other_rate.folder / "config.yaml").write_text("damaged")
     assert measured() == MeasuredTime(30, cells=1, finished=1)
     text = shown("demo", CPU, "methods=[grpo]", "seeds=[0]", f"results={tmp_path}")
-    assert (
-        "time: 1 cell to run, about 0 min 30 s of 1 process; measured on 1 finished cell with steps of the same size"
-        in text
-    )
+    assert "time: 1 cell to run, about 0 min 30 s of 1 process; measured on 1 finished cell with steps of" in text
     assert "1 cell at once: about 0 min 30 s" in text
     assert "--probe" not in text
-    [own] = planned()[1]
+    [own] = planned(tmp_path)[1]
     finish(own, 70)
-    plan = plan_for(*planned("seeds=[0,1]"), CPU)
+    plan = plan_for(*planned(tmp_path, "seeds=[0,1]"), CPU)
     assert plan.measured == MeasuredTime(70, cells=1, finished=1), "a cell of this plan says more than others"
 
 
 def test_time_of_a_longer_cell_follows_from_the_steps_and_evaluations_of_a_shorter_one(tmp_path: Path) -> None:
-    def planned(*overrides: str) -> tuple[Config, list[matrix.Cell]]:
-        settings = config.load_config("demo", ["methods=[grpo]", "seeds=[0]", f"results={tmp_path}", *overrides])
-        return settings, matrix.cells(settings)
-
-    [short] = planned("train.steps=3", "eval.every=2")[1]
+    [short] = planned(tmp_path, "train.steps=3", "eval.every=2")[1]
     judged = {"time/judging_s": 50.0}  # in parallel with the sampling
     steps = [
         {"time/evaluate_s": 7.0, "eval/countdown/avg@k": 0.1},
@@ -673,7 +619,7 @@ def test_time_of_a_longer_cell_follows_from_the_steps_and_evaluations_of_a_short
         judged | {"time/update_s": 2.0, "time/rollout_s": 2.0, "time/evaluate_s": 9.0, "eval/countdown/avg@k": 0.1},
     ]
     finish(short, 15 + 17 + 11, steps=steps)
-    longer = planned("train.steps=40", "eval.every=10", "seeds=[0,1]")
+    longer = planned(tmp_path, "train.steps=40", "eval.every=10", "seeds=[0,1]")
     seconds = 40 * 5 + 4 * 8.5 + 11
     assert plan_for(*longer, CPU).measured == MeasuredTime(2 * seconds, cells=2, finished=1)
 
@@ -800,9 +746,18 @@ def test_what_is_for_a_card_of_24_gb_fits_into_it(engine: str, chosen: list[str]
 OLD = Device("Tesla T4", 16 * 10**9, (7, 5))
 CARDS_BEFORE_BFLOAT16 = dataclasses.replace(BIG, devices=(OLD, dataclasses.replace(OLD, name="Tesla V100")))
 ALONE = ["hardware.ranks=1", "hardware.recompute=false", "rollout.engine=embedded"]
+LARGE = ["hardware.recompute=false", "hardware.micro_tokens=100000"]
 
 
-@pytest.mark.slow
+def with_devices(machine: Machine, *devices: Device) -> Machine:
+    return dataclasses.replace(machine, devices=devices)
+
+
+TWO_SMALL = with_devices(BIG, Device("a", 8 * GIB), Device("b", 10 * GIB))
+UNEQUAL = with_devices(NODE, *NODE.devices[:7], Device("b", 40 * GIB), Device("c", 30 * GIB))
+SCANT = dataclasses.replace(CPU, ram=2**20)
+
+
 @pytest.mark.parametrize(
     ("name", "machine", "overrides", "words"),
     [
@@ -812,73 +767,27 @@ ALONE = ["hardware.ranks=1", "hardware.recompute=false", "rollout.engine=embedde
             "paper",
             CPU,
             ALONE,
-            r"7b-instruct with grpo, .* GiB in 1 process; a GPU is assumed \(--gpu\) to have 74.5 GiB",
+            r"with grpo, .* GiB in 1 process; a GPU is assumed \(--gpu\) to have 74.5 GiB",
         ),
-        (
-            "paper",
-            CPU,
-            ["hardware.recompute=false", "hardware.micro_tokens=100000"],
-            r"7b-instruct with grpo, .* GiB in each of 8 processes; a GPU is assumed \(--gpu\) to have 74.5 GiB",
-        ),
-        (
-            "paper",
-            dataclasses.replace(NODE, devices=NODE.devices[:2]),
-            [],
-            r"each cell needs 8 devices \(hardware.ranks\), but this machine has 2",
-        ),
-        (
-            "paper",
-            dataclasses.replace(NODE, devices=NODE.devices[:1]),
-            [],
-            "needs 8 devices .*, but this machine has 1",
-        ),
-        (
-            "standard",
-            dataclasses.replace(BIG, devices=(Device("a", 8 * GIB), Device("b", 10 * GIB))),
-            [],
-            "0.5b-instruct with ppo needs .* in 1 process; the largest GPU has 10.0 GiB",
-        ),
-        (
-            "paper",
-            dataclasses.replace(NODE, devices=(*NODE.devices[:7], Device("b", 40 * GIB), Device("c", 30 * GIB))),
-            ["hardware.cache_gib=30"],
-            "7b-instruct with ppo, .* needs .* GiB in each of 8 processes; a GPU has 40.0 GiB",
-        ),
+        ("paper", CPU, LARGE, r"with grpo, .* GiB in each of 8 processes; a GPU is assumed \(--gpu\) to have 74.5 GiB"),
+        ("paper", with_devices(NODE, *NODE.devices[:2]), [], r"cell needs 8 devices \(hardware.ranks\), but .* has 2"),
+        ("standard", TWO_SMALL, [], "0.5b-instruct with ppo needs .* in 1 process; the largest GPU has 10.0 GiB"),
+        ("paper", UNEQUAL, ["hardware.cache_gib=30"], "with ppo, .* GiB in each of 8 processes; a GPU has 40.0 GiB"),
         ("demo", CARDS_BEFORE_BFLOAT16, [], "^Tesla T4 does not compute in bfloat16, .* 8.0; set train.dtype=float32$"),
-        ("demo", dataclasses.replace(CPU, ram=2**20), [], "grpo, .* needs .* this machine has 1 MiB"),
-        (
-            "demo",
-            dataclasses.replace(CPU, ram=2**20),
-            ["hardware.ranks=2", "train.updates=2"],
-            "grpo, .* needs .* in 2 processes; this machine has 1 MiB",
-        ),
+        ("demo", SCANT, [], "grpo, .* needs .* this machine has 1 MiB"),
+        ("demo", SCANT, ["hardware.ranks=2", "train.updates=2"], "grpo, .* needs .* in 2 processes; .* has 1 MiB"),
         ("demo", dataclasses.replace(CPU, ram=2 * GIB), [], "too much for 4 cells side by side; use --jobs 2"),
-        (
-            "standard",
-            dataclasses.replace(BIG, ram=GIB),
-            [],
-            "grpo.* needs 6.1 GiB of this machine's memory for the program and a checkpoint .*has 1.0 GiB",
-        ),
+        ("standard", dataclasses.replace(BIG, ram=GIB), [], "needs 6.1 GiB of this machine's memory for .*has 1.0 GiB"),
         (
             "paper",
             dataclasses.replace(NODE, ram=64 * GIB),
             [],
-            "7b-instruct with ppo.* needs .* GiB of this machine's memory for the program and a .* has 64.0 GiB",
+            "with ppo.* of this machine's memory .* has 64.0 GiB",
         ),
-        (
-            "paper",
-            NODE,
-            ["hardware.cache_gib=0.25"],
-            "cache for qwen2.5-7b-instruct has 0.2 GiB, but one sequence of 8,192 tokens needs 0.4 GiB; set hardware",
-        ),
+        ("paper", NODE, ["hardware.cache_gib=0.25"], "one sequence of 8,192 tokens needs 0.4 GiB; set hardware"),
         ("standard", dataclasses.replace(BIG, free=GIB), [], "need .* GiB of disk, but 1.0 GiB are free"),
         ("standard", BIG, [], r"not prepared: gsm8k, math500 \(`entrobench data prepare gsm8k math500`\)"),
-        (
-            "standard",
-            BIG,
-            [],
-            "0.5b-instruct is not on this machine; .* downloads Qwen/Qwen2.5-0.5B-Instruct, about 0.9 GiB",
-        ),
+        ("standard", BIG, [], "0.5b-instruct is not .* downloads Qwen/Qwen2.5-0.5B-Instruct, about 0.9 GiB"),
         ("standard", BIG, ["models=[internlm3-8b-instruct]"], "the embedded one decodes llama, .*, not internlm3"),
         ("paper", BIG, ["models=[internlm3-8b-instruct]"], "cannot be loaded: transformers has no internlm3, and code"),
     ],
@@ -991,15 +900,11 @@ def test_show_plan_of_the_demo() -> None:
     assert "matrix demo: 35 cells in results/demo" in text
     assert "60 steps x 48 prompts x 16 responses of at most 20 tokens, 921,600 tokens at most; 180 updates" in text
     assert "3 x (countdown 256 problems x 32), 491,520 tokens at most" in text
-    assert (
-        "time: 35 cells to run, with steps of a size of which none has finished in results/demo; --probe measures"
-        in text
-    )
+    assert "time: 35 cells to run, with steps of a size of which none has finished in results/demo; --probe" in text
     assert "countdown-tiny (206,976 parameters, computed in float32)" in text
     assert len(text.splitlines()) <= 10
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("empty")
 def test_show_plan_of_the_paper() -> None:
     text = shown("paper", CPU)
@@ -1044,12 +949,8 @@ for name in shipped_configs() | study_configs():
 heavy = {"torch", "transformers", "lm_eval", "mlflow", "datasets", "matplotlib", "pyarrow"} & set(sys.modules)
 sys.exit(f"loaded {heavy}" if heavy else 0)
 """
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONDONTWRITEBYTECODE": "1", "HOME": str(tmp_path)}
-    environment |= {"HF_HOME": str(tmp_path / "hf"), "ENTROBENCH_CACHE": str(tmp_path / "cache")}
-    run = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 0, run.stderr
+    places = {"HOME": str(tmp_path), "HF_HOME": str(tmp_path / "hf"), "ENTROBENCH_CACHE": str(tmp_path / "cache")}
+    run = run_python("-c", code, cwd=tmp_path, PYTHONDONTWRITEBYTECODE="1", **places)
     assert "matrix paper-14b: 21 cells" in run.stdout
     written = {path.parent.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()}
     assert written <= {Path("cache/machine"), Path("cache/digests")}

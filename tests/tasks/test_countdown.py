@@ -2,16 +2,14 @@ import ast
 import itertools
 import random
 import re
-import subprocess
-import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterator
 
 import pytest
+from commands import run_python
+from places import REPOSITORY
 
-import tasks
-from harness.base.errors import UserError
 from harness.base.task import Answer
 from harness.methods.batch import Rollout
 from harness.verify.background import judge_rollouts
@@ -169,11 +167,6 @@ def test_countdown_answers_in_normal_form(response: str, text: str | None, answe
     assert Countdown().answers([(PROBLEM, response)]) == [Answer(text, len(answered))]
 
 
-def test_countdown_answers_without_a_box() -> None:
-    pairs = [(PROBLEM, response) for response in ("", "6*7-3", r"\boxed{6*7-3", "}", r"\fbox{1}")]
-    assert Countdown().answers(pairs) == [None] * 5
-
-
 def test_answers_of_all_that_can_be_judged() -> None:
     rng = random.Random(0)
     pieces = ["\\boxed{", *"673*-+()}} x", "\\boxed{6*7-3}", "\\boxed{(1+2)*3}"]
@@ -276,12 +269,6 @@ def test_expressions_are_read_as_python_reads_them() -> None:
             assert used == [int(number) for number in text.translate(str.maketrans("+-*()", "     ")).split()], text
             valid += 1
     assert valid > 1_000
-
-
-@pytest.mark.parametrize("text", ["\x00", "(" * 256, ")" * 256, "1+" * 128, "*" * 256, " " * 256, "0" * 256])
-def test_countdown_verdict_of_odd_texts(text: str) -> None:
-    Countdown().verdict(PROBLEM, text)
-    Countdown().verdict(PROBLEM, f"\\boxed{{{text}}}")
 
 
 @pytest.mark.parametrize("task", [Countdown(), Countdown(count=2, largest=9), Countdown(count=4, largest=5, target=20)])
@@ -394,27 +381,8 @@ def test_examples_repeat_with_their_seed() -> None:
     assert first != other
 
 
-@pytest.mark.parametrize(
-    ("spec", "sentence"),
-    [
-        ("countdown(count=1)", r"countdown.count is 1; allowed: 2 to 5"),
-        ("countdown(counts=4)", r"unknown key countdown.counts; .*did you mean 'count'"),
-        ("countdwn", r"unknown task 'countdwn'; .*did you mean 'countdown'"),
-    ],
-)
-def test_countdown_options_out_of_range(spec: str, sentence: str) -> None:
-    with pytest.raises(UserError, match=sentence):
-        tasks.build_task(spec)
-
-
-def test_problems_of_an_unknown_split() -> None:
-    with pytest.raises(UserError, match=r"split is 'tset'; .*did you mean 'test'"):
-        Countdown().problems("tset")
-
-
 @pytest.mark.processes
 def test_tasks_import_without_torch() -> None:
     code = "import sys, tasks; tasks.build_task('countdown').problems('test'); "
     code += "print({'torch', 'numpy'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"
+    assert run_python("-c", code, cwd=REPOSITORY).stdout.strip() == "set()"

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import random
 import re
 import shutil
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +17,7 @@ import loopback
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from patience import HANG
+from commands import run_python
 from places import REAL, REPOSITORY
 
 from harness import cli
@@ -35,6 +32,7 @@ real = pytest.mark.skipif(
 )
 
 Rows = list[tuple[str, str]]  # (problem, answer)
+DOCS = str(REPOSITORY / "docs")
 
 
 @pytest.fixture(autouse=True)
@@ -574,9 +572,7 @@ prepare_sets(["aime24"], sys.argv[1])
 def test_prepare_sets_when_killed(renames: int, small: Path, tmp_path: Path) -> None:
     prepare.prepare_sets(["aime24"], str(small))
     new = ours(tmp_path / "new" / "aime24.jsonl", [(problem + " new", answer) for problem, answer in SMALL])
-    command = [sys.executable, "-c", KILLED, str(new), str(renames)]
-    result = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, timeout=HANG, check=False)
-    assert result.returncode == -9
+    run_python("-c", KILLED, str(new), str(renames), cwd=tmp_path, code=-9)
     assert [row["problem"] for row in kept.problem_rows("aime24")] == [problem for problem, _ in SMALL]
     prepare.prepare_sets(["aime24"], str(new))
     assert [row["problem"] for row in kept.problem_rows("aime24")] == [problem + " new" for problem, _ in SMALL]
@@ -628,8 +624,6 @@ def test_without_a_network_a_sentence_says_so_and_what_is_there_stays(
 @pytest.mark.parametrize(
     ("name", "files"),
     [
-        ("aime24", {"train": "data/train-00000-of-00001.parquet"}),
-        ("math500", {"test": "test.jsonl"}),
         ("dapo_math", {"train": "data/dapo-math-17k.parquet"}),
         ("gsm8k", {split: f"main/{split}-00000-of-00001.parquet" for split in ("train", "test")}),
     ],
@@ -645,7 +639,6 @@ def test_prepare_with_the_hubs_client(name: str, files: dict[str, str], tmp_path
     for split, file in files.items():
         copy = write(tmp_path / file, [form(problem, answer) for problem, answer in rows[split]])
         held[file] = copy.read_bytes()
-    places = {"PYTHONPATH": str(REPOSITORY), "HF_HOME": str(tmp_path / "hf")}
     program = (
         "import sys\n"
         "from tasks.data import sets\n"
@@ -656,11 +649,9 @@ def test_prepare_with_the_hubs_client(name: str, files: dict[str, str], tmp_path
         "prepare_sets([name])\n"
     )
     with loopback.hub("datasets", source.hub_id, held, source.revision) as (address, asked):
-        environment = {**os.environ, **places, "HF_ENDPOINT": address}
-        subprocess.run([sys.executable, "-c", program, name], env=environment, timeout=HANG, check=True)
+        run_python("-c", program, name, cwd=tmp_path, HF_HOME=str(tmp_path / "hf"), HF_ENDPOINT=address)
     for split in files:
-        ours_split = "test" if name == "aime24" else split  # which the Hub publishes as "train"
-        assert [row["problem"] for row in kept.problem_rows(name, ours_split)] == [p for p, _ in rows[split]]
+        assert [row["problem"] for row in kept.problem_rows(name, split)] == [p for p, _ in rows[split]]
     assert not [path for path in asked if "weights.bin" in path or "socratic" in path]
 
 
@@ -682,10 +673,8 @@ configs:
 
 @pytest.mark.processes
 def test_prepare_offline(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
-    command = [sys.executable, "-m", "entrobench", "data", "prepare", "aime24"]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANG, check=False)
-    assert result.returncode == 2
+    prepare_aime = ("-m", "entrobench", "data", "prepare", "aime24")
+    result = run_python(*prepare_aime, cwd=tmp_path, code=2, HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path))
     assert "HuggingFaceH4/aime_2024 from the Hugging Face Hub" in result.stderr
     assert len(result.stderr.splitlines()) == 1
 
@@ -693,28 +682,13 @@ def test_prepare_offline(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (
-            lambda: kept.problem_rows("aime24"),
-            "the problem set aime24 is not prepared; run `entrobench data prepare aime24`",
-        ),
+        (lambda: kept.problem_rows("aime24"), "set aime24 is not prepared; run `entrobench data prepare aime24`"),
         (lambda: kept.problem_rows("aime42"), "unknown problem set 'aime42'; .* did you mean"),
         (lambda: kept.card("amc23"), "the problem set amc23 is not prepared"),
-        (
-            lambda: prepare.prepare_sets(["aime24", "math5000"], str(REPOSITORY / "docs")),
-            "unknown problem set 'math5000'; .* did you mean 'math500'",
-        ),
-        (
-            lambda: prepare.prepare_sets(["aime24"], "nowhere"),
-            "--from is 'nowhere', which is not a local file or folder",
-        ),
-        (
-            lambda: prepare.prepare_sets(["math500"], str(REPOSITORY / "docs")),
-            "docs contains no file of math500; its name must",
-        ),
-        (
-            lambda: prepare.prepare_sets([], str(REPOSITORY / "docs")),
-            "contains no file that is named after one of the sets",
-        ),
+        (lambda: prepare.prepare_sets(["math5000"], DOCS), "unknown problem set 'math5000'; .* did you mean 'math500'"),
+        (lambda: prepare.prepare_sets(["aime24"], "nowhere"), "--from is 'nowhere', which is not a local file or"),
+        (lambda: prepare.prepare_sets(["math500"], DOCS), "docs contains no file of math500; its name must"),
+        (lambda: prepare.prepare_sets([], DOCS), "contains no file that is named after one of the sets"),
         (check.check_overlaps, "the problem set dapo_math is not prepared"),
     ],
 )
@@ -723,13 +697,10 @@ def test_data_command_mistakes(call: Callable[[], object], sentence: str) -> Non
         call()
 
 
-def test_problem_rows_of_a_missing_split(small: Path) -> None:
+def test_splits_that_are_missing(small: Path, tmp_path: Path) -> None:
     prepare.prepare_sets(["aime24"], str(small))
     with pytest.raises(UserError, match="aime24 has no split 'train'; allowed: test"):
         kept.problem_rows("aime24", "train")
-
-
-def test_prepare_sets_refuses_a_file_without_a_split(small: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"all\.jsonl is not named after a split; its name must contain train or test"):
         prepare.prepare_sets(["gsm8k"], str(ours(tmp_path / "all.jsonl", SMALL)))
 
