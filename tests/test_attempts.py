@@ -134,16 +134,6 @@ def test_matrix_rows_of_a_cell_that_ran_again(folder: Path) -> None:
     assert len({each["attempt"] for each in runs_of(folder, mine.id)}) == 2
 
 
-def test_run_of_a_cell_with_a_damaged_attempt(folder: Path) -> None:
-    grpo, _ = cells(settings(folder))
-    first = table(folder)
-    (grpo.folder / "made.json").write_text("{}")
-    assert f"{grpo.folder / 'made.json'} is damaged: it must hold attempt" in entrobench("status", folder)
-    assert "1 done before, 1 to run" in entrobench("run", folder)
-    assert [cell.progress().state for cell in cells(settings(folder))] == ["done", "done"]
-    assert table(folder)["grpo"].entropy_final == first["grpo"].entropy_final
-
-
 def test_results_copied_and_moved(folder: Path) -> None:
     original = table(folder)
     (folder / "elsewhere").mkdir()

@@ -33,7 +33,6 @@ def run(*arguments: str, cwd: Path, script: str | None = None) -> str:
 # The import
 
 
-@pytest.mark.processes
 def test_import_loads_nothing_heavy(tmp_path: Path) -> None:
     code = "import sys, entrobench; dir(entrobench); print(*sys.modules)"
     loaded = {name.partition(".")[0] for name in run("-c", code, cwd=tmp_path).split()}
@@ -41,7 +40,6 @@ def test_import_loads_nothing_heavy(tmp_path: Path) -> None:
     assert not loaded & {"harness", "tasks", "baselines", "omegaconf", "numpy", "pandas", "mlflow", "torch"}
 
 
-@pytest.mark.processes
 def test_load_without_torch(tmp_path: Path) -> None:
     code = "import sys, entrobench; entrobench.load('demo'); print(*sys.modules)"
     assert not set(run("-c", code, cwd=tmp_path).split()) & {"pandas", "mlflow", "torch"}
@@ -90,7 +88,6 @@ def matrix(ran: tuple[Path, str], monkeypatch: pytest.MonkeyPatch) -> entrobench
 
 
 @pytest.mark.slow
-@pytest.mark.processes
 def test_example_of_the_documentation(ran: tuple[Path, str]) -> None:
     folder, said = ran
     assert [line for line in said.splitlines() if line in ("begins", "ends")] == ["begins", "ends"]
@@ -104,7 +101,6 @@ def test_example_of_the_documentation(ran: tuple[Path, str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.processes
 def test_leaderboard(matrix: entrobench.Matrix) -> None:
     table = matrix.leaderboard().set_index("method")
     assert list(table.index) == ["base model", "grpo", "clip_b"]
@@ -126,7 +122,6 @@ def test_leaderboard(matrix: entrobench.Matrix) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.processes
 def test_run_of_a_done_matrix(matrix: entrobench.Matrix, capsys: pytest.CaptureFixture[str]) -> None:
     before = {path: path.stat().st_mtime_ns for path in matrix.config.folder.glob("*/metrics.jsonl")}
     assert matrix.run(jobs=1).equals(matrix.leaderboard())
@@ -141,7 +136,6 @@ def test_run_of_a_done_matrix(matrix: entrobench.Matrix, capsys: pytest.CaptureF
 
 
 @pytest.mark.slow
-@pytest.mark.processes
 def test_curves(matrix: entrobench.Matrix) -> None:
     curves = matrix.curves("entropy/mean", "eval/countdown/avg")
     assert list(curves.columns) == ["cell", "method", "task", "model", "seed", "step", "metric", "value"]
@@ -170,7 +164,6 @@ def test_curves(matrix: entrobench.Matrix) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.processes
 def test_samples(matrix: entrobench.Matrix) -> None:
     ids = matrix.samples()
     assert len(ids) == len(set(ids)) == 16
@@ -191,7 +184,6 @@ def test_samples(matrix: entrobench.Matrix) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.processes
 def test_curves_and_samples_of_some_cells(matrix: entrobench.Matrix) -> None:
     larger = entrobench.load("smoke", *SETTINGS, "methods=[grpo,clip_b,ppo]", "seeds=[0,1]")
     assert larger.curves("entropy/mean").equals(matrix.curves("entropy/mean"))
@@ -248,7 +240,6 @@ print("second:", len(entrobench.run("smoke", "methods=[ppo,grpo]", *SMALL)))
 
 
 @pytest.mark.long
-@pytest.mark.processes
 def test_run_in_a_notebook_with_a_cell_that_fails(tmp_path: Path, mlflow_uri: str) -> None:
     (tmp_path / "broken_method.py").write_text(BROKEN)
     kernel = "import sys; exec(sys.stdin.read())"  # as there, the main module has no file
@@ -283,7 +274,6 @@ def test_tour_shows_plain_outputs() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.processes
 def test_tour_runs_in_a_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("nbclient", "ipykernel"):
         pytest.importorskip(name, reason=f"{name} is not installed; pip install -e '.[notebook]'")

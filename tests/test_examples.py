@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from patience import HANG
+from commands import run_python
 from places import REPOSITORY
 
 EXAMPLES = REPOSITORY / "examples"
@@ -48,17 +46,8 @@ def test_trl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 @pytest.mark.processes
 def test_trl_on_two_ranks(tmp_path: Path) -> None:
     pytest.importorskip("trl", reason="trl is not installed; the extra trl has it")
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2"]
-    command += ["--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no", "--main_process_port=0"]
-    environment = {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    done = subprocess.run(
-        [*command, str(EXAMPLES / "trl_clip_b.py"), "2"],
-        cwd=tmp_path,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=HANG,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    command = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--num_machines=1"]
+    command += ["--mixed_precision=no", "--dynamo_backend=no", "--main_process_port=0"]
+    environment = {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    done = run_python(*command, str(EXAMPLES / "trl_clip_b.py"), "2", cwd=tmp_path, **environment)
     check_output_of_trl(done.stdout)

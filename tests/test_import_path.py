@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -102,9 +101,8 @@ def test_python_command_import_path(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     paths = [*sys.path, str(tmp_path / "it's a folder"), str(tmp_path / "last")]
     monkeypatch.setattr(sys, "path", paths)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    command = python_command("import json", "print(json.dumps([sys.path, sys.argv[1:]]))", "an argument")
-    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
-    assert json.loads(said) == [paths, ["an argument"]]
+    _, *command = python_command("import json", "print(json.dumps([sys.path, sys.argv[1:]]))", "an argument")
+    assert json.loads(run_python(*command, cwd=tmp_path, PYTHONPATH=str(tmp_path)).stdout) == [paths, ["an argument"]]
 
 
 @pytest.mark.parametrize("name", ["baselines", "harness", "tasks", "entrobench", "configs"])

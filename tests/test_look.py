@@ -50,45 +50,20 @@ def seen(right: Sequence[Sequence[int]], ended: float = 1.0) -> Look:
     return Look("m", "t", "p", [["r", "right"]], [*map(list, right)], **rest)
 
 
+NONE = [[0, 0], [0, 0]]
+
+
 @pytest.mark.parametrize(
     ("right", "ended", "bare", "shots", "can_learn", "sentence"),
     [
         ([[1, 0], [0, 0], [1, 1]], 0.0, True, 0, True, "trainable: 1 of 3 problems have right and other responses"),
         ([[1, 0], *[[0, 0]] * 19], 1.0, False, 0, True, "trainable, but only 1 of 20 .* worked examples .* (shots=4)"),
         ([[1, 1], [1, 1]], 1.0, False, None, False, "not trainable: every response is right; take harder problems"),
-        (
-            [[1, 1], [0, 0]],
-            1.0,
-            False,
-            None,
-            False,
-            "not trainable: each problem is always right or never; raise rollout.t",
-        ),
-        (
-            [[0, 0], [0, 0]],
-            0.0,
-            False,
-            None,
-            False,
-            "not trainable: no response ended within 9 tokens, and none was right",
-        ),
-        (
-            [[0, 0], [0, 0]],
-            0.5,
-            True,
-            None,
-            False,
-            "no response is right .25% unreadable.; the prompt does not say what",
-        ),
-        ([[0, 0], [0, 0]], 0.5, False, 0, False, "no response is right .*; let worked examples show the form"),
-        (
-            [[0, 0], [0, 0]],
-            0.5,
-            False,
-            4,
-            False,
-            "no response is right .*; take easier problems, a larger model, or a w",
-        ),
+        ([[1, 1], [0, 0]], 1.0, False, None, False, "each problem is always right or never; raise rollout.t"),
+        (NONE, 0.0, False, None, False, "not trainable: no response ended within 9 tokens, and none was right"),
+        (NONE, 0.5, True, None, False, "no response is right .25% unreadable.; the prompt does not say what"),
+        (NONE, 0.5, False, 0, False, "no response is right .*; let worked examples show the form"),
+        (NONE, 0.5, False, 4, False, "no response is right .*; take easier problems, a larger model, or a w"),
     ],
 )
 def test_the_sentence(
@@ -247,12 +222,7 @@ def test_a_run_ends_only_where_nothing_ends(
     ("task", "size", "code", "sentence"),
     [
         ("lists", "8", 0, "trainable"),
-        (
-            "countdown",
-            "2",
-            2,
-            "not trainable: no response is right (100% unreadable); the prompt does not say what to do",
-        ),
+        ("countdown", "2", 2, "not trainable: no response is right (100% unreadable); the prompt does not say what"),
     ],
 )
 def test_a_real_model(

@@ -27,7 +27,7 @@ from harness.cells.log import MetricsLog
 from harness.cells.state import State
 from harness.launch import cell as process
 from harness.launch.launcher import prepare_cell
-from harness.rollout import digests, models
+from harness.rollout import models
 from harness.tracking import sync
 from harness.tracking.store import store
 
@@ -148,27 +148,3 @@ def test_cell_with_a_clock_that_goes_backwards(
         [run] = client.search_runs([client.get_experiment_by_name("smoke").experiment_id])
         points = client.get_metric_history(run.info.run_id, "entropy/mean")
     assert sorted(point.step for point in points) == [1, 2]
-
-
-@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
-@pytest.mark.parametrize("harm", ["cut", "empty", "flipped"])
-def test_model_folder_of_a_changed_model(name: str, harm: str, tmp_path: Path) -> None:
-    model, said = models.resolve("countdown-tiny"), list[str]()
-    folder = Path(shutil.copytree(model.folder(), model.cache_folder(tmp_path), copy_function=os.link))
-    whole = (folder / name).read_bytes()
-    (folder / name).unlink()  # the original keeps its own
-    middle = len(whole) // 2
-    flipped = whole[:middle] + bytes([whole[middle] ^ 0x40]) + whole[middle + 1 :]
-    (folder / name).write_bytes({"cut": whole[: len(whole) * 2 // 3], "empty": b"", "flipped": flipped}[harm])
-    assert digests.model_damage(folder) == f"{folder / name} has changed since it was made"
-    built: list[Path] = []
-
-    def build(self: object, place: Path, say: object) -> None:
-        built.append(place)
-        shutil.copytree(model.folder(), place)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(model.recipe), "build", build)
-        assert model.folder(tmp_path, said.append) == folder
-    assert (len(built), (folder / name).read_bytes()) == (1, whole)
-    assert said[0] == f"{folder / name} has changed since it was made; the model countdown-tiny is made again"

@@ -61,20 +61,18 @@ def test_local_launcher_refuses_more_ranks_than_gpus(monkeypatch: pytest.MonkeyP
         runs.local_launcher(config.load_config("demo", ["hardware.device=cuda", "hardware.ranks=4"]), None)
 
 
+RUNS = ":5000/#/experiments/3/runs?workflowType=machine_learning"
+
+
 @pytest.mark.parametrize(
     ("uri", "experiment", "hint"),
     [
         (
-            "sqlite:///results/mlflow.db",
+            "sqlite:///a.db",
             "3",
-            "mlflow ui --backend-store-uri sqlite:///results/mlflow.db, which shows them at "
-            "http://127.0.0.1:5000/#/experiments/3/runs?workflowType=machine_learning",
+            f"mlflow ui --backend-store-uri sqlite:///a.db, which shows them at http://127.0.0.1{RUNS}",
         ),
-        (
-            "http://tracking.local:5000/",
-            "3",
-            "MLflow at http://tracking.local:5000/#/experiments/3/runs?workflowType=machine_learning",
-        ),
+        ("http://tracking.local:5000/", "3", f"MLflow at http://tracking.local{RUNS}"),
         ("HTTPS://tracking.local", None, "MLflow at HTTPS://tracking.local"),
         ("databricks", "3", "MLflow at databricks"),
     ],

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import companions
 import pytest
 from boards import smoke_matrix
+from commands import run_python
 from places import REPOSITORY
 
 from harness.base.processes import python_command
@@ -35,9 +34,7 @@ with open(sys.argv[1], "w") as file:
 def loaded_by(folder: Path, *commands: list[str]) -> tuple[set[str], str]:
     """Return the packages that commands in one process load, and their output."""
     modules = folder / "modules.json"
-    command = [sys.executable, "-c", PROGRAM, str(modules), json.dumps(commands)]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    done = run_python("-c", PROGRAM, str(modules), json.dumps(commands), cwd=REPOSITORY)
     return set(json.loads(modules.read_text())), done.stdout
 
 
@@ -88,7 +85,7 @@ def test_garbage_of_a_forked_cell(tmp_path: Path) -> None:
 
 
 def test_garbage_of_a_cell_by_command() -> None:
-    command = python_command("import argparse, gc", "print(gc.isenabled(), gc.get_freeze_count())")
-    searches, left_out = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    _, *command = python_command("import argparse, gc", "print(gc.isenabled(), gc.get_freeze_count())")
+    searches, left_out = run_python(*command, cwd=REPOSITORY).stdout.split()
     assert searches == "True"
     assert int(left_out) > 1_000

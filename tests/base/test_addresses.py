@@ -96,6 +96,7 @@ def test_without_address(uri: str, text: str) -> None:
 def test_without_secrets(uri: str) -> None:
     for text in (f"at {uri}, it failed", f"at '{uri}'", f"({uri})", f"at {uri}; see below"):
         assert SECRET not in str(UserError(text)), text
+    assert str(UserError("http://:secret@host and http://me:secret@other")) == "http://host/*** and http://other/***"
     assert without_secrets("see https://host/docs/a.html; line 3: x=[0.1]") == (
         "see https://host/docs/a.html; line 3: x=[0.1]"
     )

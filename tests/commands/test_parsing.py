@@ -50,6 +50,8 @@ OF_CONFIG = "CONFIG is a YAML file, or a name that `entrobench list configs` sho
             ["leaderboard", "demo", "--format", "jsn"],
             "--format is 'jsn'; allowed: csv, json, latex, md, parquet, table; did you mean 'json'?",
         ),
+        (["explain", "grpo", "demo", "--batches", "0"], "--batches is 0; allowed: 1 and more"),
+        (["dynamics", "demo", "--steps", "0"], "--steps is 0; allowed: 1 and more"),
         (["run", "demo", "--jobs", "two"], "--jobs is 'two'; it must be a whole number"),
         (["run", "demo", "--jobs"], "run: --jobs: expected one argument"),
         (["list", "models", "more"], "list does not take the argument 'more'; see entrobench list --help"),

@@ -267,16 +267,6 @@ def no_weights(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
 
 
-def adapter(folder: Path) -> None:
-    no_weights(folder)
-    (folder / "adapter_config.json").write_text("{}")
-
-
-def stale_model_and_adapter(folder: Path) -> None:
-    (folder / "adapter_config.json").write_text("{}")
-    shutil.copy(folder / "model.safetensors", folder / "adapter_model.safetensors")
-
-
 def weights_that_diverged(folder: Path) -> None:
     path = folder / "model.safetensors"
     save_file({name: tensor * torch.nan for name, tensor in load_file(path).items()}, path, metadata={"format": "pt"})
@@ -307,8 +297,6 @@ def other_shape(folder: Path) -> None:
     ("spoil", "sentence"),
     [
         (no_weights, "is not a Hugging Face model, it has no weights"),
-        (adapter, "holds an adapter and no whole model; merge it"),
-        (stale_model_and_adapter, "next to a whole model, and no date shows which of them is meant"),
         (weights_that_diverged, "has NaN or infinite weights (model.embed_tokens.weight): its training diverged"),
         (huge_step, "names a step that no store can hold"),
         (shards, "holds verl's own shards"),

@@ -10,7 +10,6 @@ from rich.console import Console
 
 import baselines
 from harness import cli
-from harness.base.errors import UserError
 from harness.commands import explain as command
 from harness.methods.composition import Method
 from harness.theory import explain
@@ -112,16 +111,3 @@ def test_print_strengths_of_known_rows(capsys: pytest.CaptureFixture[str]) -> No
     assert "no strength is recommended: under plain GRPO the entropy is not predicted to fall" in said
     assert "nan" not in said
     assert "tune" not in said
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["clip_c", "demo"], "unknown method 'clip_c'.* did you mean"),
-        (["grpo", "demo", "--batches", "0"], "--batches is 0; allowed: 1 and more"),
-        (["grpo", "demoo"], "did you mean 'demo'"),
-    ],
-)
-def test_explain_command_mistakes(arguments: list[str], words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        command.call(cli.parse_command(["explain", *arguments]))

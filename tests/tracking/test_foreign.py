@@ -10,8 +10,6 @@ import resource
 import shutil
 import socket
 import sqlite3
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -20,10 +18,9 @@ from pathlib import Path
 
 import pytest
 from boards import smoke_matrix
-from commands import end_of
+from commands import end_of, run_python
 from matrices import write_done
 from patient_server import PatientServer
-from places import REPOSITORY
 
 from harness import config as configs
 from harness.base.errors import UserError
@@ -83,31 +80,28 @@ def end_and_output(*arguments: str) -> tuple[object, str]:
     return code, out + err
 
 
-@pytest.mark.parametrize("command", ["leaderboard", "sync"])
-def test_command_with_a_server_of_something_else(command: str, foreign: Foreign, tmp_path: Path) -> None:
-    foreign.body = b"<html>hello</html>"
+def output_of_one_cell(command: str, foreign: Foreign, tmp_path: Path) -> tuple[object, str]:
+    """Return how a command on a matrix of one cell ends with this server, and all that it prints."""
     settings = [f"results={tmp_path}", f"tracking.uri={foreign.uri}", "name=wanted", "methods=grpo", "eval.samples=4"]
     [cell] = cells(configs.load_config("smoke", [*settings, "eval.k=2"]))
     write_done(cell.folder, cell.spec)
-    code, text = end_and_output(command, "smoke", *settings, "eval.k=2")
+    return end_and_output(command, "smoke", *settings, "eval.k=2")
+
+
+@pytest.mark.parametrize("command", ["leaderboard", "sync"])
+def test_command_with_a_server_of_something_else(command: str, foreign: Foreign, tmp_path: Path) -> None:
+    foreign.body = b"<html>hello</html>"
+    code, text = output_of_one_cell(command, foreign, tmp_path)
     sentence = rf"the MLflow store at {foreign.uri} cannot be used: .* the response body was not in a valid JSON format"
     assert code == 2
     assert re.match(f"entrobench: {sentence}", text)
     assert text.count("\n") == 1
 
 
-def sync_output(foreign: Foreign, tmp_path: Path) -> tuple[object, str]:
-    """Return how `sync` of one cell to the server ends, and all that it prints."""
-    settings = [f"results={tmp_path}", f"tracking.uri={foreign.uri}", "name=wanted", "methods=grpo", "eval.samples=4"]
-    [cell] = cells(configs.load_config("smoke", [*settings, "eval.k=2"]))
-    write_done(cell.folder, cell.spec)
-    return end_and_output("sync", "smoke", *settings, "eval.k=2")
-
-
 @pytest.mark.parametrize("answer", ODD_ANSWERS)
 def test_sync_to_a_server_with_odd_answers(answer: object, foreign: Foreign, tmp_path: Path) -> None:
     foreign.body = json.dumps(answer).encode()
-    code, text = sync_output(foreign, tmp_path)
+    code, text = output_of_one_cell("sync", foreign, tmp_path)
     assert code == 2
     assert re.match(f"entrobench: the MLflow store at {foreign.uri} ", text)
     assert text.count("\n") == 1
@@ -119,7 +113,7 @@ def test_sync_to_a_server_whose_runs_have_odd_tags(
 ) -> None:
     wanted, run = EXPERIMENT | {"name": "wanted"}, {"info": PLACE, "data": data}
     foreign.body = json.dumps({"experiment": wanted, "experiments": [wanted], "run": run, "runs": [run]}).encode()
-    code, text = sync_output(foreign, tmp_path)
+    code, text = output_of_one_cell("sync", foreign, tmp_path)
     assert code in end
     assert ("has the tag lines with" in text) == (data == NO_LINES)
 
@@ -199,17 +193,11 @@ def test_store_on_a_full_disk(whole: Path, tmp_path: Path, capfd: pytest.Capture
 
 
 @pytest.mark.processes
-def test_leaderboard_on_an_ascii_stdout(whole: Path) -> None:
-    command = [sys.executable, "-m", "entrobench", "leaderboard", "--experiment", "made"]
-    shown = subprocess.run(
-        [*command, "--uri", f"sqlite:///{whole / 'mlflow.db'}"],
-        cwd=REPOSITORY,
-        env={"PYTHONIOENCODING": "ascii", "PATH": "/usr/bin:/bin"},
-        capture_output=True,
-        check=True,
-    )
-    assert shown.stderr == b""
-    assert rb"\xb1" in shown.stdout
+def test_leaderboard_on_an_ascii_stdout(whole: Path, tmp_path: Path) -> None:
+    words = ("-m", "entrobench", "leaderboard", "--experiment", "made", "--uri", f"sqlite:///{whole / 'mlflow.db'}")
+    shown = run_python(*words, cwd=tmp_path, PYTHONIOENCODING="ascii")
+    assert shown.stderr == ""
+    assert r"\xb1" in shown.stdout
     assert shown.stdout.isascii()
 
 

@@ -43,19 +43,9 @@ def test_methods_that_trl_cannot_run_are_refused_with_the_reason_of_the_list(tmp
             trainer_of(name, tmp_path)
 
 
-def test_trainer_of_an_unknown_method(tmp_path: Path) -> None:
-    with pytest.raises(entrobench.UserError, match=r"unknown method 'clip_c'.*clip_b"):
-        trainer_of("clip_c", tmp_path)
-
-
 def test_trainer_with_a_missing_plugin(tmp_path: Path) -> None:
     with pytest.raises(entrobench.UserError, match="no_such_plugin"):
         trainer_of("clip_b", tmp_path, plugins=["no_such_plugin"])
-
-
-def test_trainer_refuses_a_group_of_one(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="at least 2 generations per prompt"):
-        trainer_of("clip_b", tmp_path, num_generations=1)
 
 
 @pytest.mark.parametrize(
