@@ -48,6 +48,6 @@ def test_trl_on_two_ranks(tmp_path: Path) -> None:
     pytest.importorskip("trl", reason="trl is not installed; the extra trl has it")
     command = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--num_machines=1"]
     command += ["--mixed_precision=no", "--dynamo_backend=no", "--main_process_port=0"]
-    environment = {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    done = run_python(*command, str(EXAMPLES / "trl_clip_b.py"), "2", cwd=tmp_path, **environment)
+    command += [str(EXAMPLES / "trl_clip_b.py"), "2"]
+    done = run_python(*command, cwd=tmp_path, OMP_NUM_THREADS="1", ACCELERATE_USE_CPU="true")
     check_output_of_trl(done.stdout)

@@ -950,7 +950,7 @@ heavy = {"torch", "transformers", "lm_eval", "mlflow", "datasets", "matplotlib",
 sys.exit(f"loaded {heavy}" if heavy else 0)
 """
     places = {"HOME": str(tmp_path), "HF_HOME": str(tmp_path / "hf"), "ENTROBENCH_CACHE": str(tmp_path / "cache")}
-    run = run_python("-c", code, cwd=tmp_path, PYTHONDONTWRITEBYTECODE="1", **places)
+    run = run_python("-c", code, cwd=tmp_path, code=0, PYTHONDONTWRITEBYTECODE="1", **places)
     assert "matrix paper-14b: 21 cells" in run.stdout
     written = {path.parent.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()}
     assert written <= {Path("cache/machine"), Path("cache/digests")}
