@@ -36,14 +36,23 @@ def usable_cores() -> int:
     return max(int(min(limits)), 1)
 
 
+def processor_lines() -> list[str]:
+    """Return the lines of the system's description of the processors; none where it has no such file."""
+    cpuinfo = Path("/proc/cpuinfo")
+    return cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+
+
 def processor() -> str:
     """Return the name of the CPU, or its architecture where the system does not say."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    for line in lines:
+    for line in processor_lines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+def instruction_sets() -> str:
+    """Return what the CPU can compute, which its name does not say on a virtual machine."""
+    return "\n".join(sorted({line for line in processor_lines() if line.startswith(("flags", "Features"))}))
 
 
 def available_memory() -> int:

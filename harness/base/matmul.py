@@ -22,8 +22,9 @@ SECONDS = 0.1  # for each type
 @cache
 def bfloat16_speed() -> float:
     """Return how many times as fast as in float32 one core of this machine multiplies in bfloat16."""
-    processor = identities.key({"processor": devices.processor(), "torch": metadata.version("torch")})
-    file = files.default_cache() / "machine" / f"{processor}.json"
+    processor = f"{devices.processor()}\n{devices.instruction_sets()}"
+    key = identities.key({"processor": processor, "torch": metadata.version("torch")})
+    file = files.default_cache() / "machine" / f"{key}.json"
     try:
         return float(files.read_sealed(file)["bfloat16_speed"])
     except Damaged:  # missing, too

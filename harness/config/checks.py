@@ -217,6 +217,11 @@ def validate_adapters(settings: Lora, hardware: Hardware) -> None:
     for name in settings.targets:
         if settings.targets.count(name) > 1:
             raise UserError(f"train.lora.targets names {shown(name)} twice")
+        if name == "lm_head":
+            raise UserError(
+                "train.lora.targets names 'lm_head', but log p is computed from chunks of the head's weight, which an "
+                "adapter would not reach; leave it out"
+            )
         one_of("train.lora.targets", name, LINEAR)
     check_one_rank("train.lora is set", hardware)
 

@@ -46,6 +46,13 @@ class Point:
 Curves = dict[str, list[Point]]  # by metric, in the order of steps
 
 
+def damaged_rows(why: str) -> sqlite3.DatabaseError:
+    """Return the error for tables that contradict each other, with the code that SQLite gives for a damaged page."""
+    error = sqlite3.DatabaseError(why)
+    error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+    return error
+
+
 class StoreReader(Protocol):
     def experiments(self) -> dict[str, str]:
         """Return the ids of the active experiments, by name; deleted ones are not active."""
@@ -96,8 +103,9 @@ class DatabaseReader:
             if field == "finals":
                 pairs += f" AND key LIKE '{FINAL}%'"
             for run, key, value in self.connection.execute(pairs, values):
-                if run in runs:  # always, but in a damaged file whose index and table disagree
-                    getattr(runs[run], field)[key] = value
+                if run not in runs:  # the query selects from `runs`, so an index and its table disagree
+                    raise damaged_rows(f"{table} has a run that is not in runs")
+                getattr(runs[run], field)[key] = value
         return list(runs.values())
 
     def texts(self, runs: Sequence[Run], path: str) -> list[bytes | None]:

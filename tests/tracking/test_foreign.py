@@ -189,6 +189,23 @@ def test_store_on_a_full_disk(whole: Path, tmp_path: Path, capfd: pytest.Capture
     assert capfd.readouterr() == ("", "")
 
 
+def test_runs_with_tags_of_a_missing_run(whole: Path, tmp_path: Path) -> None:
+    class Contradicting(sqlite3.Connection):
+        def execute(self, query: str, *given: object) -> sqlite3.Cursor:
+            rows = super().execute(query, *given)  # type: ignore[arg-type]
+            return iter([("nobody", "key", "value")]) if "FROM tags" in query else rows  # type: ignore[return-value]
+
+    uri = f"sqlite:///{whole / 'mlflow.db'}"
+
+    def read() -> None:
+        with reader(uri) as source:
+            source.connection = sqlite3.connect(whole / "mlflow.db", factory=Contradicting)  # type: ignore[attr-defined]
+            source.runs(source.experiments()["made"])
+
+    with pytest.raises(UserError, match=r"is damaged \(tags has a run that is not in runs\)"):
+        read()
+
+
 # Stdout
 
 

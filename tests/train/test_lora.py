@@ -316,6 +316,7 @@ REFUSED: dict[tuple[str, ...], str] = {
     ("train.lora.dropout=0.1",): r"unknown key train.lora.dropout; allowed: alpha, rank, targets",
     ("train.lora.targets=[]",): r"train.lora.targets is empty; allowed: one and more of q_proj, ",
     ("train.lora.targets=[q_proj,q_proj]",): r"train.lora.targets names 'q_proj' twice",
+    ("train.lora.targets=[lm_head]",): r"names 'lm_head', but log p is computed from chunks .*; leave it out$",
     ("train.lora.targets=[query]",): r"train.lora.targets is 'query'; allowed: down_proj, .*",
     (
         "models=[qwen2.5-7b-instruct]",
