@@ -209,7 +209,7 @@ def edit_record(name: str, **fields: Any) -> Forge:
 @pytest.mark.parametrize(
     ("forge", "sentence"),
     [
-        (hostile_config, "config.yaml is damaged: it has an alias, or more than 100 levels"),
+        (hostile_config, "config.yaml is damaged: it holds more than 100000 values"),
         (edit_record("state.json", device=None), "state.json is damaged: device is not what it must be"),
         (edit_record("made.json", commit={}), "made.json is damaged: commit is not what it must be"),
         (edit_record("made.json", sources={"grpo": {}}), "made.json is damaged: sources is not what it must be"),
