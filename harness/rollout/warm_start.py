@@ -114,6 +114,10 @@ def read_traces(path: Path) -> list[Trace]:
         prompt, response = texts.get("prompt"), texts.get("response")
         if not (isinstance(prompt, str) and isinstance(response, str) and prompt and response):
             raise UserError(f'{where} is {shown(record)}; it must be {{"prompt": "...", "response": "..."}}')
+        try:
+            f"{prompt}{response}".encode()
+        except UnicodeEncodeError:
+            raise UserError(f"{where} has a broken character: half a surrogate pair") from None
         traces.append(Trace(Problem(id=f"line {place}", prompt=prompt, answer=""), response))
     if not traces:
         raise UserError(f"{short(str(path))} is empty; it must have a prompt and a response on each line")

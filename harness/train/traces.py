@@ -15,6 +15,7 @@ from harness.base.task import Problem, Relabeling, Solving, Task, Verdict, Verif
 from harness.rollout.rendering import Chat, with_instruction
 from harness.rollout.warm_start import Trace, WarmStart, read_traces
 from harness.train.evaluate import Evaluator
+from tasks.data.clean import fold
 
 
 def traces_of_file(file: Path, task: Task | None) -> list[Trace]:
@@ -24,7 +25,7 @@ def traces_of_file(file: Path, task: Task | None) -> list[Trace]:
         return traces
     held_out = held_out_prompts(task)
     for trace in traces:
-        prompt = trace.problem.prompt.strip()
+        prompt = fold(trace.problem.prompt)
         if prompt in held_out:
             raise UserError(
                 f"{short(str(file))}, {trace.problem.id} has the prompt of a problem of {task.name} in its "
@@ -34,12 +35,15 @@ def traces_of_file(file: Path, task: Task | None) -> list[Trace]:
 
 
 def held_out_prompts(task: Task) -> dict[str, str]:
-    """Return the splits of the prompts that are not for training, with the task's instruction and without it."""
+    """Return the splits of the prompts that are not for training, with the task's instruction and without it.
+
+    White space does not count: a file may have other line ends.
+    """
     splits: dict[str, str] = {}
     for variant in (task, with_instruction(task, Chat(instruction=""))):
         for split in variant.splits:
             if split != "train":
-                splits |= {problem.prompt.strip(): split for problem in variant.problems(split)}
+                splits |= {fold(problem.prompt): split for problem in variant.problems(split)}
     return splits
 
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".parquet", ".jsonl", ".json")
 BATCH = 65_536  # rows in memory at a time
+BEGINNING = 1024  # bytes of a file in which a list of JSON begins
+LIST = re.compile(rb"(\xef\xbb\xbf)?\s*\[")  # after the byte order mark of Windows, and white space
 
 Rows = Counter[tuple[str, str]]  # (problem, answer) -> number of rows, in the order of first appearance
 Steps = tuple[str | int, ...]  # keys and indices that lead to a value in a row
@@ -203,11 +205,11 @@ def read_json_rows(file: Path) -> Rows:
 def json_objects(file: Path) -> Iterator[Any]:
     """Yield the objects of a JSON list, or of a file with one object on each line."""
     with open(file, "rb") as stream:
-        is_list = file.suffix == ".json" and stream.read(1) == b"["
-        stream.seek(0)
-        if is_list:
+        if file.suffix.lower() == ".json" and LIST.match(stream.read(BEGINNING)):
+            stream.seek(0)
             yield from parse_json(stream.read(), file, 1)
             return
+        stream.seek(0)
         # A binary file is split at newlines only. As text, the U+2028 in a string of GSM8K would end a line.
         for number, line in enumerate(stream, start=1):
             if line.strip():

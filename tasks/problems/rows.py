@@ -105,6 +105,10 @@ def json_rows(file: Path) -> Iterator[tuple[int, Any]]:
 def csv_rows(file: Path) -> Iterator[tuple[int, Any]]:
     reader = csv.DictReader(io.StringIO(utf8_text(file), newline=""), strict=True)
     try:
+        columns = list(filter(None, reader.fieldnames or ()))  # those without a name are no one's
+        for column in columns:
+            if columns.count(column) > 1:
+                raise UserError(f"the header of {file} names {shown(column)} twice")
         for number, row in enumerate(reader, start=1):
             if None in row:
                 raise UserError(f"line {reader.line_num} of {file} has more fields than the header")

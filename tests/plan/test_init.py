@@ -12,6 +12,7 @@ from commands import refusal, run_command
 
 import tasks
 from harness import config, matrix
+from harness.base import registry
 from harness.base.errors import UserError
 from harness.base.units import GIB
 from harness.commands import init as command
@@ -41,6 +42,7 @@ def plan_of(sized: Draft, machine: Machine = CPU) -> Plan:
         ("lists(most=3)", "lists(most=3)"),
         ("my/rows.jsonl", 'problems(file="my/rows.jsonl")'),
         ("a b.csv", 'problems(file="a b.csv")'),
+        ("año 😀.CSV", 'problems(file="año 😀.CSV")'),
         ("owner/name", 'problems(hub="owner/name")'),
         ("owner/name@main", 'problems(hub="owner/name@main")'),
     ],
@@ -74,6 +76,16 @@ def test_text_is_the_configuration_of_the_draft(tmp_path: Path) -> None:
     with_adapters = config.load_config(str(path)).train
     assert with_adapters.lora is not None
     assert (with_adapters.lora.rank, with_adapters.lr) == (16, 3e-5)
+
+
+def test_names_in_any_alphabet_and_with_blanks() -> None:
+    own = dataclasses.replace(OWN, model="modèle 😀", data="año 😀.CSV", plugins=["módulo"])
+    sized = draft(own=own)
+    settings = sized.config()
+    assert (settings.models, settings.plugins) == (["modèle 😀"], ["módulo"])
+    _, options = registry.parse(settings.tasks[0])
+    assert options == {"file": "año 😀.CSV"}
+    assert "#     entrobench run 'my file.yaml' " in sized.text("my file.yaml")
 
 
 @pytest.mark.parametrize(
@@ -135,6 +147,10 @@ def test_configuration_runs_as_it_is(tmp_path: Path) -> None:
         (["mine.yaml", "--data", "countdown"], "--model is missing: a folder, a GGUF file"),
         (["mine.yaml", "--model", "countdown-tiny"], "--data is missing: a file of problems"),
         (["mine", "--model", "countdown-tiny", "--data", "countdown"], "its name must end with .yaml"),
+        (["eval.yaml", "--model", "countdown-tiny", "--data", "countdown"], "'eval', which is reserved in the results"),
+        (["mine!.yaml", "--model", "countdown-tiny", "--data", "countdown"], "name is 'mine!'; allowed: up to 100"),
+        (["no/mine.yaml", "--model", "countdown-tiny", "--data", "countdown"], "in the folder no, which does not exist"),
+        (["mine.yaml", "--model", "m\udce9", "--data", "countdown"], "--model is 'm\\udce9', with a character that"),
         (["mine.yaml", "--model", "countdown-tiny", "--data", "countdown", "--hours", "two"], "it must be a number"),
         (["mine.yaml", "--model", "countdown-tiny", "--data", "countdown", "--hours", "0"], "allowed: 0.01 and more"),
         (["mine.yaml", "--model", "countdown-tiny", "--data", "countdown", "--device", "tpu"], "allowed: auto, cpu, c"),
@@ -148,6 +164,25 @@ def test_init_refuses_before_any_work(
     monkeypatch.setattr("sys.stdin", StringIO())  # no terminal
     assert said in refusal("init", *words, cwd=tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_appears_meanwhile_is_not_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "mine.yaml"
+
+    def configuration(*given: Any) -> str:
+        path.write_text("another's")
+        return "ours"
+
+    monkeypatch.setattr(init, "configuration", configuration)
+    words = ["init", str(path), "--model", "countdown-tiny", "--data", "countdown", "--hours", "1", "--device", "cpu"]
+    assert "exists, and is never overwritten" in refusal(*words)
+    assert path.read_text() == "another's"
+
+
+def test_a_read_only_folder_is_refused_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command.os, "access", lambda *given: False)  # root may write everywhere
+    with pytest.raises(UserError, match="as the folder .* is read-only; name another, or --print"):
+        command.check_place(tmp_path / "mine.yaml")
 
 
 def test_answer_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

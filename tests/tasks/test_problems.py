@@ -179,6 +179,7 @@ def test_the_same_problems_in_every_format() -> None:
     rows = [{"question": problem, "n": int(answer)} for problem, answer in ROWS.items()]
     write_rows("rows.jsonl", rows)
     Path("rows.json").write_text(json.dumps(rows))
+    Path("windows.JSON").write_text(json.dumps(rows, indent=1), encoding="utf-8-sig", newline="\r\n")
     pq.write_table(pa.Table.from_pylist(rows), "rows.parquet")
     with open("rows.csv", "w", encoding="utf-8-sig", newline="") as file:
         writer = csv.DictWriter(file, ["question", "n"])
@@ -189,7 +190,7 @@ def test_the_same_problems_in_every_format() -> None:
     pq.write_table(pa.Table.from_pylist(nested), "nested.parquet")
     write()
     expected = data()
-    for name in ("rows.jsonl", "rows.json", "rows.csv", "rows.parquet"):
+    for name in ("rows.jsonl", "rows.json", "windows.JSON", "rows.csv", "rows.parquet"):
         assert data(file=name, problem="question", answer="n") == expected
     for name in ("nested.jsonl", "nested.parquet"):
         assert data(file=name, problem="prompt.0.content", answer="reward_model.ground_truth") == expected
@@ -237,6 +238,7 @@ def test_refused_rows(row: Any, sentence: str) -> None:
         ("a.csv", b"problem,answer\nz\xfcrich,1\n", "a.csv is not UTF-8 (byte 0xfc in line 2); save it as UTF-8"),
         ("a.csv", b"problem;answer\n1;2\n", "problems.problem is 'problem', which row 1 of a.csv does not have; "),
         ("a.csv", b"problem,answer\n1,2,3\n", "line 2 of a.csv has more fields than the header"),
+        ("a.csv", b"problem,answer,answer,,\n1,2,3\n", "the header of a.csv names 'answer' twice"),
         ("a.csv", b'problem,answer\n"1"2,3\n', "line 2 of a.csv is not valid CSV: ',' expected after '\"'"),
         ("a.csv", b"problem,answer\n1\n", "row 1 of a.csv has no answer: 'answer' is empty"),
         ("a.parquet", b"PAR1", "a.parquet cannot be read as Parquet: Parquet file size is 4 bytes"),

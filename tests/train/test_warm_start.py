@@ -233,9 +233,11 @@ class Instructed(Sorting):
 
 
 @pytest.mark.parametrize("instruction", ["", "Use commas.", "Use spaces."])
-def test_a_held_out_problem_is_known_without_its_instruction(instruction: str, tmp_path: Path) -> None:
+def test_a_held_out_problem_is_known_without_its_instruction_and_its_line_ends(
+    instruction: str, tmp_path: Path
+) -> None:
     task, key = Instructed(), Sorting().problems("test")[0].id
-    prompt = Instructed(instruction=instruction).prompt(key)
+    prompt = Instructed(instruction=instruction).prompt(key).replace("\n", "\r\n")
     (tmp_path / "mine.jsonl").write_text(json.dumps({"prompt": f"{prompt} ", "response": key}))
     if instruction == "Use spaces.":  # of another task
         assert len(traces.traces_of_file(tmp_path / "mine.jsonl", task)) == 1
@@ -304,6 +306,7 @@ def test_mistakes_are_sentences(settings: dict[str, Any], sentence: str, base: P
         ('{"prompt": "a"}', r"mine.jsonl, line 1 is {'prompt': 'a'}; it must be"),
         ('{"prompt": "a", "response": 5}', "mine.jsonl, line 1 is .*; it must be"),
         ('{"prompt": "a", "response": ""}', "mine.jsonl, line 1 is .*; it must be"),
+        ('{"prompt": "a", "response": "\\ud800"}', "mine.jsonl, line 1 has a broken character: half a surrogate pair"),
         ('{"prompt": "a", "response": "b"}', "warm_start.batch is 16, but .*mine.jsonl has 1 traces"),
     ],
 )
