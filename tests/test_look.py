@@ -7,8 +7,10 @@ import json
 import re
 import shutil
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -21,6 +23,7 @@ from harness.rollout import gguf, models
 from harness.runs import look as looks
 from harness.runs.look import Look
 from harness.table.statistics import over_problems
+from tasks.countdown import Countdown
 
 TASK = "countdown(count=4, largest=20)"
 SMALL = ["--problems", "5", "--samples", "4"]
@@ -156,6 +159,24 @@ def test_a_model_that_cannot_learn_ends_with_2(folder: Path, capsys: pytest.Capt
     assert output.splitlines()[-1].startswith("not trainable: no response ended within 2 tokens, and none was right")
 
 
+def test_problems_of_a_plugin_are_part_of_a_looks_name(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may read them from a file: after an edit of that, the kept look is of other problems."""
+    settings = settle_auto(config.load_config("smoke"), None)
+    model, of_file = models.resolve(str(tiny)), {"prompt": "1 2 = "}
+
+    class Own(Countdown):
+        splits: ClassVar[tuple[str, ...]] = ("test",)
+
+        def problems(self, split: str) -> list[tasks.Problem]:
+            assert split == "test", "the only one"
+            return [tasks.Problem("a", of_file["prompt"], "3")]
+
+    before = looks.place(model, Own(), settings, 1, 1)
+    assert looks.place(model, Own(), settings, 1, 1) == before
+    of_file["prompt"] = "3 4 = "
+    assert looks.place(model, Own(), settings, 1, 1) != before
+
+
 # Before a run
 
 
@@ -165,6 +186,27 @@ def test_a_model_that_was_made_for_the_task_is_not_looked_at(monkeypatch: pytest
     said: list[str] = []
     assert looks.look_first(settings, "countdown-tiny", tasks.build_task(TASK), said.append) is None
     assert not said
+
+
+def test_a_look_that_is_killed_is_a_sentence(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by a system without enough memory."""
+    monkeypatch.setattr(looks, "ProcessPoolExecutor", KilledProcess)
+    settings = settle_auto(config.load_config("smoke"), None)
+    with pytest.raises(UserError, match=r"^the look at .*Mine-Instruct was killed, as by a system without enough mem"):
+        looks.look_first(settings, str(folder), tasks.build_task("countdown"), print)
+
+
+class KilledProcess(ThreadPoolExecutor):
+    """In place of a process that ends in the middle of its work."""
+
+    def __init__(self, workers: int, context: Any) -> None:
+        super().__init__(workers)
+
+    def submit(self, function: Any, /, *given: Any, **named: Any) -> Any:
+        def end() -> None:
+            raise BrokenProcessPool
+
+        return super().submit(end)
 
 
 @pytest.mark.long

@@ -267,7 +267,9 @@ def parse_yaml(content: bytes, path: Path) -> Any:
         if node is not None and number_of_values(node, {}) > MOST_VALUES:
             raise Damaged(path, f"it holds more than {MOST_VALUES} values, most of them repeated by aliases")
         return None if node is None else loader.construct_document(node)
-    except (yaml.YAMLError, RecursionError) as error:
+    except Damaged:
+        raise
+    except (yaml.YAMLError, RecursionError, ValueError) as error:  # the last of an impossible date or an endless number
         raise Damaged(path, f"it is not YAML ({(str(error) or 'endless').splitlines()[0]})") from error
     finally:
         loader.dispose()

@@ -85,7 +85,9 @@ def model_card(
     unsaved = {name: value for name, value in model.chat.identity().items() if name not in ("template", "end_tokens")}
     if unsaved:
         in_entrobench = MODEL_FILE
-        lines = "\n".join(f"{name}: {json.dumps(value)}" for name, value in {"path": place, **unsaved}.items())
+        settings = {"path": place, **unsaved}
+        # YAML has no pairs of escapes, as JSON writes them for an emoji.
+        lines = "\n".join(f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in settings.items())
         parts.append(f"In entrobench its prompts need a model file, here `{MODEL_FILE}`:\n\n```yaml\n{lines}\n```")
     parts.append(repeating(spec, in_entrobench, last))
     return "\n\n".join(filter(None, parts)) + "\n"

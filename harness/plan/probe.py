@@ -14,7 +14,7 @@ from harness.base.terminal import console
 from harness.base.units import about_duration, plural
 from harness.cells.log import MetricsLog
 from harness.cells.state import State
-from harness.config import Config
+from harness.config import Config, Stop
 from harness.launch import launcher
 from harness.matrix import Cell, Shared
 from harness.plan import cost
@@ -62,13 +62,14 @@ def largest_cell(plan: Plan) -> Cell:
 def short_cell(cell: Cell, folder: Path) -> Cell:
     """Return a cell that runs only a few steps, with a folder of its own."""
     config = cell.config
-    # The filter and the evaluations are not part of a step: without the one, and as few of the other as is allowed.
+    # The filter and the evaluations are not part of a step: without the one, and as few of the other as is allowed. A
+    # cell that ends early would leave nothing to measure.
     train = dataclasses.replace(config.train, steps=STEPS, filter=None)
     rollout = dataclasses.replace(config.rollout, lag=min(config.rollout.lag, STEPS - 1))
     evaluation = dataclasses.replace(config.eval, problems=1, samples=config.eval.k, every=0, by_task={})
     checkpoint = dataclasses.replace(config.checkpoint, save_model=False)
     short_config = dataclasses.replace(
-        config, results=str(folder), train=train, rollout=rollout, eval=evaluation, checkpoint=checkpoint
+        config, results=str(folder), train=train, rollout=rollout, eval=evaluation, stop=Stop(), checkpoint=checkpoint
     )
     return dataclasses.replace(cell, config=short_config, shared=Shared(short_config))
 

@@ -240,6 +240,8 @@ def weights_of(shape: Shape) -> Iterator[str]:
 def check_data(header: Header, size: int) -> None:
     """Raise UserError if a tensor is of a type that cannot be read, or lies beyond the end of the file."""
     alignment = header.settings.get("general.alignment", 32)
+    if type(alignment) is not int or alignment < 1:
+        raise UserError(f"its general.alignment is {shown(alignment)}; it must be a whole number")
     start = -(-header.end // alignment) * alignment
     ends = []
     for name, tensor in header.tensors.items():

@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import numpy as np
 
 import tasks
 from harness.base import files, identities
-from harness.base.errors import Damaged
+from harness.base.errors import Damaged, UserError
 from harness.base.task import Graded, Verdict, Verifier
 from harness.cells.source_digest import source_digest
 from harness.config import Config
@@ -93,7 +94,14 @@ def place(model: Model, task: Task, config: Config, problems: int, samples: int)
         "dtype": config.train.dtype,
         "size": [problems, samples],
     }
+    if type(task) not in tasks.TASKS.values():  # a plugin may read them from a file, which no digest of code follows
+        parts["problems"] = [problem.identity() for problem in task.problems(split_of(task))]
     return files.default_cache() / LOOKS / f"{identities.key(parts)}.json"
+
+
+def split_of(task: Task) -> str:
+    """Return the split that is looked at."""
+    return "train" if "train" in task.splits else task.splits[0]
 
 
 def latest_look(name: str, task: Task, max_new_tokens: int) -> Look | None:
@@ -139,7 +147,7 @@ def sampled(name: str, task: Task, config: Config, problems: int, samples: int) 
     engine = untrained_engine(folder, tokenizer, ends, config)
     context = None if config.eval.beyond_context else context_of(opened(AutoConfig, folder))
     asked = with_instruction(task, model.chat)
-    split = "train" if "train" in asked.splits else asked.splits[0]
+    split = split_of(asked)
     available = asked.problems(split)
     begun = time.monotonic()
     with VerifierPool() as verifier:
@@ -265,4 +273,10 @@ def look_first(config: Config, name: str, task: Task, say: Callable[[str], None]
     say(f"looking at {name} on {tasks.evaluation_name(task)}, once: {size}")
     # In a process of its own, which gives back the memory of the model and its device.
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-        return process.submit(sampled, name, task, config, LOOK_PROBLEMS, LOOK_SAMPLES).result()
+        try:
+            return process.submit(sampled, name, task, config, LOOK_PROBLEMS, LOOK_SAMPLES).result()
+        except BrokenProcessPool as error:
+            raise UserError(
+                f"the look at {name} was killed, as by a system without enough memory; end other programs, or lower "
+                "rollout.max_new_tokens or hardware.cache_gib"
+            ) from error

@@ -123,9 +123,9 @@ def test_eval_gives_the_answers_of_the_cell(trained: tuple[Config, Path], export
 def test_card_has_the_settings_of_prompts_that_no_folder_has(trained: tuple[Config, Path]) -> None:
     folder = trained[1]
     spec, tokenizer = CellSpec.read(folder), AutoTokenizer.from_pretrained(folder / "model")
-    model = dataclasses.replace(models.resolve("countdown-tiny"), chat=Chat(system="4=", end_tokens=["3"]))
+    model = dataclasses.replace(models.resolve("countdown-tiny"), chat=Chat(system="4= 😀", end_tokens=["3"]))
     text = card.model_card(folder, spec, model, tokenizer, (1,), export.standing(folder, spec), "me/mine")
-    assert block(text, "```yaml") == 'path: "me/mine"\nsystem: "4="'
+    assert block(text, "```yaml") == 'path: "me/mine"\nsystem: "4= 😀"'
     assert text.count("    entrobench eval --model model.yaml --tasks ") == 2
     assert "prompt = '4=" in block(text, "```python")
 
@@ -256,6 +256,7 @@ def test_prompt_settings_are_those_of_training(template: str | None, tmp_path: P
         ("# license: mit\n", {}),
         ("# A model\n---\nlicense: mit\n---\n", {}),
         ("---\nlicense: [mit\n---\n", {}),
+        ("---\nlicense: mit\ndate: 2024-02-30\n---\n", {}),  # which is no day
         ("---\n- license\n---\n", {}),
         (None, {}),
     ],

@@ -20,13 +20,14 @@ SMALL = ["methods=[grpo,ppo]", "seeds=[0]", "train.steps=50"]
 
 
 def test_read_probe_scales_the_largest_cell(tmp_path: Path) -> None:
-    settings = config.load_config("demo", [*SMALL, f"results={tmp_path}"])
+    settings = config.load_config("demo", [*SMALL, f"results={tmp_path}", "stop.tokens=1"])
     cells = matrix.cells(settings)
     plan = plan_for(settings, cells, this_machine(settings))
     cell = probe.largest_cell(plan)
     assert cell.method == "ppo", "which has a critic"
     short = probe.short_cell(cell, tmp_path / "elsewhere")
     assert (short.spec.config.train.steps, short.spec.config.eval.problems) == (3, 1)
+    assert short.spec.config.stop == config.Stop(), "all of its steps are measured"
     assert short.folder.is_relative_to(tmp_path / "elsewhere")
     steps = []
     for seconds in (0.0, 9.0, 2.0, 4.0):  # the first step takes longer than others

@@ -206,6 +206,7 @@ def test_resolve_refuses_a_package_without_a_file(name: str, sentence: str) -> N
         ({"llama.block_count": 1}, r"it also has 9 weights by its architecture llama, such as blk.1.attn_k.weight"),
         ({"llama.feed_forward_length": 97}, r"it holds [\d,]+ weights, and by its header there are [\d,]+"),
         ({"llama.embedding_length": "64"}, "its embedding_length is '64'; it must be a whole number"),
+        ({"general.alignment": 0}, "its general.alignment is 0; it must be a whole number"),
         ({"tokenizer.ggml.tokens": ["a", "b"]}, "its tokenizer has 2 tokens and its embedding 259"),
     ],
 )
