@@ -181,10 +181,12 @@ def fitting_hardware(plan: Plan) -> dict[str, Any]:
     machine = this_machine(plan.config)
     room = machine.ram if plan.kind == "cpu" else plan.gpu
     largest = max(plan.footprints, key=lambda footprint: footprint.memory.needed(plan.kind))
-    fits = fits_of(largest, plan.kind, room)
+    here = max(len(machine.devices), 1)
+    fits = [fit for fit in fits_of(largest, plan.kind, room) if fit.changes.get("hardware.ranks", 1) <= here]
     if not fits:
         needed = gib(largest.memory.needed(plan.kind))
-        raise UserError(f"training {largest.model} needs {needed}, and no setting makes it fit into {gib(room)}")
+        less = "" if plan.config.train.lora else "; --lora needs less"
+        raise UserError(f"training {largest.model} needs {needed}, and no setting makes it fit into {gib(room)}{less}")
     # Of the hardware alone: in the first fit, moments are offloaded before another optimizer is taken.
     changes = {key.removeprefix("hardware."): value for key, value in fits[0].changes.items()}
     if plan.kind == "cpu" and plan.at_once * fits[0].needed > room:

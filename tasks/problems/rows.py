@@ -175,10 +175,11 @@ class HubColumns:
 
         datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # it logs errors that it also raises
         name, _, revision = self.hub.partition("@")
+        expected = (*hub_errors(), datasets.exceptions.DatasetsError, RuntimeError)  # the last for one that is a script
         try:
             rows = datasets.load_dataset(name, self.subset, split=self.part, revision=revision or None, streaming=True)
             for number, row in enumerate(rows, start=1):
                 yield f"row {number} of {self.hub}", row
-        except hub_errors() as error:
+        except expected as error:
             reason = hub_reason(error)
             raise UserError(f"could not download {self.hub} from the Hugging Face Hub ({reason})") from error

@@ -13,6 +13,7 @@ from commands import refusal, run_command
 import tasks
 from harness import config, matrix
 from harness.base import registry
+from harness.base.devices import Device
 from harness.base.errors import UserError
 from harness.base.units import GIB
 from harness.commands import init as command
@@ -122,6 +123,18 @@ def test_fitting_hardware(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found(needed - 1) == {"recompute": True, "threads": 2}
     with pytest.raises(UserError, match=r"training qwen2.5-0.5b-instruct needs .* no setting makes it fit into 1.0"):
         found(GIB)
+
+
+@pytest.mark.parametrize(("cards", "ranks"), [(1, None), (2, 2)])
+def test_no_more_cards_than_there_are(cards: int, ranks: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = dataclasses.replace(CPU, devices=(Device("a GPU", 16 * 10**9),) * cards)
+    monkeypatch.setattr(init, "this_machine", lambda settings: machine)
+    large = plan_of(draft(own=dataclasses.replace(OWN, model="qwen2.5-1.5b-instruct", device="cuda")), machine)
+    if ranks:
+        assert init.fitting_hardware(large)["ranks"] == ranks
+        return
+    with pytest.raises(UserError, match=r"no setting makes it fit into 14.9 GiB; --lora needs less"):
+        init.fitting_hardware(large)
 
 
 @pytest.mark.processes

@@ -320,6 +320,24 @@ def test_data_set_of_the_hub_is_downloaded_once(monkeypatch: pytest.MonkeyPatch)
     assert str(error.value) == words
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConnectionError("Couldn't reach the Hub."),
+        RuntimeError("Dataset scripts are no longer supported, but found name.py"),
+        datasets.exceptions.DatasetGenerationError("An error occurred while generating the dataset"),
+    ],
+)
+def test_data_set_that_the_hub_does_not_give(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load_dataset(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    sentence = f"could not download owner/name from the Hugging Face Hub ({error}".rstrip(".")
+    with pytest.raises(UserError, match=f"^{re.escape(sentence)}"):
+        own(file=None, hub="owner/name").identifying()
+
+
 # Judges
 
 
