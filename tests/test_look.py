@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 import shutil
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -203,6 +204,8 @@ class KilledProcess(ThreadPoolExecutor):
         super().__init__(workers)
 
     def submit(self, function: Any, /, *given: Any, **named: Any) -> Any:
+        assert not hasattr(sys.modules["__main__"], "__file__"), "a script without a guard would run again"
+
         def end() -> None:
             raise BrokenProcessPool
 

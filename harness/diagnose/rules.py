@@ -296,11 +296,10 @@ def diagnose_run(run: LoggedRun) -> Diagnosis:
     """Return the verdict on a run and the rules that hold, divided into causes before its turn and effects after it."""
     course = course_of(run)
     diagnosis = Diagnosis(run, course)
-    if course.verdict == TOO_SHORT:
-        return diagnosis
-    for rule in RULES:
-        if course.verdict not in rule.verdicts:
-            continue
+    rules = [rule for rule in RULES if course.verdict in rule.verdicts]
+    if course.verdict == TOO_SHORT:  # perhaps since the other numbers were lost
+        rules = [rule for rule in RULES if rule.find is lost_numbers and run.signal(*rule.needs)]
+    for rule in rules:
         curves = [run.signal(name) for name in rule.needs]
         present = tuple(curve for curve in curves if curve is not None)
         if len(present) < len(curves):

@@ -23,6 +23,7 @@ from harness.base.task import Graded, Verdict, Verifier
 from harness.cells.source_digest import source_digest
 from harness.config import Config
 from harness.config.sections import LOOK_PROBLEMS, LOOK_SAMPLES
+from harness.launch.local import no_script
 from harness.rollout import models
 from harness.rollout.models import Model
 from harness.table.statistics import Estimate, over_problems
@@ -273,8 +274,10 @@ def look_first(config: Config, name: str, task: Task, say: Callable[[str], None]
     say(f"looking at {name} on {tasks.evaluation_name(task)}, once: {size}")
     # In a process of its own, which gives back the memory of the model and its device.
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+        with no_script():
+            seen = process.submit(sampled, name, task, config, LOOK_PROBLEMS, LOOK_SAMPLES)
         try:
-            return process.submit(sampled, name, task, config, LOOK_PROBLEMS, LOOK_SAMPLES).result()
+            return seen.result()
         except BrokenProcessPool as error:
             raise UserError(
                 f"the look at {name} was killed, as by a system without enough memory; end other programs, or lower "

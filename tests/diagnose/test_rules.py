@@ -159,6 +159,16 @@ def test_causes_are_in_the_order_of_the_table_and_a_short_run_has_none() -> None
     assert (short.verdict, short.causes, short.unchecked) == ("too short to say", [], [])
 
 
+def test_a_run_whose_entropy_was_lost_at_once_says_so() -> None:
+    """Its few values are too few for a verdict, and their end is the cause."""
+    lost = diagnose_run(logged_run(entropy=[1.0, 0.9, *[nan] * 38], gradient=[1.0, *[nan] * 39]))
+    assert lost.verdict == "too short to say"
+    assert [(finding.rule.name, finding.since) for finding in lost.causes] == [
+        ("entropy_not_finite", 3),
+        ("gradient_not_finite", 2),
+    ]
+
+
 def test_rules_are_about_known_signals_and_verdicts() -> None:
     names = [rule.name for rule in RULES]
     assert len(names) == len(set(names))
