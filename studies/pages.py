@@ -69,6 +69,7 @@ FULL = ["method", "Avg@K", "Pass@16", "Avg@K - grpo", "Pass@16 - grpo", "distinc
 DEMO_FULL = [*FULL[:5], "verdict", *FULL[5:]]
 LAPTOP = ["method", "Avg@K", "Pass@8", "distinct right", "entropy, end"]
 LAPTOP_FULL = [*LAPTOP[:3], "Avg@K - grpo", "Pass@8 - grpo", "verdict", "entropy, end"]
+LAPTOP_SCREENED = ["method", "Avg@K - grpo", "Pass@8 - grpo", "entropy, end"]
 LAPTOP_SHORT = [*LAPTOP[:3], "Pass@8 - grpo", "verdict", "entropy, end"]
 TUNED_FULL = ["method", "chosen", "Avg@K", "Pass@16", "Avg@K - grpo", "Pass@16 - grpo", "verdict", "distinct right"]
 # Of pictures: text stays text, and the same curves give the same file.
@@ -142,6 +143,13 @@ def staleness_grid(method: str, column: str) -> DataFrame:
     return grid.rename_axis("updates").reset_index()
 
 
+def by_gain(folder: str) -> DataFrame:
+    """Return the table of a folder, the method with the highest gain first."""
+    table, first = reference_table(folder), [field.BASE_MODEL, field.BASELINE]
+    gains = table["Pass@8 - grpo"].drop(first).str.partition(" ")[0].astype(float)
+    return table.loc[[*first, *gains.sort_values(ascending=False, kind="stable").index]]
+
+
 def tuned(folder: str) -> DataFrame:
     """Return the table of tuned methods with plain names of its columns; its baseline is the tuned GRPO."""
     return reference_table(folder).rename(columns=lambda column: TUNED_BASELINE.sub(" - grpo", column))
@@ -205,6 +213,8 @@ def tables() -> dict[str, str]:
             "laptop": as_markdown(reference_table("laptop-matrix")[LAPTOP_FULL]),
             "laptop-sorting": as_markdown(reference_table("laptop-matrix-sorting")[LAPTOP_FULL]),
             "laptop-sorting-seven": as_markdown(reference_table("laptop-matrix-sorting-seven")[LAPTOP_FULL]),
+            "laptop-sorting-field": as_markdown(by_gain("laptop-matrix-sorting-field")[LAPTOP_SCREENED]),
+            "laptop-sorting-new-seeds": as_markdown(by_gain("laptop-matrix-sorting-new-seeds")[LAPTOP_FULL]),
             "laptop-short": as_markdown(reference_table("laptop-matrix-sorting-seven")[LAPTOP_SHORT]),
             "laptop-clip-b": as_markdown(reference_table("laptop-matrix-clip-b")[LAPTOP]),
             "coloring": as_markdown(reference_table("coloring")[FULL]),
