@@ -173,3 +173,48 @@ def test_clips_by_the_tokens_sign(name: str) -> None:
         keep = loops.keep_clip_v(s, n, a, "reference", 0.8, max_frac=1)
     assert 0 < dropped(keep) < len(keep)
     assert weights(f"ppo+{name}(mu=0.8{', max_frac=1' * (name == 'clip_v')})", c) == keep
+
+
+@pytest.mark.parametrize(
+    "spec", ["clip_b(mu=0.8)", "clip_v(mu=0.8, max_frac=0.03)", "clip_b(share=0.1)", "clip_v(share=0.1)"]
+)
+def test_clips_in_any_order(spec: str) -> None:
+    c = CASES[0]
+    m = Method.of(f"ppo+{spec}", baselines.table())
+    whole = m.signal(c.old, c.batch, [c.batch])
+    order = torch.randperm(len(c.batch), generator=torch.Generator().manual_seed(0)).tolist()
+    shuffled = c.batch.take(order)
+    signal = m.signal(c.old.at(shuffled.index_T), dataclasses.replace(shuffled, index_T=c.batch.index_T), [])
+    assert torch.equal(signal.weights_T, whole.weights_T[shuffled.index_T])
+    torch.testing.assert_close(signal.advantages_T, whole.advantages_T[shuffled.index_T], rtol=1e-12, atol=1e-12)
+
+    padded_groups = [[dataclasses.replace(r, prompt=[1] * 40 + r.prompt) for r in group] for group in c.groups]
+    padded = batch_of(padded_groups, c.batch.rewards_B.tolist())
+    signal = m.signal(c.old, padded, [padded])
+    assert torch.equal(signal.weights_T, whole.weights_T)
+    assert torch.equal(signal.advantages_T, whole.advantages_T)
+
+
+@pytest.mark.parametrize("normalise", ["token", "sequence", "constant"])
+def test_dropped_tokens_leave_the_denominator_only_on_demand(normalise: str) -> None:
+    c = CASES[0]
+    spec = f"grpo(normalise={normalise})+clip_b(mu=0.5"
+    ours, theirs = (
+        Method.of(f"{spec}, reference_denominator={flag})", baselines.table()).signal(c.old, c.batch, [c.batch])
+        for flag in ("false", "true")
+    )
+    keep, tokens = ours.weights_T.tolist(), len(ours.weights_T)
+    assert torch.equal(ours.weights_T, theirs.weights_T)
+    assert torch.equal(ours.term_scale_T, theirs.term_scale_T)
+    assert torch.equal(ours.scale_T, ours.term_scale_T)
+    spans = loops.responses(c)
+    for span in spans:
+        for t in span:
+            kept = sum(keep[u] for u in span)
+            full, short = {
+                "token": (tokens, sum(keep)),
+                "sequence": (len(spans) * len(span), len(spans) * max(kept, 1)),
+                "constant": (len(spans) * c.batch.budget,) * 2,
+            }[normalise]
+            assert ours.scale_T[t].item() == pytest.approx(1 / full)
+            assert theirs.scale_T[t].item() == pytest.approx(keep[t] / short)

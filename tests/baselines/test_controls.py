@@ -240,6 +240,16 @@ def test_unlikeliness_ranks_equal_responses_in_order() -> None:
     assert rewards_B.tolist() == pytest.approx([1, 0.8, 0.6] * 4)
 
 
+def test_entropy_flow_is_balanced_at_twice_the_harmonic_mean() -> None:
+    c = case(2, groups=6, size=4)
+    signal = method("opefo").signal(c.old, c.batch, [c.batch])
+    change_T = -signal.advantages_T * (c.old.discriminator - c.old.expected_discriminator)
+    weighed_T = change_T * signal.weights_T
+    up, down = change_T.clamp(min=0).sum(), (-change_T).clamp(min=0).sum()
+    assert weighed_T.sum().item() == pytest.approx(0, abs=1e-12)
+    assert weighed_T.clamp(min=0).sum().item() == pytest.approx((2 * up * down / (up + down)).item())
+
+
 @pytest.mark.parametrize("spec", ["opefo", "steer", "steer(mode=exponential)", "stare", "clip_predict", "clip_servo"])
 def test_controls_without_advantages_have_no_gradient(spec: str) -> None:
     c = case(2)

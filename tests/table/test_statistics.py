@@ -130,6 +130,26 @@ def test_mean_interval_is_students() -> None:
 # Shares
 
 
+def test_crossed_interval_in_another_order_and_scale() -> None:
+    random = np.random.default_rng(0)
+    x_SJ = random.normal(size=(3, 1)) + random.normal(size=20) + random.normal(size=(3, 20))
+    whole, shuffled = crossed_interval(x_SJ), crossed_interval(x_SJ[[2, 0, 1]][:, random.permutation(20)])
+    scaled = crossed_interval(7 - 2 * x_SJ)
+    assert (shuffled.low, shuffled.high) == pytest.approx((whole.low, whole.high))
+    assert whole.low is not None
+    assert whole.high is not None
+    assert (scaled.low, scaled.high) == pytest.approx((7 - 2 * whole.high, 7 - 2 * whole.low))
+
+
+def test_difference_interval_without_shared_effects() -> None:
+    random = np.random.default_rng(0)
+    ours_SJ, theirs_SJ = random.normal(size=(2, 3, 20))
+    problem_J, seed_S1 = 100 * random.normal(size=20), 100 * random.normal(size=(3, 1))
+    alone = crossed_interval(ours_SJ - theirs_SJ)
+    paired = crossed_interval((ours_SJ + problem_J + seed_S1) - (theirs_SJ + problem_J + seed_S1))
+    assert (paired.mean, paired.low, paired.high) == pytest.approx((alone.mean, alone.low, alone.high))
+
+
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.2, 0.97, 1.0])
 @pytest.mark.parametrize(("seeds", "problems"), [(2, 5), (3, 30), (5, 200)])
 def test_share_interval_by_definition(share: float, seeds: int, problems: int) -> None:

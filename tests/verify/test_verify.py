@@ -505,6 +505,16 @@ def test_workers_end_with_their_caller() -> None:
     assert gone(worker, child)
 
 
+@pytest.mark.processes
+def test_closing_ends_the_workers() -> None:
+    with VerifierPool(workers=2) as verifier:
+        verifier.verdicts(boxed("1+4", "2+3", "1+5", "7x"))
+        pids = [running(worker) for worker in verifier.workers if worker.process]
+        children = [child_of(pid) for pid in pids]
+    assert pids
+    assert gone(*pids, *children)
+
+
 # Sharing
 
 
