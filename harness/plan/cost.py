@@ -114,7 +114,7 @@ class EngineLimits:
 
     at_once: int  # sequences that it decodes at once, at most
     cache: int | None  # bytes that are always reserved for keys and values; None: as many as the sequences need
-    sleeps: bool  # whether it frees its weights and cache while the policy is updated
+    sleeps: bool  # whether it frees its weights and cache while the policy is updated, unless it samples then
     adapters: int = 0  # bytes of adapters that it holds beside the model
 
 
@@ -169,7 +169,8 @@ def sequences_at_once(shape: Shape, config: Config, size: int, engine: EngineLim
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on the device of each rank. Training and generation alternate, so only the larger of them counts."""
+    """Bytes on the device of each rank. Of training and generation only the larger counts: they alternate, or training
+    includes the sampling beside it (`rollout.lag`)."""
 
     training: dict[str, int]
     generation: dict[str, int]
@@ -306,21 +307,23 @@ def memory_estimate(shape: Shape, config: Config, needs: Needs, size: int, engin
         edges = shape.parameters - shape.layers * shape.layer  # embedding, head and last norm, gathered together
         training["gathered"] = size * (2 * shape.layer + edges)  # one layer, and the next one in transfer
         training["whole gradients"] = FLOAT * (shape.layer + edges)  # before they are reduced
-    counts = [draws_per_step(config)[0], *evaluation_responses(config).values(), *filter_responses(config).values()]
-    most = max(count.responses for count in counts)
-    decoded = min(engine.at_once, per_rank(most, config))
     model = {"engine": size * shape.parameters + engine.adapters}
-    needed_cache = {"KV cache": decoded * longest * cache_bytes_per_token(shape, size)}
     reserved_cache = {} if engine.cache is None else {"KV cache": engine.cache}
-    awake = {} if engine.sleeps else model | reserved_cache
+
+    def sampler(responses: int) -> dict[str, int]:
+        """Return the bytes of the engine while it samples."""
+        decoded = min(engine.at_once, per_rank(responses, config))
+        needed_cache = {"KV cache": decoded * longest * cache_bytes_per_token(shape, size)}
+        # logits and log p in float32, two copies in float64
+        return model | (reserved_cache or needed_cache) | {"sampling": decoded * shape.vocabulary * 24}
+
+    drawn = draws_per_step(config)[0]
+    counts = [drawn, *evaluation_responses(config).values(), *filter_responses(config).values()]
+    most = max(count.responses for count in counts)
+    idle = {} if engine.sleeps else model | reserved_cache
     return Memory(
-        training={**always, **awake, **training},
-        generation={
-            **always,
-            **model,
-            **(reserved_cache or needed_cache),
-            "sampling": decoded * shape.vocabulary * 24,  # logits and log p in float32, two copies in float64
-        },
+        training={**always, **(sampler(drawn.responses) if config.rollout.lag else idle), **training},
+        generation={**always, **sampler(most)},
         main_memory=main_memory,
     )
 

@@ -224,7 +224,7 @@ TIME = MetricSection(
     "Time",
     "Seconds of each phase of a step on the first rank, by the clock.",
     (
-        LoggedMetric("time/rollout_s", SECONDS, "sampling the responses"),
+        LoggedMetric("time/rollout_s", SECONDS, "waiting for sampled responses"),
         LoggedMetric("time/verify_s", SECONDS, "judging answers after the sampling has ended"),
         LoggedMetric("time/judging_s", SECONDS, "judging answers in total, most of it during the sampling"),
         LoggedMetric("time/stats_s", SECONDS, "token statistics, advantages and weights, before the first update"),

@@ -5,7 +5,7 @@
         sample and judge a group of responses to each, every rank its share
         enough groups with signal: stop
     keep train.prompts groups, and share them out over mini-batches, in order, and over ranks, by tokens
-    train on them rollout.lag steps later
+    train on them rollout.lag steps later; meanwhile the engine samples for a later step
 
 The problems depend neither on earlier steps nor on the number of ranks, and every response has a seed of its own: from
 the seed of the cell, the step that trains on it, and its place in that step's superset. So methods are paired.
@@ -13,8 +13,9 @@ the seed of the cell, the step that trains on it, and its place in that step's s
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, chain, islice, pairwise
 from pathlib import Path
@@ -38,6 +39,16 @@ from tasks import Problem, Verdict
 T = TypeVar("T")
 
 SHOWN_PROBLEMS = 8  # of a step, at most, whose samples are written for people
+
+
+@dataclass(frozen=True)
+class Draw:
+    """This rank's responses to some problems of a step, which are being sampled and judged, or will be."""
+
+    places: Sequence[int]  # in the superset of the step
+    problems: list[Problem]
+    judging: BackgroundJudge[JudgedRollout]
+    groups: Callable[[], list[list[Rollout]]]  # samples them, or waits for the thread that does
 
 
 @dataclass(frozen=True)
@@ -121,23 +132,48 @@ class Collector:
         self.slots = sampled_slots(self.config.train.prompts, self.config.train.updates)
         self.in_flight: dict[int, Collected] = {}  # by the step that trains on them
         self.generated = 0  # tokens, for all steps trained so far
+        device = torch.cuda.current_device() if parts.policy.device == "cuda" else None
+        self.thread = ThreadPoolExecutor(1, "sampling", use_own_stream, (device,))
+        self.begun: tuple[int, Iterator[Draw]] | None = None  # the step for which the thread samples
 
     def collect(self, step: int, watch: Stopwatch) -> Collected:
-        """Return the rollouts of a step, after sampling with the present policy for the step `rollout.lag` ahead.
+        """Return the rollouts of a step, and begin to sample with the present policy for the step `rollout.lag` ahead.
 
-        At the first step it samples for all steps up to that one.
+        At the first step it also samples for all steps before that one.
         """
-        ahead = min(step + self.config.rollout.lag, self.config.train.steps)
-        for due in range(step, max(step, ahead) + 1):  # `max`: a single step may be asked for beyond the last one
-            if due not in self.in_flight:
+        lag = self.config.rollout.lag
+        last = min(step + lag, self.config.train.steps)
+        for due in range(step, max(step, last) + 1):  # `max`: a single step may be asked for beyond the last one
+            if due in self.in_flight:
+                continue
+            if lag and due == step + lag:
+                self.begin(due, watch)
+            else:
                 self.in_flight[due] = self.sample(due, watch, lag=due - step)
-        with watch.phase("rollout"):
-            self.parts.engine.rest()  # gives its memory to the update, until the next load
+        if self.begun is None:
+            with watch.phase("rollout"):
+                self.parts.engine.rest()  # gives its memory to the update, until the next load
         collected = self.in_flight.pop(step)
         self.generated += collected.generated
         if ranks.own_rank() == 0 and (step == 1 or step % self.config.checkpoint.every == 0):
             self.keep_samples(step, collected.answered)
         return collected
+
+    def begin(self, step: int, watch: Stopwatch) -> None:
+        """Let the thread sample the first candidates of a step, until `finish`."""
+        draws = self.draws(step, watch)
+        first = next(draws)  # a phase, which waits for the kernels that load the weights; the thread's stream does not
+        first = replace(first, groups=self.thread.submit(first.groups).result)
+        self.begun = step, chain([first], draws)
+
+    def finish(self, watch: Stopwatch) -> None:
+        """Wait for what the thread samples, if anything: only then is the engine free.
+
+        The exchange with other ranks is here, so that no two threads use collectives; so are further candidates.
+        """
+        if self.begun is not None:
+            (step, draws), self.begun = self.begun, None
+            self.in_flight[step] = self.sample(step, watch, lag=self.config.rollout.lag, draws=draws)
 
     def record_of(self, collected: Collected) -> dict[str, float]:
         """Return the numbers to log of how a step's rollouts were sampled."""
@@ -150,14 +186,25 @@ class Collector:
             record["rollout/lag"] = float(collected.lag)
         return record
 
-    def sample(self, step: int, watch: Stopwatch, *, lag: int = 0, temperature: float | None = None) -> Collected:
-        """Sample for a step with the engine's policy, at the configured temperature unless another one is given."""
+    def sample(
+        self,
+        step: int,
+        watch: Stopwatch,
+        *,
+        lag: int = 0,
+        temperature: float | None = None,
+        draws: Iterator[Draw] | None = None,
+    ) -> Collected:
+        """Sample for a step with the engine's policy, at the configured temperature unless another one is given.
+
+        `draws`: of all candidates, of which some may have been sampled already.
+        """
         prompts, resample = self.config.train.prompts, self.config.train.resample
         drawn: list[Answered] = []  # by this rank
         signal: dict[int, bool] = {}  # whether each place drawn by any rank has signal
         batches = 0
-        for candidates in self.candidates():
-            new = self.answer(step, candidates, watch, temperature)
+        for draw in draws or self.draws(step, watch, temperature):
+            new = self.answer(draw, watch)
             drawn, batches = drawn + new, batches + 1
             signal |= of_all([(group.place, group.has_signal) for group in new])
             # Over the draws of all ranks, so that all of them stop after the same batch.
@@ -216,32 +263,37 @@ class Collector:
             at_places.append(problems[orders[number][place_in_pass]])
         return at_places
 
-    def answer(
-        self, step: int, places: Sequence[int], watch: Stopwatch, temperature: float | None = None
-    ) -> list[Answered]:
-        """Sample responses to the problems at these places, and judge them meanwhile."""
-        problems, rollout = self.problems(step, places), self.config.rollout
-        parts = self.parts
-        with BackgroundJudge(partial(judge_rollouts, parts.task, parts.verifier, parts.tokenizer, problems)) as judging:
+    def draws(self, step: int, watch: Stopwatch, temperature: float | None = None) -> Iterator[Draw]:
+        """Yield draws of a step's candidates, batch by batch, none of them sampled yet."""
+        parts, rollout = self.parts, self.config.rollout
+        for places in self.candidates():
             with watch.phase("rollout"):
-                prompts, seeds_of_groups = [], []
-                for place, problem in zip(places, problems, strict=True):
-                    prompts.append(self.prompt(problem))
-                    seeds_of_groups.append(seeds.derive("rollout", self.parts.seed, step, place))
-                groups = self.parts.engine.generate(
-                    prompts,
+                problems = self.problems(step, places)
+                judging = BackgroundJudge(
+                    partial(judge_rollouts, parts.task, parts.verifier, parts.tokenizer, problems)
+                )
+                generate = partial(
+                    parts.engine.generate,
+                    [self.prompt(problem) for problem in problems],
                     self.config.train.group,
-                    seeds=seeds_of_groups,
+                    seeds=[seeds.derive("rollout", parts.seed, step, place) for place in places],
                     temperature=rollout.temperature if temperature is None else temperature,
                     max_new_tokens=rollout.max_new_tokens,
                     on_group=judging.add,
                 )
+            yield Draw(places, problems, judging, generate)
+
+    def answer(self, draw: Draw, watch: Stopwatch) -> list[Answered]:
+        """Return the responses of a draw, judged while others are sampled."""
+        with draw.judging as judging:
+            with watch.phase("rollout"):
+                groups = draw.groups()
             with watch.phase("verify"):  # only the part of judging that was not done during sampling
                 results = iter(judging.results())
         before = watch.seconds.get("time/judging_s", 0.0)
         watch.seconds["time/judging_s"] = before + judging.seconds  # during sampling and after it
         answered = []
-        for place, problem, group in zip(places, problems, groups, strict=True):
+        for place, problem, group in zip(draw.places, draw.problems, groups, strict=True):
             of_group = list(islice(results, len(group)))
             answered.append(answered_group(place, problem, group, of_group))
         return answered
@@ -275,6 +327,7 @@ class Collector:
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint, of all ranks; a collective."""
+        assert self.begun is None, "a checkpoint has all that is in flight"
         return {
             "generated": self.generated,
             "in_flight": {step: packed_groups(collected) for step, collected in self.in_flight.items()},
@@ -308,6 +361,13 @@ class Collector:
             copy_of = distinct_responses(group).copy_of
             answered.append(Answered(place, problem, group, judged, packed["answer_tokens"][rows], copy_of))
         return Collected(answered, packed["generated"], packed["lag"], packed["record"])
+
+
+def use_own_stream(device: int | None) -> None:
+    """Let this thread compute on a CUDA device, if one is given, beside the kernels of other threads."""
+    if device is not None:
+        torch.cuda.set_device(device)
+        torch.cuda.set_stream(torch.cuda.Stream())
 
 
 def flattened(lists: Iterable[Sequence[T]]) -> list[T]:

@@ -163,8 +163,8 @@ def build_parts(
     engine = engines.build_engine(
         config.rollout.engine, base, ends, device, dtype, config.hardware, heartbeat.forward, train.lora
     )
-    if device == "cuda":
-        gpu_memory.limit(config.hardware.share)  # again, since the engine counts from now on
+    if device == "cuda" and not config.rollout.lag:
+        gpu_memory.limit(config.hardware.share)  # again, since the engine counts from now on, also while it sleeps
     torch.manual_seed(spec.key.seed)  # after the engine, since vLLM sets the process-wide seed
     task = with_instruction(tasks.build_task(spec.key.task, config.plugins), model.chat)
     if config.train.filter is not None:

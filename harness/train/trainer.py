@@ -90,7 +90,10 @@ class Trainer:
         return self.config.train.steps if self.ending.step is None else self.ending.step
 
     def train_step(self, step: int, watch: Stopwatch) -> dict[str, float]:
-        """Sample, judge, update, and hand the new weights to the engine; return the record of the step."""
+        """Sample, judge, update, and hand the new weights to the engine; return the record of the step.
+
+        With a lag, the engine samples for a later step while this one is trained.
+        """
         train, method, policy = self.config.train, self.method, self.policy
         method.start_step(step, train.steps)
         # Each draw of a step (problems, responses, choices of controls, proof) has a seed from the cell's seed and the
@@ -151,6 +154,7 @@ class Trainer:
         # the critic's targets were fixed with the signal.
         critic_record = self.train_critic(minibatches, signal, step, watch) if self.critic else {}
         dynamics_record = self.dynamics_of(step, signal, batch, minibatches, watch)
+        self.collector.finish(watch)  # until then the engine may be sampling with the weights that it has
         # Before the next step samples, and after everything that needs the memory which the engine takes back.
         with watch.phase("sync"):
             self.synchronise(step)

@@ -75,6 +75,16 @@ def check_resumed(folder: Path, method: str, *overrides: str, killed_at: int) ->
     return whole
 
 
+def sample_in_turn(trainer: Trainer) -> None:
+    """Let a trainer sample for a later step before it trains, not meanwhile."""
+    collector = trainer.collector
+
+    def begin(step: int, watch: Stopwatch) -> None:
+        collector.in_flight[step] = collector.sample(step, watch, lag=trainer.config.rollout.lag)
+
+    collector.begin = begin  # type: ignore[method-assign]
+
+
 def asked(trainer: Trainer, step: int) -> list[Problem]:
     """Return the problems of a step without resampling."""
     return trainer.collector.problems(step, trainer.collector.slots)

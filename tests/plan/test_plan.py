@@ -469,7 +469,7 @@ def test_cache_of_the_embedded_engine_by_hand() -> None:
 
 @pytest.mark.parametrize("settings", [small(), of_eight(hardware={"recompute": True})])
 def test_memory_with_vllm_is_that_of_its_cache(settings: Config) -> None:
-    """On a GPU it sleeps while the policy is updated; on a CPU it keeps what it has."""
+    """On a GPU it sleeps while the policy is updated; on a CPU it keeps what it has; with a lag it samples then."""
     embedded = cost.memory_estimate(TINY, settings, NOTHING, 2, EMBEDDED)
     sampler = {"engine": 2 * TINY.parameters, "KV cache": 46_528}
     asleep, awake = (
@@ -478,6 +478,11 @@ def test_memory_with_vllm_is_that_of_its_cache(settings: Config) -> None:
     assert asleep.training == {name: size for name, size in embedded.training.items() if name != "engine"}
     assert awake.training == asleep.training | sampler
     assert asleep.generation == awake.generation == embedded.generation | sampler
+    ahead = dataclasses.replace(settings, rollout=dataclasses.replace(settings.rollout, lag=1))
+    sampling = cost.memory_estimate(TINY, ahead, NOTHING, 2, EngineLimits(1024, 46_528, sleeps=True))
+    drawn = settings.train.prompts * settings.train.group // settings.hardware.world
+    assert sampling.training == awake.training | {"sampling": drawn * 10 * 24}
+    assert sampling.generation == asleep.generation
     held = asleep.training["weights"] + asleep.training["AdamW"]
     assert sum(asleep.generation.values()) == held + sum(sampler.values()) + embedded.generation["sampling"]
 

@@ -124,7 +124,9 @@ def collect_on_rank(rank: int, folder: Path) -> tuple[Any, ...]:
     problems of an evaluation it has judged."""
     trainer = build(folder / str(rank), "grpo", "hardware.ranks=2", *AHEAD)
     collector = trainer.collector
-    collected, state = collector.collect(1, Stopwatch()), collector.state()
+    collected = collector.collect(1, Stopwatch())
+    collector.finish(Stopwatch())
+    state = collector.state()
     collector.load_state(torch.load(folder / "alone.pt"))
     judged: set[str] = set()
 
@@ -142,7 +144,9 @@ def collect_on_rank(rank: int, folder: Path) -> tuple[Any, ...]:
 def test_collect_on_two_ranks(tmp_path: Path) -> None:
     trainer = build(tmp_path / "alone", "grpo", *AHEAD)
     alone = trainer.collector
-    whole, state = alone.collect(1, Stopwatch()), alone.state()
+    whole = alone.collect(1, Stopwatch())
+    alone.finish(Stopwatch())
+    state = alone.state()
     torch.save(state, tmp_path / "alone.pt")
     shares = on_ranks(collect_on_rank, tmp_path)
     evaluated = [problem.id for problem in trainer.parts.task.problems("test")[:8]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from trainers import build, records, same, weights
+from patience import HANG
+from trainers import build, records, same, sample_in_turn, trained, weights
 
 from harness.base import seeds
+from harness.base.errors import UserError
+from harness.cells.log import MetricsLog
 from harness.methods.batch import Rollout
 from harness.tokens.metrics import Stopwatch
 from harness.train.collect import Collected, kept_places, shared_out
@@ -221,6 +225,65 @@ def test_collect_with_a_lag(tmp_path: Path) -> None:
         assert [number for number, equal in enumerate(same_as) if equal] == [max(step - 3, 0)]
 
 
+@pytest.mark.parametrize("resample", [[], RESAMPLE])
+def test_sampling_beside_training_changes_no_bit(resample: list[str], tmp_path: Path) -> None:
+    settings = ["rollout.lag=1", "train.lr=3e-2", "train.group=2", "eval.every=1", *resample]
+    in_turn = build(tmp_path / "in-turn", "ppo+clip_b(share=0.2)", *settings)
+    sample_in_turn(in_turn)
+    in_turn.run(lambda step: None)
+    meanwhile = trained(tmp_path / "meanwhile", "ppo+clip_b(share=0.2)", *settings)
+    steps = records(tmp_path / "in-turn")
+    assert records(tmp_path / "meanwhile") == steps
+    assert [step["rollout/lag"] for step in steps[1:]] == [0, 1, 1, 1]
+    assert same(weights(meanwhile), weights(in_turn))
+    if resample:
+        assert max(step["resample/batches"] for step in steps[1:]) > 1, "the thread samples the first batch alone"
+    timed = [
+        [{key for key in line["metrics"] if key.startswith("time/")} for line in MetricsLog(tmp_path / name).read()]
+        for name in ("in-turn", "meanwhile")
+    ]
+    assert timed[0] == timed[1]
+
+
+def test_the_engine_samples_while_the_policy_is_updated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = build(tmp_path, "grpo", "rollout.lag=1", "train.steps=2")
+    sampling, updated = threading.Event(), threading.Event()
+    generate, step, rested = trainer.engine.generate, trainer.policy.step, list[int]()
+
+    def slow(*given: Any, **named: Any) -> list[list[Rollout]]:
+        if threading.current_thread() is not threading.main_thread():
+            sampling.set()
+            assert updated.wait(HANG)
+        return generate(*given, **named)
+
+    def stepped(number: int) -> float:
+        assert sampling.wait(HANG) or number > 1, "it samples for step 2 in step 1"
+        norm = step(number)
+        updated.set()
+        return norm
+
+    monkeypatch.setattr(trainer.engine, "generate", slow)
+    monkeypatch.setattr(trainer.policy, "step", stepped)
+    monkeypatch.setattr(trainer.engine, "rest", lambda: rested.append(trainer.parts.heartbeat.step))
+    trainer.run(lambda step: None)
+    assert rested == [2], "an engine that samples keeps its memory"
+
+
+def test_a_failure_of_the_thread_is_one_of_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = build(tmp_path, "grpo", "rollout.lag=2")
+    generate = trainer.engine.generate
+
+    def failing(*given: Any, **named: Any) -> list[list[Rollout]]:
+        if threading.current_thread() is not threading.main_thread():
+            raise UserError("no room")
+        return generate(*given, **named)
+
+    monkeypatch.setattr(trainer.engine, "generate", failing)
+    monkeypatch.setattr(trainer.engine, "load", None)  # which must not be called
+    with pytest.raises(UserError, match=r"^no room$"):
+        trainer.train_step(1, Stopwatch())
+
+
 def test_methods_share_all_that_the_untrained_policy_samples(tmp_path: Path) -> None:
     settings = ["rollout.lag=2", "train.group=2", *RESAMPLE]
     one, other = (build(tmp_path / name, name, *settings) for name in ("grpo", "clip_b(share=0.2)"))
@@ -235,6 +298,7 @@ def test_collect_resumed_in_flight(tmp_path: Path) -> None:
     settings = ["rollout.lag=3", "train.group=2", *RESAMPLE]
     trainer = build(tmp_path / "one", "grpo", *settings)
     trainer.collector.collect(1, Stopwatch())
+    trainer.collector.finish(Stopwatch())
     torch.save(trainer.collector.state(), tmp_path / "state.pt")
     other = build(tmp_path / "other", "grpo", *settings).collector
     other.load_state(torch.load(tmp_path / "state.pt", weights_only=True))

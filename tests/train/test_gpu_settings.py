@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,9 @@ from harness import config
 from harness.base import devices
 from harness.base.errors import UserError
 from harness.launch import status_writer
+from harness.tokens.metrics import Stopwatch
 from harness.train import gpu_memory, parts
+from harness.train.collect import Collector
 from harness.train.parts import training_device
 
 GIB = 2**30
@@ -45,7 +48,9 @@ def test_an_engine_that_sleeps_takes_nothing_of_a_share(limits: list[float]) -> 
     assert limits == [0.25 + 10 / 80, 1.0, 1.0]
 
 
-def test_share_counts_the_engine_once_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("lag", [0, 1])
+def test_share_counts_an_engine_that_sleeps(lag: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a lag it samples during updates."""
     calls: list[str] = []
 
     def stop(*_: object) -> None:
@@ -58,8 +63,29 @@ def test_share_counts_the_engine_once_it_is_there(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(parts.engines, "build_engine", lambda *given: calls.append("engine"))
     monkeypatch.setattr(parts, "with_instruction", stop)  # what follows needs a GPU
     with pytest.raises(Killed):
-        build(tmp_path, "grpo", "hardware.share=0.25")
-    assert calls == ["limit 0.25", "engine", "limit 0.25"]
+        build(tmp_path, "grpo", "hardware.share=0.25", f"rollout.lag={lag}")
+    assert calls == ["limit 0.25", "engine"] + ["limit 0.25"] * (not lag)
+
+
+def test_sampling_beside_training_has_a_stream_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = build(tmp_path, "grpo", "rollout.lag=1")
+    trainer.policy.device = "cuda"
+    calls: list[tuple[str, bool]] = []
+
+    def heard(name: str) -> None:
+        calls.append((name, threading.current_thread() is threading.main_thread()))
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: heard("synchronize"))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: heard(f"device {device}"))
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: "another")
+    monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: heard(f"{stream} stream"))
+    collector = Collector(trainer.parts, tmp_path)
+    collector.begin(2, Stopwatch())
+    collector.finish(Stopwatch())
+    assert calls[:3] == [("synchronize", True), ("device 1", False), ("another stream", False)]
+    assert calls[3] == ("synchronize", True)
 
 
 def test_peak_of_memory_is_that_beside_the_engine(limits: list[float], monkeypatch: pytest.MonkeyPatch) -> None:

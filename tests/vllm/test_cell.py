@@ -12,6 +12,7 @@ import pytest
 import torch
 from cells import write_cell
 from mortal import Killed
+from trainers import sample_in_turn
 
 from harness import config
 from harness.base import files
@@ -129,3 +130,26 @@ def test_a_killed_run_ends_as_an_uninterrupted_one(adapters: list[str], tmp_path
     assert records(tmp_path / "again") == steps
     assert steps[1]["reward/mean"] > 0, "nothing to learn from would make this test empty"
     assert max(record["mismatch/max"] for record in steps[1:]) < 1e-3
+
+
+def test_sampling_beside_training_changes_no_bit_nor_does_a_kill(tmp_path: Path) -> None:
+    settings = [*SHORT, "rollout.lag=1", "train.resample.multiplier=1.5", "train.resample.max_batches=2"]
+    in_turn = build(tmp_path / "in-turn", "vllm", 0, settings)
+    sample_in_turn(in_turn)
+    in_turn.run(lambda step: None)
+
+    def kill(step: int) -> None:
+        raise Killed
+
+    meanwhile = build(tmp_path / "meanwhile", "vllm", 0, settings)
+    with pytest.raises(Killed):
+        meanwhile.run(kill)
+    del meanwhile  # an engine that is collected later would end the next one
+    meanwhile = build(tmp_path / "meanwhile", "vllm", 0, settings)
+    meanwhile.run(lambda step: None)
+    steps = records(tmp_path / "in-turn")
+    assert records(tmp_path / "meanwhile") == steps
+    assert [step["rollout/lag"] for step in steps[1:]] == [0, 1, 1, 1]
+    assert steps[1]["reward/mean"] > 0, "nothing to learn from would make this test empty"
+    weights = [dict(trainer.policy.module.named_parameters()) for trainer in (in_turn, meanwhile)]
+    assert all(torch.equal(weight, weights[1][name]) for name, weight in weights[0].items())
