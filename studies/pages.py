@@ -145,9 +145,8 @@ def staleness_grid(method: str, column: str) -> DataFrame:
 
 def by_gain(folder: str) -> DataFrame:
     """Return the table of a folder, the method with the highest gain first."""
-    table, first = reference_table(folder), [field.BASE_MODEL, field.BASELINE]
-    gains = table["Pass@8 - grpo"].drop(first).str.partition(" ")[0].astype(float)
-    return table.loc[[*first, *gains.sort_values(ascending=False, kind="stable").index]]
+    ordered = field.methods_of([field.compared(folder)], "Pass@8")
+    return reference_table(folder).loc[[field.BASE_MODEL, field.BASELINE, *ordered]]
 
 
 def tuned(folder: str) -> DataFrame:

@@ -261,28 +261,30 @@ def parse_yaml(content: bytes, path: Path) -> Any:
     """
     loader = YAML_LOADER(content)
     try:
-        if len(content) > SHALLOW:
-            check_depth(content, path)
-        node = loader.get_single_node()
-        if node is not None and number_of_values(node, {}) > MOST_VALUES:
-            raise Damaged(path, f"it holds more than {MOST_VALUES} values, most of them repeated by aliases")
-        return None if node is None else loader.construct_document(node)
-    except Damaged:
-        raise
+        is_deep = len(content) > SHALLOW and is_too_deep(content)
+        node = None if is_deep else loader.get_single_node()
+        is_large = node is not None and number_of_values(node, {}) > MOST_VALUES
+        value = None if node is None or is_large else loader.construct_document(node)
     except (yaml.YAMLError, RecursionError, ValueError) as error:  # the last of an impossible date or an endless number
         raise Damaged(path, f"it is not YAML ({(str(error) or 'endless').splitlines()[0]})") from error
     finally:
         loader.dispose()
+    if is_deep:
+        raise Damaged(path, f"it has more than {DEEPEST} levels")
+    if is_large:
+        raise Damaged(path, f"it holds more than {MOST_VALUES} values, most of them repeated by aliases")
+    return value
 
 
-def check_depth(content: bytes, path: Path) -> None:
-    """Refuse YAML with so many levels that the C loader, which calls itself for each, would crash."""
+def is_too_deep(content: bytes) -> bool:
+    """Return whether YAML has so many levels that the C loader, which calls itself for each, would crash."""
     depth = 0
     for event in yaml.parse(content, YAML_LOADER):
         depth += isinstance(event, yaml.CollectionStartEvent)
         depth -= isinstance(event, yaml.CollectionEndEvent)
         if depth > DEEPEST:
-            raise Damaged(path, f"it has more than {DEEPEST} levels")
+            return True
+    return False
 
 
 def number_of_values(node: yaml.Node, known: dict[int, int]) -> int:

@@ -96,11 +96,11 @@ def place(model: Model, task: Task, config: Config, problems: int, samples: int)
         "size": [problems, samples],
     }
     if type(task) not in tasks.TASKS.values():  # a plugin may read them from a file, which no digest of code follows
-        parts["problems"] = [problem.identity() for problem in task.problems(split_of(task))]
+        parts["problems"] = [problem.identity() for problem in task.problems(looked_at_split(task))]
     return files.default_cache() / LOOKS / f"{identities.key(parts)}.json"
 
 
-def split_of(task: Task) -> str:
+def looked_at_split(task: Task) -> str:
     """Return the split that is looked at."""
     return "train" if "train" in task.splits else task.splits[0]
 
@@ -148,7 +148,7 @@ def sampled(name: str, task: Task, config: Config, problems: int, samples: int) 
     engine = untrained_engine(folder, tokenizer, ends, config)
     context = None if config.eval.beyond_context else context_of(opened(AutoConfig, folder))
     asked = with_instruction(task, model.chat)
-    split = split_of(asked)
+    split = looked_at_split(asked)
     available = asked.problems(split)
     begun = time.monotonic()
     with VerifierPool() as verifier:

@@ -135,11 +135,11 @@ def mean_difference(method: str, score: str, tasks: Iterable[Rows]) -> float:
     return float(np.mean(differences)) if differences else float("nan")
 
 
-def methods_of(tasks: Iterable[Rows]) -> list[str]:
-    """Return all methods that are compared with GRPO, the highest mean difference in Pass@16 first."""
+def methods_of(tasks: Iterable[Rows], score: str = PASS) -> list[str]:
+    """Return all methods that are compared with GRPO, the highest mean difference in a score first."""
     all_rows = list(tasks)
     methods = set().union(*all_rows) - {BASE_MODEL, BASELINE}
-    return sorted(methods, key=lambda method: (-mean_difference(method, PASS, all_rows), method))
+    return sorted(methods, key=lambda method: (-mean_difference(method, score, all_rows), method))
 
 
 def table(tasks: Mapping[str, Rows]) -> DataFrame:
