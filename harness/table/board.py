@@ -79,10 +79,8 @@ class Board:
     @cached_property
     def key(self) -> str:
         """The hash of the settings by which this matrix differs from others of the same name."""
-        settings = {}  # a key that an axis varies has its value without the axis
-        for key, value in self.config.items():
-            if key not in (*RANGE, *ELSEWHERE):
-                settings[key] = value
+        # A key that an axis varies has its value without the axis.
+        settings = {key: value for key, value in self.config.items() if key not in (*RANGE, *ELSEWHERE)}
         return identities.key(settings)
 
     def as_json(self) -> str:
@@ -119,10 +117,7 @@ class Board:
     @classmethod
     def of_config(cls, config: Config, matrix: Sequence[Cell]) -> Board:
         expected = list(map(expected_cell, matrix))
-        ks = {}
-        for cell in expected:
-            for task in cell.eval_tasks:
-                ks[task] = config.eval.of(task).k
+        ks = {task: config.eval.of(task).k for cell in expected for task in cell.eval_tasks}
         settings = config.plain()
         del settings["tracking"]  # its URI may hold a password
         return cls(config.name, config.baseline, ks, expected, settings)
@@ -136,10 +131,11 @@ class Board:
         for run in runs:  # the oldest first
             if TRAINER not in run.tags or run.tags["status"] != "done":
                 continue
+            sources = sources_in(run.tags) or {}
             for cell in self.expected:
-                if evaluated_alike(run.params, cell.params) and same_version(
-                    sources_in(run.tags) or {}, cell.sources or {}
-                ):
+                # No component was edited between the two records.
+                same_version = sources.items() <= (cell.sources or {}).items()
+                if same_version and evaluated_alike(run.params, cell.params):
                     axes = tuple(run.tags[axis] for axis in AXES)
                     adopted[axes] = adopted_cell(run, cell)
                     break
@@ -212,11 +208,6 @@ def evaluated_alike(adopted: Mapping[str, str], own: Mapping[str, str]) -> bool:
         if not of_training and key != READ_ONLY and own.get(key) != value:
             return False
     return True
-
-
-def same_version(recorded: Mapping[str, str], present: Mapping[str, str]) -> bool:
-    """Return whether no component was edited between two records."""
-    return all(present.get(name) == digest for name, digest in recorded.items())
 
 
 def adopted_cell(run: Run, alike: Expected) -> Expected:
@@ -306,20 +297,13 @@ class Experiment:
                 "it at its end, and `entrobench sync` at once"
             )
         ages = {run.tags["cell"]: number for number, run in enumerate(self.runs)}
-
-        def newest_run(matrix: Board) -> int:
-            return max(ages.get(cell.cell, -1) for cell in matrix.expected)
-
-        return sorted(boards, key=newest_run, reverse=True)
+        return sorted(boards, key=lambda board: max(ages.get(cell.cell, -1) for cell in board.expected), reverse=True)
 
     def specs(self, runs: Sequence[Run]) -> list[CellSpec | None]:
-        specs: list[CellSpec | None] = []
-        for run, text in zip(runs, self.source.texts(runs, SPEC), strict=True):
-            if text is None:
-                specs.append(None)
-            else:
-                specs.append(CellSpec.parse(text, Path(f"{SPEC} of the run {run.name!r} of {self.name!r}")))
-        return specs
+        return [
+            None if text is None else CellSpec.parse(text, Path(f"{SPEC} of the run {run.name!r} of {self.name!r}"))
+            for run, text in zip(runs, self.source.texts(runs, SPEC), strict=True)
+        ]
 
     def outcomes_of(self, cells: Collection[str]) -> dict[str, Outcome]:
         """Return the outcomes of those among these cells that are done.
@@ -388,28 +372,20 @@ def check_any_run(board: Board, experiment: Experiment) -> None:
 def missing_sentences(board: Board, experiment: Experiment) -> list[str]:
     """Return sentences on cells that are not done, and on information that is missing."""
     newest = experiment.newest
-    counts: Counter[str] = Counter()
-    methods = set()
-    for cell in board.expected:
-        run = newest.get(cell.cell)
-        state = NO_RUN if run is None else run.tags["status"]
-        counts[state] += 1
-        methods.add(cell.method)
+    counts = Counter(newest[cell.cell].tags["status"] if cell.cell in newest else NO_RUN for cell in board.expected)
     sentences = []
     if counts["done"] < len(board.expected):
         listed = ", ".join(f"{number} {state}" for state, number in sorted(counts.items()))
         sentences.append(f"Of {len(board.expected)} cells: {listed}.")
-    if board.baseline not in methods:
+    if all(cell.method != board.baseline for cell in board.expected):
         sentences.append(f"No cell is of the baseline {board.baseline}, so nothing is compared with it.")
     return sentences + runs_left_out(board, experiment)
 
 
 def runs_left_out(board: Board, experiment: Experiment) -> list[str]:
     """Return a sentence on the runs of earlier versions of the matrix's cells."""
-    cells, present = set(), {}
-    for cell in board.expected:
-        cells.add(cell.cell)
-        present[run_key(cell.params)] = cell.sources or {}
+    cells = {cell.cell for cell in board.expected}
+    present = {run_key(cell.params): cell.sources or {} for cell in board.expected}
     edited, names = 0, set[str]()
     for run in experiment.runs:
         sources = present.get(run_key(run.params))

@@ -157,25 +157,18 @@ def table_lines(rows: Sequence[LeaderboardRow], columns: Sequence[str] = DEFAULT
         values = {getattr(row, axis) for row in rows}
         if len(values) > 1:
             varied.append(axis)
-    further: dict[str, None] = {}  # axes, in their order
-    for row in rows:
-        further |= dict.fromkeys(row.setting)
+    further = dict.fromkeys(axis for row in rows for axis in row.setting)  # in their order
     headline = "Pass@k" if "k" in varied else f"Pass@{rows[0].k}"
     names = header_names(rows, headline)
     if columns is DEFAULT and any(row.options for row in rows):
         columns = [*columns, "options"]
     chosen = list(map(COLUMNS.__getitem__, columns))
-    lines = [["method", *further, *varied]]
-    for column in chosen:
-        lines[0].append(column.header.format(**names))
+    lines = [["method", *further, *varied, *(column.header.format(**names) for column in chosen)]]
     for row in rows:
         line = [method_text(row.method, row.mixed, row.trainer)]
-        for key in further:
-            line.append(row.setting.get(key, ""))
-        for axis in varied:
-            line.append(str(getattr(row, axis)))
-        for column in chosen:
-            line.append(column.text(row))
+        line += [row.setting.get(axis, "") for axis in further]
+        line += [str(getattr(row, axis)) for axis in varied]
+        line += [column.text(row) for column in chosen]
         lines.append(line)
     return lines
 
@@ -207,11 +200,7 @@ def device_name(rows: Sequence[LeaderboardRow]) -> str:
 
 def columns_help() -> str:
     """Return the names of all columns with their headers, a line each."""
-    lines = []
-    for name, column in COLUMNS.items():
-        header = column.header.format(**GENERAL_NAMES)
-        lines.append(f"{name:<18} {header}")
-    return "\n".join(lines)
+    return "\n".join(f"{name:<18} {column.header.format(**GENERAL_NAMES)}" for name, column in COLUMNS.items())
 
 
 def check_columns(option: str, names: Sequence[str]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -116,9 +117,8 @@ def comparisons(frames: Frames, baseline: str, ks: Mapping[str, int]) -> list[Co
         for score, of_score in scores.items():
             compared = compare_scores(methods, of_score, tests[score])
             for method, numbers in compared.items():
-                sentences: dict[str, None] = {}  # in their order, each once
-                for axes in tables:
-                    sentences |= dict.fromkeys(mixed.get((method, axes), []))
+                # In their order, each once.
+                sentences = dict.fromkeys(chain.from_iterable(mixed.get((method, axes), []) for axes in tables))
                 cells = frames.tables[tables[0]][method]
                 first = cells.iloc[0]
                 results.append(

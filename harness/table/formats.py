@@ -112,9 +112,7 @@ def render_data(parts: Sequence[Part], how: str, sort: str | None, comparing: bo
 
 
 def sorted_part(part: Part, sort: str | None) -> list[LeaderboardRow]:
-    if sort:
-        return columns.sorted_rows(part.rows(), sort)
-    return part.rows()
+    return columns.sorted_rows(part.rows(), sort) if sort else part.rows()
 
 
 def check_any_done(parts: Sequence[Part]) -> None:
@@ -196,8 +194,7 @@ def render_latex(results: Sequence[Comparison]) -> str:
     by_place: dict[str, list[Comparison]] = {}
     for result in results:
         by_place.setdefault(result.where, []).append(result)
-    tables = [latex_table(where, section) for where, section in by_place.items()]
-    return "\n".join(tables)
+    return "\n".join(latex_table(where, section) for where, section in by_place.items())
 
 
 def latex_table(where: str, results: Sequence[Comparison]) -> str:
@@ -221,9 +218,8 @@ def latex_table(where: str, results: Sequence[Comparison]) -> str:
     ]
     for method, of_method in by_method.items():
         one, *_ = of_method.values()
-        name = as_latex(method_text(method, mixed=(), trainer=one.trainer))
-        if any(result.mixed for result in of_method.values()):
-            name += MIXED_MARK
+        mark = MIXED_MARK if any(result.mixed for result in of_method.values()) else ""
+        name = as_latex(method_text(method, mixed=(), trainer=one.trainer)) + mark
         numbers = [latex_cell(of_method.get(column)) for column in columns]
         lines.append(latex_row([name, *numbers]))
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
@@ -237,9 +233,7 @@ def latex_cell(result: Comparison | None) -> str:
     if result is None or result.mean is None:
         return "--"
     number = latex_estimate(result.mean)
-    if result.best:
-        return rf"$\mathbf{{{number}}}$"
-    return f"${number}$"
+    return rf"$\mathbf{{{number}}}$" if result.best else f"${number}$"
 
 
 def latex_estimate(estimate: Estimate) -> str:
@@ -302,9 +296,8 @@ class LeaderboardFrame(DataFrame):
 def leaderboard_frame(rows: Sequence[LeaderboardRow]) -> LeaderboardFrame:
     """Return the rows as a frame; a missing value is NaN."""
     frame = records_frame(rows).infer_objects()
-    columns = {}
-    for name, column in frame.items():
-        columns[name] = column.where(column.notna(), float("nan")).tolist()  # as lists, so that types are inferred
+    # As lists, so that types are inferred.
+    columns = {name: column.where(column.notna(), float("nan")).tolist() for name, column in frame.items()}
     table = LeaderboardFrame(columns)
     table.rows = list(rows)
     return table

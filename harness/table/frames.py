@@ -50,7 +50,6 @@ problems, so that `Frames.counts` gives a matrix of seeds by problems, the form 
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -123,10 +122,9 @@ class Frames:
     @cached_property
     def columns(self) -> dict[str, np.ndarray]:
         """The columns of `answers` as arrays; problems as numbers, since they are only compared."""
-        arrays = {"problem": self.answers["problem"].cat.codes.to_numpy()}
-        for name in ("right", "samples", "right_distinct", "solutions"):
-            arrays[name] = self.answers[name].to_numpy()
-        return arrays
+        numbers = ("right", "samples", "right_distinct", "solutions")
+        problems = self.answers["problem"].cat.codes.to_numpy()
+        return {"problem": problems, **{name: self.answers[name].to_numpy() for name in numbers}}
 
     def counts(self, cells: DataFrame, column: str) -> np.ndarray:
         """Return a column of the answers by seed and problem, with a line for each of these finished cells."""
@@ -157,9 +155,6 @@ class Frames:
         for (method, axes), cells in self.rows.items():
             tables.setdefault(axes, {})[method] = cells
         return tables
-
-    def restricted(self, methods: Collection[str]) -> Frames:
-        return dataclasses.replace(self, cells=self.cells[self.cells["method"].isin(list(methods))])
 
     def any_done(self) -> bool:
         return bool((self.cells["state"] == DONE).any())
@@ -251,11 +246,8 @@ def measures_of(outcome: Mapping[str, Any], record: Mapping[str, Any], run: Run)
         "rounding": tags_text(run.tags, ROUNDING_TAG),
         "checked": run.tags.get(CHECKED_TAG, ""),
     }
-    for name in EVALUATION_MEASURES:
-        measures[name] = record[name]
-    for name in CELL_MEASURES:
-        measures[name] = outcome[name]
-    return measures
+    measures |= {name: record[name] for name in EVALUATION_MEASURES}
+    return measures | {name: outcome[name] for name in CELL_MEASURES}
 
 
 def tags_text(tags: Mapping[str, str], beginning: str) -> str:
@@ -299,8 +291,7 @@ def cells_frame(rows: Sequence[Mapping[str, Any]]) -> DataFrame:
     defaults = {**dict.fromkeys(NUMBERS), "flags": ()}  # of other columns an empty text; each row has a seed
     types = {**dict.fromkeys(NUMBERS, "float64"), "seed": "int64"}
     for name in COLUMNS:
-        default = defaults.get(name, "")
-        values = [row.get(name, default) for row in rows]
+        values = [row.get(name, defaults.get(name, "")) for row in rows]
         columns[name] = pandas.Series(values, dtype=types.get(name, "object"))
     return pandas.DataFrame(columns)
 

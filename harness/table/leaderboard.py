@@ -222,9 +222,7 @@ def measured_mean(values: Series, *, is_share: bool) -> Estimate | None:
     if known.empty:
         return None
     estimate = mean_interval(known.to_numpy())
-    if is_share:
-        return clipped(estimate, 0, 1)
-    return estimate
+    return clipped(estimate, 0, 1) if is_share else estimate
 
 
 def mean_over_problems(x_SJ: Floats, most: float) -> Estimate | None:

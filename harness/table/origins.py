@@ -80,12 +80,7 @@ def names_of_values(methods: Mapping[str, DataFrame], kind: str) -> dict[str, st
 def concerned_rows(methods: Mapping[str, DataFrame], baseline: str, kind: str) -> set[str]:
     """Return the rows whose cells and the baseline's have more than one value; records of old versions have none."""
     of_baseline = {*methods[baseline][kind]} if baseline in methods else set()
-    concerned = set()
-    for method, cells in methods.items():
-        values = of_baseline | {*cells[kind]}
-        if len(values - {""}) > 1:
-            concerned.add(method)
-    return concerned
+    return {method for method, cells in methods.items() if len((of_baseline | {*cells[kind]}) - {""}) > 1}
 
 
 def seeds_by_value(methods: Mapping[str, DataFrame], kind: str) -> dict[str, SeedsByMethod]:
@@ -111,6 +106,5 @@ def seeds_text(by_method: SeedsByMethod, methods: Mapping[str, DataFrame]) -> st
         of_all = len(names) == len(methods) > 1
         owners = "all methods" if of_all else ", ".join(names)
         word = "seed" if len(seeds) == 1 else "seeds"
-        listed = ", ".join(map(str, seeds))
-        parts.append(f"{owners}: {word} {listed}")
+        parts.append(f"{owners}: {word} {', '.join(map(str, seeds))}")
     return "; ".join(parts)

@@ -75,9 +75,8 @@ class MatrixSummary:
 
     @classmethod
     def of(cls, plan: Board, experiment: Experiment, rows: Sequence[LeaderboardRow]) -> MatrixSummary:
-        by_digest = {}
-        for outcome in experiment.outcomes_of([cell.cell for cell in plan.expected]).values():
-            by_digest[identities.hash_of(outcome)] = outcome
+        outcomes = experiment.outcomes_of([cell.cell for cell in plan.expected])
+        by_digest = {identities.hash_of(outcome): outcome for outcome in outcomes.values()}
         texts = {
             board.FILE: plan.as_json(),
             board.OUTCOMES: json.dumps(by_digest),
@@ -94,10 +93,7 @@ class MatrixSummary:
 
     def run_in(self, experiment: Experiment) -> Run | None:
         """Return the run of an experiment that holds the matrix's table; None if there is none."""
-        for run in experiment.summaries:
-            if run.tags.get(board.KEY) == self.key:
-                return run
-        return None
+        return next((run for run in experiment.summaries if run.tags.get(board.KEY) == self.key), None)
 
     def is_written(self, experiment: Experiment) -> bool:
         """Return whether an SQLite store holds exactly this; False for other stores, where looking costs as much."""

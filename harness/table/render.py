@@ -7,6 +7,7 @@ import json
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from harness.base import terminal
@@ -130,9 +131,8 @@ def records_frame(records: Sequence[Any]) -> DataFrame:
     import pandas
 
     lines = [dict(flat_fields(dataclasses.asdict(record))) for record in records]
-    names: dict[str, None] = {}
-    for line in sorted(lines, key=len, reverse=True):  # a row without results has few columns
-        names |= dict.fromkeys(line)
+    longest_first = sorted(lines, key=len, reverse=True)  # a row without results has few columns
+    names = dict.fromkeys(chain.from_iterable(longest_first))
     # Not from the lines at once: pandas would write NaN for a missing value.
     columns = {}
     for name in names:
@@ -174,7 +174,8 @@ def row_notes(rows: Sequence[LeaderboardRow]) -> list[str]:
         texts.append(two_seeds(needed))
     if any(row.seeds_done < row.seeds_expected for row in rows):
         texts.append("Not every expected cell is done; differences use the seeds that both have.")
-    if any(map(has_nan_entropy, rows)):
+    entropies = [entropy for row in rows for entropy in (row.entropy_initial, row.entropy_final)]
+    if any(entropy is not None and math.isnan(entropy.mean) for entropy in entropies):
         texts.append("nan: at a seed of the row the entropy was no number, or was not recorded; `report` shows where.")
     for row in rows:
         if row.collapsed:
@@ -265,11 +266,6 @@ def row_place(row: LeaderboardRow) -> str:
     return place_text(row.method, row.task, row.where)
 
 
-def has_nan_entropy(row: LeaderboardRow) -> bool:
-    estimates = (row.entropy_initial, row.entropy_final)
-    return any(estimate is not None and math.isnan(estimate.mean) for estimate in estimates)
-
-
 def doubt_near_bound(baseline: str) -> str:
     """Return the note on differences between two methods near 0 or 1."""
     return (
@@ -282,10 +278,7 @@ def two_seeds(needed: Mapping[str, Mapping[str, int | None]]) -> str:
     """Return the note on rows with two seeds; `needed`: by row and score, the seeds that would tell the difference."""
     parts = []
     for row, by_score in needed.items():
-        counts = []
-        for score, count in by_score.items():
-            number = "no number" if count is None else count
-            counts.append(f"{number} by {score}")
+        counts = [f"{'no number' if count is None else count} by {score}" for score, count in by_score.items()]
         parts.append(f"{row}: {', '.join(counts)}")
     if len(parts) > LISTED:
         parts = [*parts[:LISTED], f"of {len(parts) - LISTED} more, `seeds_needed` in --format csv"]
@@ -300,13 +293,8 @@ def as_markdown(title: str, lines: Sequence[Sequence[str]]) -> str:
     """Return a table of Markdown; pandas' own needs one more package, and has other padding and escapes."""
     header, *body = lines
     rule = ["---", *["---:"] * (len(header) - 1)]
-    rows = [list(map(as_cell, header)), rule]
-    for line in body:
-        rows.append(list(map(as_cell, line)))
-    text = f"**{as_cell(title)}**\n\n"
-    for row in rows:
-        text += f"| {' | '.join(row)} |\n"
-    return text
+    rows = [map(as_cell, header), rule, *(map(as_cell, line) for line in body)]
+    return f"**{as_cell(title)}**\n\n" + "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
 def as_cell(text: str) -> str:

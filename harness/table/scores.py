@@ -121,8 +121,6 @@ def pooled(of_tasks: Sequence[Floats]) -> Floats:
     means = list(map(np.mean, of_tasks))
     sizes = [x_SJ.shape[1] for x_SJ in of_tasks]
     mean_size = sum(sizes) / len(sizes)
-    weighted = []
     # With these weights the mean of each seed, too, is that of its tasks' means.
-    for x_SJ, mean, size in zip(of_tasks, means, sizes, strict=True):
-        weighted.append((x_SJ - mean) * (mean_size / size))
+    weighted = [(x_SJ - mean) * (mean_size / size) for x_SJ, mean, size in zip(of_tasks, means, sizes, strict=True)]
     return np.mean(means) + np.hstack(weighted)

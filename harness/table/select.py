@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from harness.base.errors import UserError, nearest
 from harness.cells.spec import TRAINER
@@ -28,7 +28,8 @@ class Part:
 
     @property
     def shown(self) -> Frames:
-        return self.frames.restricted(self.visible)
+        cells = self.frames.cells
+        return replace(self.frames, cells=cells[cells["method"].isin(self.visible)])
 
     def rows(self) -> list[LeaderboardRow]:
         rows = leaderboard.leaderboard_rows(self.frames, self.board.baseline, self.board.ks)
@@ -112,24 +113,16 @@ def part_of_board(board: Board, experiment: Experiment, selection: Selection, ti
 def check_conditions(board: Board, where: Params) -> None:
     """Refuse a condition that no cell of the matrix meets."""
     for key, value in where.items():
-        values, known = set(), {*AXES}
-        for cell in board.expected:
-            known |= cell.params.keys()
-            cell_value = value_of(cell, key)
-            if cell_value is not None:
-                values.add(cell_value)
+        values = {own for cell in board.expected if (own := value_of(cell, key)) is not None}
         if not values:
+            known = {*AXES}.union(*(cell.params for cell in board.expected))
             raise UserError(f"--where names {key!r}, which no cell has; {nearest(key, known)}")
         if not any(is_same(value, each) for each in values):
             raise UserError(f"--where {key} is {value!r}; {nearest(value, values)}")
 
 
 def meets(cell: Expected, where: Params) -> bool:
-    for key, value in where.items():
-        own = value_of(cell, key)
-        if own is None or not is_same(own, value):
-            return False
-    return True
+    return all((own := value_of(cell, key)) is not None and is_same(own, value) for key, value in where.items())
 
 
 def is_same(value: str, other: str) -> bool:
@@ -185,8 +178,5 @@ def board_title(board: Board, shared: Sequence[Params]) -> str:
 
 def shared_params(board: Board) -> dict[str, str]:
     """Return the parameters that are the same in all cells that were trained here."""
-    first, *others = [cell for cell in board.expected if TRAINER not in cell.params]
-    shared = set(first.params.items())
-    for cell in others:
-        shared &= set(cell.params.items())
-    return dict(shared)
+    of_cells = [set(cell.params.items()) for cell in board.expected if TRAINER not in cell.params]
+    return dict(set.intersection(*of_cells))

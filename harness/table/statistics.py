@@ -139,9 +139,7 @@ def geometric_interval(x_S: Floats, confidence: float = CONFIDENCE) -> Estimate:
 def crossed_interval(x_SJ: Floats, confidence: float = CONFIDENCE) -> Estimate:
     """Estimate the mean over seeds and problems, both random samples."""
     spread = crossed(x_SJ)
-    if spread is None:
-        return Estimate(float(x_SJ.mean()))
-    return spread.interval(confidence)
+    return Estimate(float(x_SJ.mean())) if spread is None else spread.interval(confidence)
 
 
 def crossed(x_SJ: Floats) -> Spread | None:
@@ -248,9 +246,7 @@ def difference_interval(x_SJ: Floats) -> Estimate:
 def crossed_p_value(x_SJ: Floats) -> float | None:
     """Return the p-value of a mean of 0; below 0.05 where the 95 % interval excludes 0. None without an interval."""
     spread = crossed(x_SJ)
-    if spread is None:
-        return None
-    return spread.p_value()
+    return None if spread is None else spread.p_value()
 
 
 def detectable(x_SJ: Floats) -> float | None:

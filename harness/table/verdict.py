@@ -47,12 +47,8 @@ class DifferenceTests:
     @cached_property
     def p(self) -> dict[str, float]:
         """The p-value of each method whose difference has one."""
-        by_method = {}
-        for method, x_SJ in self.differences.items():
-            p = crossed_p_value(x_SJ)
-            if p is not None:
-                by_method[method] = p
-        return by_method
+        p_values = {method: crossed_p_value(x_SJ) for method, x_SJ in self.differences.items()}
+        return {method: p for method, p in p_values.items() if p is not None}
 
     @cached_property
     def p_holm(self) -> dict[str, float]:
