@@ -20,6 +20,7 @@ import baselines
 from harness.base import terminal
 from harness.base.errors import UserError
 from harness.base.terminal import Column
+from harness.base.units import plural
 from harness.conformance import computed, declared, miniature, two_ranks
 from harness.conformance.probe import (
     ENTROPIES,
@@ -181,19 +182,13 @@ class Report:
     @property
     def numbers(self) -> dict[str, float]:
         """The measurements of all checks."""
-        numbers = {}
-        for finding in self.findings:
-            numbers.update(finding.numbers)
-        return numbers
+        return {name: number for finding in self.findings for name, number in finding.numbers.items()}
 
     @property
     def idle(self) -> list[str]:
         """The controls that changed nothing on the probe."""
-        controls = []
-        for name, number in self.numbers.items():
-            if name.startswith("effect/") and number == 0:
-                controls.append(name.removeprefix("effect/"))
-        return controls
+        numbers, beginning = self.numbers.items(), "effect/"
+        return [name.removeprefix(beginning) for name, number in numbers if name.startswith(beginning) and not number]
 
     def plain(self) -> dict[str, Any]:
         """Return the report as JSON shows it."""
@@ -230,32 +225,19 @@ def dropped_shares(spec: str, table: Table) -> tuple[str, dict[str, float]]:
     # `old` also has the statistics that the trainer computes only before the update; here of the policy that has moved.
     present = replace(probe, old_logits_TV=probe.logits_TV).old
     rows = dynamics.lens(method, grpo, probe.old, probe.batch, [probe.batch], present)
-    clauses = []
-    numbers = {}
-    for name, sign in SIGNS.items():
-        share = rows[name].dropped
-        clauses.append(f"{sign} {share:.1%}")
-        numbers[f"dropped/{name}"] = share
-    return f"without gradient: {', '.join(clauses)}", numbers
+    clauses = [f"{sign} {rows[name].dropped:.1%}" for name, sign in SIGNS.items()]
+    return f"without gradient: {', '.join(clauses)}", {f"dropped/{name}": rows[name].dropped for name in SIGNS}
 
 
 def effect(spec: str, table: Table) -> tuple[str, dict[str, float]]:
     """Measure how much each control changes the gradient on the batches of the other checks."""
     subject = Subject(spec, table)
-    numbers = {}
-    clauses = []
-    idle = []
-    for name in subject.make().controls:
-        number = change_by(subject, name)
-        numbers[f"effect/{name}"] = number
-        if number:
-            clauses.append(f"{name} changes the gradient by {number:.1%}")
-        else:
-            idle.append(name)
-    if idle:
+    changes = {name: change_by(subject, name) for name in subject.make().controls}
+    clauses = [f"{name} changes the gradient by {change:.1%}" for name, change in changes.items() if change]
+    if idle := [name for name, change in changes.items() if not change]:
         clauses.append(f"{', '.join(idle)} changed nothing on the probe: give options with which it does something")
     summary = ", ".join(clauses) or "the method has no controls"
-    return summary, numbers
+    return summary, {f"effect/{name}": change for name, change in changes.items()}
 
 
 def change_by(subject: Subject, name: str) -> float:
@@ -294,17 +276,11 @@ def print_reports(console: Console, reports: Sequence[Report]) -> None:
                 "with which their controls do something."
             )
             console.print(terminal.folded(note, width))
-    failed = 0
     for report in reports:
         for line in failures_of(report):
             console.print(terminal.folded(line, width))
-        if report.failed:
-            failed += 1
-    methods = "1 method" if len(reports) == 1 else f"{len(reports)} methods"
-    if failed:
-        console.print(f"{failed} of {methods} failed")
-    else:
-        console.print(f"{methods} checked: all passed")
+    methods, failed = plural(len(reports), "method"), sum(bool(report.failed) for report in reports)
+    console.print(f"{failed} of {methods} failed" if failed else f"{methods} checked: all passed")
     scope = (
         "Random batches in float64 over 7 tokens, and 2 real processes. Not checked: whether a formula is that of "
         "its paper (for that, write a test in tests/baselines/test_methods.py), and whether it helps."
@@ -314,9 +290,7 @@ def print_reports(console: Console, reports: Sequence[Report]) -> None:
 
 def print_report(console: Console, report: Report) -> None:
     columns = [Column(report.method), Column(""), Column("seen", folds=True)]
-    rows = []
-    for finding in report.findings:
-        rows.append([finding.check, "passed" if finding.passed else "FAILED", finding.message])
+    rows = [[each.check, "passed" if each.passed else "FAILED", each.message] for each in report.findings]
     terminal.show_table(console, columns, rows, pad_edge=False)
     console.print()
 
@@ -350,10 +324,6 @@ def failures_of(report: Report) -> list[str]:
         distinct_advice = {finding.advice for finding in findings}
         # Checks that fail with the same message have one cause, for which their different advice would mislead.
         same_advice = len(distinct_advice) == 1
-        advice = as_sentence(findings[0].advice) if same_advice else "These have one cause: fix it first."
-        lines.append(f"{report.method}, {checked}: {message}. {advice}")
+        advice = findings[0].advice if same_advice else "these have one cause: fix it first"
+        lines.append(f"{report.method}, {checked}: {message}. {advice[0].upper()}{advice[1:]}.")
     return lines
-
-
-def as_sentence(text: str) -> str:
-    return f"{text[0].upper()}{text[1:]}."

@@ -245,8 +245,7 @@ def edges(subject: Subject) -> str:
             "the loss": torch.tensor(outcome.loss, dtype=torch.float64),
             "the gradient": outcome.gradient_TV,
         }
-        for key, number in logged.items():
-            values[f"the metric {key}"] = torch.tensor(number, dtype=torch.float64)
+        values |= {f"the metric {key}": torch.tensor(x, dtype=torch.float64) for key, x in logged.items()}
         for value_name, value in values.items():
             if not torch.isfinite(value).all():
                 raise Failed(f"{value_name} is not finite where {name}")
@@ -359,10 +358,7 @@ def memory(subject: Subject) -> str:
             second.observe(record)
             if first.state() != second.state():
                 raise Failed("after a checkpoint the memory develops differently: state leaves something out")
-    kept: list[str] = []
-    for memory_of_control in first.state().values():
-        kept += memory_of_control
-    kept.sort()
+    kept = sorted(number for memory_of_control in first.state().values() for number in memory_of_control)
     return f"{', '.join(kept)}: the same after a checkpoint" if kept else "there is none"
 
 
@@ -513,15 +509,13 @@ def refuse_slope_of_gate(method: Method, name: str, probe: Probe) -> None:
         return
     signal = signal_on(method, probe)
     current = probe.during(method.needs, probe.logits_TV, probe.batch.index_T)
-    leaves = {}
-    for column, x_T in current.columns.items():
-        if column in ("logp", "entropy"):
-            leaves[column] = x_T.detach().requires_grad_()
+    present = {column: x_T for column, x_T in current.columns.items() if column in ("logp", "entropy")}
+    leaves = {column: x_T.detach().requires_grad_() for column, x_T in present.items()}
     gate_T = control.gate(method.view(name, replace(current, **leaves), signal, probe.batch))
     if not isinstance(gate_T, Tensor) or not gate_T.requires_grad:
         return
     slopes = torch.autograd.grad(gate_T.sum(), list(leaves.values()), allow_unused=True, materialize_grads=True)
     for column, slope_T in zip(leaves, slopes, strict=True):
         if slope_T.any():
-            present = "entropy" if column == "entropy" else "log p"
-            raise Failed(f"a gradient goes through the gate of {name}, by the present {present}", UNDETACH)
+            statistic = "entropy" if column == "entropy" else "log p"
+            raise Failed(f"a gradient goes through the gate of {name}, by the present {statistic}", UNDETACH)

@@ -53,9 +53,7 @@ class RecordingMethod(Method):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.reads: dict[str, dict[str, set[str]]] = {}
-        for name in self.named:
-            self.reads[name] = {"before": set(), "during": set()}
+        self.reads: dict[str, dict[str, set[str]]] = {name: {"before": set(), "during": set()} for name in self.named}
 
     def recording(self, component: Component, stats: TokenStats, when: str) -> TokenStats:
         name = next(name for name, candidate in self.named.items() if candidate is component)
@@ -70,10 +68,8 @@ class RecordingMethod(Method):
     def uses(self, name: str, need: str) -> bool:
         """Return whether a component has read a column that it gets by this need."""
         for when, columns in (("before", BEFORE), ("during", DURING)):
-            columns_read = self.reads[name][when]
-            for column, needs_of_column in columns.items():
-                if need in needs_of_column and column in columns_read:
-                    return True
+            if any(need in columns.get(column, ()) for column in self.reads[name][when]):
+                return True
         return False
 
 

@@ -106,10 +106,8 @@ class Script:
         groups = []
         for number, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
             rng = np.random.default_rng(seed)
-            responses = []
-            for _ in range(n):
-                length = rng.integers(2, max_new_tokens + 1)
-                responses.append(rng.integers(1, self.vocabulary, length).tolist())
+            lengths = (rng.integers(2, max_new_tokens + 1) for _ in range(n))  # each is drawn before its response
+            responses = [rng.integers(1, self.vocabulary, length).tolist() for length in lengths]
             groups.append(self.rollouts(list(prompt), responses, temperature, max_new_tokens))
             if on_group is not None:
                 on_group(number, groups[-1])
@@ -159,10 +157,7 @@ class Low:
         limits = (0.2, 0.42, 0.47, 0.5, 0.52, 0.55, 0.6, 0.8)
         problems = []
         for number, limit in enumerate(limits * 2):
-            tokens = []
-            for place in range(2 + number % 3):
-                token = 1 + (3 * number + place) % (self.vocabulary - 1)
-                tokens.append(str(token))
+            tokens = [str(1 + (3 * number + place) % (self.vocabulary - 1)) for place in range(2 + number % 3)]
             problems.append(Problem(f"{number}", " ".join(tokens), f"{limit}"))
         return problems
 
@@ -203,8 +198,7 @@ def miniature_trainer(method: Method, model: Path, folder: Path, size: Size, ste
     policy, critic, reference = Policy(model, *common), None, None
     policy.network.to(size.dtype)
     if "values" in method.needs:
-        critic_lr = 1e-2
-        critic = Critic(model, train, critic_lr, "cpu", torch.float32, config.hardware)
+        critic = Critic(model, train, 1e-2, "cpu", torch.float32, config.hardware)
     if "ref_logp" in method.needs:
         reference = Policy(model, *common)
         reference.network.to(size.dtype)

@@ -19,7 +19,7 @@ from harness.base import seeds
 from harness.base.errors import UserError
 from harness.base.task import Answer, Judged, Verdict
 from harness.methods.batch import Rollout, TokenBatch, TokenStats
-from harness.methods.composition import Method, Signal, Table, overrides
+from harness.methods.composition import BEFORE, Method, Signal, Table, overrides
 from harness.tokens import metrics
 from harness.tokens.dense import filtered_logp
 
@@ -63,14 +63,9 @@ class Probe:
 
     def before(self, needs: frozenset[str]) -> TokenStats:
         """Return only the columns that the trainer computes for these needs."""
-        absent: dict[str, Any] = {}
-        if "sum_p2" not in needs:
-            absent |= {"sum_p2": None, "sum_p2_logp": None}
-        for column in ("values", "ref_logp"):
-            if column not in needs:
-                absent[column] = None
-        if "min_p" not in needs:
-            absent["min_p_logp"] = None
+        absent: dict[str, Any] = dict.fromkeys(
+            column for column, any_of in BEFORE.items() if any_of and needs.isdisjoint(any_of)
+        )
         return replace(self.old, **absent)
 
     def during(self, needs: frozenset[str], logits_TV: Tensor, index_T: Tensor) -> TokenStats:
@@ -83,10 +78,10 @@ class Probe:
     def to(self, dtype: torch.dtype) -> Probe:
         """Return the probe as a trainer that computes in this type has it."""
 
-        def cast(x: Tensor) -> Tensor:
-            return x.to(dtype) if x.is_floating_point() else x
+        def cast(owner: Probe | TokenBatch) -> dict[str, Any]:
+            return {name: x.to(dtype) for name, x in tensors_in(owner).items() if x.is_floating_point()}
 
-        return self.changed(cast)
+        return replace(self, **cast(self), batch=replace(self.batch, **cast(self.batch)))
 
     def take(self, rows: Sequence[int]) -> Probe:
         """Return whole groups, given by the rows of all their responses, as a batch of their own, in this order.
@@ -96,22 +91,12 @@ class Probe:
         part = self.batch.take(rows)
         # Groups and tokens are numbered from 0 again, as in the rollout batch of a rank.
         new_numbers: dict[int, int] = {}  # of the groups, in order of appearance
-        groups: list[int] = []
-        for group in part.groups_B.tolist():
-            number = new_numbers.setdefault(group, len(new_numbers))
-            groups.append(number)
+        groups = [new_numbers.setdefault(group, len(new_numbers)) for group in part.groups_B.tolist()]
         tokens_T = part.index_T
         batch = replace(
             part, groups_B=torch.tensor(groups), index_T=torch.arange(len(tokens_T)), budget=self.batch.budget
         )
         columns = {name: x[tokens_T] for name, x in tensors_in(self).items()}
-        return Probe(batch, **columns)
-
-    def changed(self, change: Callable[[Tensor], Tensor]) -> Probe:
-        """Return the probe with a change to each tensor except the sequences."""
-        batch_columns: dict[str, Any] = {name: change(x) for name, x in tensors_in(self.batch).items()}
-        batch = replace(self.batch, **batch_columns)
-        columns = {name: change(x) for name, x in tensors_in(self).items()}
         return Probe(batch, **columns)
 
 
@@ -448,11 +433,9 @@ def step_record(method: Method, probe: Probe, entropy: float | None = None) -> d
     """Return the metrics that the trainer would log of a step; `entropy` replaces the mean entropy."""
     outcome = compute_outcome(method, probe, updates=2)
     batch, signal = probe.batch, outcome.signal
-    verdicts = []
-    for right in batch.right_B.tolist():
-        verdicts.append(Verdict.RIGHT if right else Verdict.WRONG)
+    verdicts = [Verdict.RIGHT if right else Verdict.WRONG for right in batch.right_B.tolist()]
     record = {
-        **metrics.of_rollouts(batch, [str(verdict) for verdict in verdicts]),
+        **metrics.of_rollouts(batch, list(map(str, verdicts))),
         **metrics.of_signal(signal, batch),
         **metrics.of_answers(judged_groups(batch, verdicts), batch.lengths_B.tolist(), signal, batch),
         **update_record(method, probe, signal),

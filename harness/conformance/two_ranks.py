@@ -120,9 +120,7 @@ def observed_step(method: Method, probe: Probe) -> dict[str, float]:
     """Return the metrics of a step that the method then observes, and its memory after that; a collective."""
     record = step_record(method, probe)
     method.observe(record)
-    for name, state in method.state().items():
-        record |= {f"state/{name}/{key}": value for key, value in state.items()}
-    return record
+    return record | method.logged_state()
 
 
 def require_same_numbers(alone: Mapping[str, float], on_rank: Mapping[str, float], where: str) -> None:

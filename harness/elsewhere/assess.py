@@ -243,11 +243,8 @@ def print_results(console: Console, results: Sequence[Record]) -> None:
 def cells_of(result: Record, ks: Sequence[int]) -> list[str]:
     """Return the line of a result in the table, with a column for each k."""
     metrics, right_JN = result["metrics"], np.array(result["right"])
-    samples = right_JN.shape[1]
-    passes = [""] * len(ks)
-    for column, k in enumerate(ks):
-        if k <= samples:
-            passes[column] = format_estimate(over_problems(pass_at_k(samples, right_JN.sum(axis=1), k)))
+    right_J, samples = right_JN.sum(axis=1), right_JN.shape[1]
+    passes = [format_estimate(over_problems(pass_at_k(samples, right_J, k))) if k <= samples else "" for k in ks]
     return [
         result["task"],
         str(len(right_JN)),

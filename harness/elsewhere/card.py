@@ -65,13 +65,14 @@ def model_card(
     config, key = spec.config, spec.key
     method = Method.of(key.method, baselines.table(config.plugins), config.method_options)
     license_keys = license_of(model)
+    stated = facts(cell, spec, model, method, license_keys, standing)
     last = MetricsLog(cell).read()[-1]["step"]
     parts = [
         f"---\n{metadata(model, method, license_keys)}\n---",
         f"# {as_prose(key.method)} on {as_prose(key.task)}, seed {key.seed}",
         f"{as_prose(model.name)} after {last} steps of reinforcement learning with verifiable rewards, one cell of an "
         f"entrobench matrix named {as_prose(spec.matrix)}.",
-        bullets(facts(cell, spec, model, method, license_keys, standing)),
+        "\n".join(f"- **{heading}**: {as_prose(text)}" for heading, text in stated.items()),
         "## Scores",
         f"The method over its seeds, of which this model is seed {key.seed}:",
         render_rows(standing.rows, "md", columns=COLUMNS).rstrip(),
@@ -166,10 +167,6 @@ def facts(
         "Code": f"entrobench {made.version or 'of no version'}, commit {made.commit or 'unknown'}{changed}",
         "Cell": spec.id,
     }
-
-
-def bullets(texts: Mapping[str, str]) -> str:
-    return "\n".join(f"- **{heading}**: {as_prose(text)}" for heading, text in texts.items())
 
 
 def own_scores(cell: Path, spec: CellSpec, last: int) -> str:

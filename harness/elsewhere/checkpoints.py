@@ -74,20 +74,14 @@ def find_checkpoints(folder: Path) -> list[TrainedCheckpoint]:
     """Return the checkpoints in a folder by their steps, or the folder itself as the only one."""
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder; give the one in which a trainer has saved its checkpoints")
-    places: dict[int, Path] = {}
-    for path in sorted(folder.iterdir()):
-        step = step_in_name(path)
-        if step and path.is_dir():  # step 0 is the base model
-            places[step] = path
+    # Step 0 is the base model.
+    places = {step: path for path in sorted(folder.iterdir()) if (step := step_in_name(path)) and path.is_dir()}
     if not places:
         places = {step_of_folder(folder): folder}
     checkpoints = []
     for step, place in sorted(places.items()):
-        weights = place
-        for inside in INSIDE:
-            if (place / inside / "config.json").is_file():
-                weights = place / inside
-                break
+        folders = [place / inside for inside in INSIDE]
+        weights = next((folder for folder in folders if (folder / "config.json").is_file()), place)
         check_weights(place, weights)
         trainer_state(place)  # refused here, and not after an evaluation of hours
         checkpoints.append(TrainedCheckpoint(step, place, weights))

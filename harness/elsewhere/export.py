@@ -134,9 +134,9 @@ def made_repository(name: str) -> str:
 
     if not HUB_NAME.fullmatch(name):
         raise UserError(f"--push is {shown(name)}; write USER/NAME, of letters, digits, _ . and -")
+    if get_token() is None:
+        raise UserError("--push needs a token with the right to write: `hf auth login`, or set HF_TOKEN")
     with said_in_a_sentence(name):
-        if get_token() is None:
-            raise UserError("--push needs a token with the right to write: `hf auth login`, or set HF_TOKEN")
         return str(HfApi().create_repo(name, exist_ok=True))
 
 
@@ -153,8 +153,6 @@ def said_in_a_sentence(name: str) -> Iterator[None]:
     expected: tuple[type[Exception], ...] = (*hub_errors(), RuntimeError)  # the latter: of hf_xet, for large files
     try:
         yield
-    except UserError:
-        raise
     except expected as error:
         reason, unreachable = hub_fault(error)
         check = "" if unreachable else "check the name and what the token may do; "

@@ -172,17 +172,13 @@ class PortableSignal:
         fixed |= {f"weights_by/{name}": x_T for name, x_T in self.fixed.weights_by.items()}
         for name, marks in self.fixed.marks.items():
             fixed |= {f"marks/{name}/{key}": x for key, x in marks.items()}
-        columns = {}
-        for name, x in fixed.items():
-            # A mark of one number holds for all tokens.
-            columns[name] = self.arranged(x) if x.ndim else x
+        # A mark of one number holds for all tokens.
+        columns = {name: self.arranged(x) if x.ndim else x for name, x in fixed.items()}
         for name in OF_RESPONSES:
             x_B = vars(self.batch)[f"{name}_B"]
             if not isinstance(x_B, AbsentColumn):
                 columns[name] = x_B[self.row_B]
-        for name in OF_BATCH:
-            columns[name] = torch.tensor(vars(self.batch)[name])
-        return columns
+        return columns | {name: torch.tensor(vars(self.batch)[name]) for name in OF_BATCH}
 
 
 class PortableMethod:
@@ -282,21 +278,14 @@ class PortableMethod:
             missing = [name for name in arguments if columns[name] is None]
             if need in self.composed.needs and missing:
                 raise UserError(f"method {self.spec} needs {meaning_of(need)}; give {' and '.join(missing)}")
-        statistics = {}
-        for name, values_of_tokens in columns.items():
-            if values_of_tokens is not None:
-                statistics[name] = layout.flat(name, values_of_tokens).detach()
+        statistics = {name: layout.flat(name, x).detach() for name, x in columns.items() if x is not None}
 
         responses = len(layout.lengths_B)
-        if budget is None:
-            budget = layout.most
+        budget = layout.most if budget is None else budget
         rewards_B = self._rewards(rewards, layout)
-        right_B = rewards_B > 0
-        if right is not None:
-            right_B = of_responses("right", right, layout) != 0
-        finished_B = layout.lengths_B < budget
-        if finished is not None:
-            finished_B = of_responses("finished", finished, layout) != 0
+        right_B = rewards_B > 0 if right is None else of_responses("right", right, layout) != 0
+        is_shorter_B = layout.lengths_B < budget
+        finished_B = is_shorter_B if finished is None else of_responses("finished", finished, layout) != 0
         groups_B = self._groups(groups, responses).to(logp.device)
         answers_B = None if answers is None else numbers_of_answers(answers, layout)
         behaviour_logp_T = None
@@ -542,9 +531,7 @@ def meaning_of(need: str) -> str:
 def numbers_of_answers(answers: Sequence[Hashable], layout: Layout) -> Tensor:
     """Return a number for each response, equal for equal answers, and -1 without one."""
     by_answer: dict[Hashable, int] = {}
-    numbers = []
-    for answer in answers:
-        numbers.append(-1 if answer is None else by_answer.setdefault(answer, len(by_answer)))
+    numbers = [-1 if answer is None else by_answer.setdefault(answer, len(by_answer)) for answer in answers]
     return of_responses("answers", numbers, layout)
 
 

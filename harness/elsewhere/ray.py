@@ -211,12 +211,7 @@ class Ray:
         import ray
 
         groups = ray.util.placement_group_table()  # one request for all cells
-        ready = []
-        for cell in cells:
-            group = groups.get(cell.group.id.hex(), {})
-            if group.get("state") == "CREATED":
-                ready.append(cell)
-        return ready
+        return [cell for cell in cells if groups.get(cell.group.id.hex(), {}).get("state") == "CREATED"]
 
     def submit(self, function: Any, arguments: tuple[Any, ...], group: Any, node: int, takes: dict[str, float]) -> Any:
         """Start a function on a machine of a cell; return the Ray reference to its result."""

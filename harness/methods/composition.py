@@ -399,6 +399,10 @@ class Method:
     def state(self) -> dict[str, dict[str, float]]:
         return {name: control.state() for name, control in self.controls.items()}
 
+    def logged_state(self) -> dict[str, float]:
+        """Return the memory of the controls by the names under which it is logged."""
+        return {f"state/{name}/{key}": value for name, own in self.state().items() for key, value in own.items()}
+
     def load_state(self, state: Mapping[str, Mapping[str, float]]) -> None:
         for name, control in self.controls.items():
             control.load_state(state[name])

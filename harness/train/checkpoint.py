@@ -108,9 +108,7 @@ class Checkpoints:
             # Each rank reads its own files again, and no other: the writer numbers them by the rank, from 1.
             own_shards = partial.glob(f"shard-{ranks.own_rank() + 1:05d}-*")
             own_sums = files.sums_of(partial, [file.name for file in own_shards])
-            sums: dict[str, str] = {}
-            for of_rank in ranks.each(own_sums, self.group):
-                sums |= of_rank
+            sums = {name: digest for of_rank in ranks.each(own_sums, self.group) for name, digest in of_rank.items()}
             if ranks.own_rank() == 0:
                 with files.atomic(partial / ROWS) as rows_file:
                     rows_file.write(save(rows))
@@ -163,9 +161,7 @@ class Checkpoints:
         paths: list[Path] = ranks.of_first(newest_first)
         for number, path in enumerate(paths):
             # Each rank reads a part of the files, and all ranks must agree on the checkpoint.
-            wrong: list[str] = []
-            for of_rank in ranks.each(damaged(path, self.cell)):
-                wrong += of_rank
+            wrong = [name for of_rank in ranks.each(damaged(path, self.cell)) for name in of_rank]
             if not wrong:
                 # Training comes to the steps of the damaged ones again, and a rename replaces no folder with files.
                 if ranks.own_rank() == 0:

@@ -116,10 +116,8 @@ class Evaluator:
                 on_group=judging.add,
             )
             results = iter(judging.results())
-        records = []
-        for problem, group in zip(problems, groups, strict=True):
-            records.append(record_of_problem(problem, group, list(islice(results, n))))
-        return records
+        pairs = zip(problems, groups, strict=True)
+        return [record_of_problem(problem, group, list(islice(results, n))) for problem, group in pairs]
 
     def checked(self, sample: Work, problems: Sequence[Problem], **settings: Any) -> list[Record]:
         """Sample responses; raise TooManyFailures if too many of them could not be verified."""
@@ -157,14 +155,10 @@ class Evaluator:
             answers = checked if kept is None else partial(kept.answers, checked)
             model = EngineLM(partial(answers, seed=(seed,)), chosen)
             metrics = metrics_by_lm_eval(model, task, split, samples, temperature, max_new_tokens)
-        records, counts = [], []
+        records = [model.records[problem.id] for problem in chosen]
+        counts = [count for problem in chosen if (count := solutions(task, problem)) is not None]
         right, right_distinct, verdicts = [], [], Counter[str]()
-        for problem in chosen:
-            record = model.records[problem.id]
-            records.append(record)
-            count = solutions(task, problem)
-            if count is not None:
-                counts.append(count)
+        for record in records:
             right.append([int(Verdict(verdict).reward) for verdict in record["verdicts"]])
             right_distinct.append(distinct_right(record["verdicts"], record["answers"]))
             verdicts.update(record["verdicts"])
@@ -330,11 +324,8 @@ def metrics_by_lm_eval(
         # Without its bootstrap: intervals are computed from the verdicts, over seeds and problems.
         result = lm_evaluate(model, {**loaded, "groups": {}}, bootstrap_iters=0, log_samples=False)
     assert result is not None
-    metrics = {}
-    for key, value in result["results"][task.name].items():
-        if key.endswith(f",{FILTER}") and "_stderr" not in key:
-            metrics[key.removesuffix(f",{FILTER}")] = value
-    return metrics
+    named, end = result["results"][task.name].items(), f",{FILTER}"
+    return {key.removesuffix(end): value for key, value in named if key.endswith(end) and "_stderr" not in key}
 
 
 def scores_of_record(task: Task, problem: Problem, record: Record) -> dict[str, Any]:
@@ -345,13 +336,9 @@ def scores_of_record(task: Task, problem: Problem, record: Record) -> dict[str, 
 
 def token_metrics(records: Sequence[Record]) -> dict[str, float]:
     """Return the metrics of tokens, which lm-eval cannot compute from the text."""
-    lengths: list[int] = []
-    finished: list[bool] = []
-    distinct: list[float] = []
-    for record in records:
-        lengths += record["lengths"]
-        finished += record["finished"]
-        distinct.append(record["distinct"] / len(record["lengths"]))
+    lengths = [length for record in records for length in record["lengths"]]
+    finished = [is_finished for record in records for is_finished in record["finished"]]
+    distinct = [record["distinct"] / len(record["lengths"]) for record in records]
     return {
         "truncated": finished.count(False) / len(finished),
         "length": sum(lengths) / len(lengths),

@@ -102,29 +102,18 @@ def training_pool(asker: Asker, ask: Work, given: Filter | None, cache: Path, at
         path = cache / "filters" / f"{asker.task.name}-{key}.json"
         counts = measured_counts(path, identity, problems, right, at_once, say)
         fewest, most = given.bounds()
-        record["too_hard"] = record["too_easy"] = 0
-        kept = []
-        for problem in problems:
-            count = counts[problem.id]
-            record["too_hard"] += count < fewest
-            record["too_easy"] += count > most
-            if fewest <= count <= most:
-                kept.append(problem)
-        problems = kept
+        record["too_hard"] = sum(counts[problem.id] < fewest for problem in problems)
+        record["too_easy"] = sum(counts[problem.id] > most for problem in problems)
+        problems = [problem for problem in problems if fewest <= counts[problem.id] <= most]
     record["kept"] = len(problems)
-    clauses = []
-    metrics = {}
-    for what, number in record.items():
-        clauses.append(f"{number:,} {what.replace('_', ' ')}")
-        metrics[f"problems/{what}"] = float(number)
-    summary = ", ".join(clauses)
+    summary = ", ".join(f"{number:,} {what.replace('_', ' ')}" for what, number in record.items())
     if not problems:
         raise UserError(
             f"no problem of {asker.task.name} is left to train on ({summary}); allowed: a wider train.filter or a "
             "larger rollout.max_prompt_tokens"
         )
     say(f"training problems: {summary}")
-    return TrainingPool(problems, metrics)
+    return TrainingPool(problems, {f"problems/{what}": float(number) for what, number in record.items()})
 
 
 def measured_counts(
@@ -177,11 +166,9 @@ def exclusive(path: Path, say: Say) -> Iterator[None]:
     """Hold the lock of a measurement, after the process that holds it now."""
     held = lock(path)
     try:
-        held.acquire(timeout=0)
+        acquired = held.acquire(timeout=0)
     except Timeout:
         say("waiting for another process, which measures the difficulty of the same problems")
-        held.acquire()
-    try:
+        acquired = held.acquire()
+    with acquired:
         yield
-    finally:
-        held.release()

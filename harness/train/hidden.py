@@ -63,10 +63,8 @@ def hidden_after_shared_prompts(backbone: PreTrainedModel, batch: TokenBatch, de
     lengths_B, lengths = batch.prompt_lengths_B, batch.prompt_lengths_B.tolist()
     prompts_of_groups = [batch.sequences[row][: lengths[row]] for row in first_P.tolist()]
     prompts = padded(prompts_of_groups, device)
-    responses = []
-    for sequence, prompt_length in zip(batch.sequences, lengths, strict=True):
-        responses.append(sequence[prompt_length:-1])  # from the last token nothing is predicted
-    tails = padded(responses, device)
+    # From the last token nothing is predicted.
+    tails = padded([sequence[n:-1] for sequence, n in zip(batch.sequences, lengths, strict=True)], device)
 
     cache = DynamicCache()
     after_prompt = backbone(input_ids=prompts, past_key_values=cache, use_cache=True).last_hidden_state
@@ -91,7 +89,5 @@ def hidden_after_shared_prompts(backbone: PreTrainedModel, batch: TokenBatch, de
 
 def response_tokens(batch: TokenBatch, device: str) -> Tensor:
     """Return the tokens of all responses, flat: the targets of the hidden states."""
-    responses = []
-    for sequence, prompt_length in zip(batch.sequences, batch.prompt_lengths_B.tolist(), strict=True):
-        responses.append(sequence[prompt_length:])
-    return torch.cat(responses).to(device, non_blocking=True)
+    pairs = zip(batch.sequences, batch.prompt_lengths_B.tolist(), strict=True)
+    return torch.cat([sequence[prompt_length:] for sequence, prompt_length in pairs]).to(device, non_blocking=True)

@@ -70,11 +70,7 @@ def sampled_numbers(weights: Mapping[str, Tensor]) -> Tensor:
 
     Of each, since only some weights may have a gradient: under a head of zeros the body has none.
     """
-    numbers = []
-    for weight in weights.values():
-        own_part = ranks.here(weight.detach())
-        numbers.append(own_part.flatten()[:SAMPLED_NUMBERS])
-    return torch.cat(numbers)
+    return torch.cat([ranks.here(weight.detach()).flatten()[:SAMPLED_NUMBERS] for weight in weights.values()])
 
 
 def check_changed(before: Tensor, weights: Mapping[str, Tensor], norm: float, lr: float) -> None:

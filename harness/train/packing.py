@@ -140,10 +140,9 @@ def blocks_of_group(beginning: Part, prompt: Part, responses: Sequence[Part]) ->
     before, end = slice(0, beginning.stop), responses[-1].stop
     if end - prompt.stop <= prompt.end:
         return [Block(slice(prompt.start, end), (before,))]
-    blocks = [Block(slice(prompt.start, prompt.stop), (before,))]
-    for response in responses:
-        blocks.append(Block(slice(response.start, response.stop), (before, slice(prompt.start, prompt.stop))))
-    return blocks
+    of_prompt = slice(prompt.start, prompt.stop)
+    of_responses = [Block(slice(response.start, response.stop), (before, of_prompt)) for response in responses]
+    return [Block(of_prompt, (before,)), *of_responses]
 
 
 def packed_hidden_states(backbone: PreTrainedModel, batch: TokenBatch, device: str) -> Tensor:

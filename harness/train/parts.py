@@ -167,10 +167,10 @@ def build_parts(
         gpu_memory.limit(config.hardware.share)  # again, since the engine counts from now on, also while it sleeps
     torch.manual_seed(spec.key.seed)  # after the engine, since vLLM sets the process-wide seed
     task = with_instruction(tasks.build_task(spec.key.task, config.plugins), model.chat)
-    if config.train.filter is not None:
+    given = config.train.filter
+    if given is not None:
         engine.load(policy.module)  # not trained yet
         check_engine_weights(engine, policy.module, dtype, spec.key.seed)
-    given = config.train.filter
     # By the weights themselves: the filter's counts are kept for later cells, and a model's folder may change.
     weights = {**model.identity(), "digest": model.digest(base)}
     evaluator = Evaluator(engine, tokenizer, verifier, model.chat, max_failures=config.verify.max_failures)
@@ -178,9 +178,7 @@ def build_parts(
     selected = None
     with heartbeat.at("filter"), ranks.on_all_ranks(asker.verdicts) as ask:
         if ask is not None:
-            at_once = 0
-            if given is not None:
-                at_once = ranks.count() * max(RESPONSES // given.n, 1)
+            at_once = 0 if given is None else ranks.count() * max(RESPONSES // given.n, 1)
             selected = training_pool(asker, ask, given, models.default_cache(), at_once, say)
     problems = ranks.of_first(selected)
     assert problems is not None

@@ -207,36 +207,18 @@ class Scorer(nn.Module):
         super().__init__()
         self.model, self.temperature, self.device = model, temperature, device
 
-    def forward(
-        self,
-        batch: TokenBatch,
-        *,
-        entropy: bool,
-        entropy_grad: bool = False,
-        sum_p2: bool = False,
-        min_p: bool = False,
-    ) -> tuple[Tensor | None, ...]:
+    def forward(self, batch: TokenBatch, **which: bool) -> tuple[Tensor | None, ...]:
         """Return the columns of TokenStats as a tuple: in a dataclass FSDP finds no tensors with a gradient.
+
+        `which`: as of `token_stats`.
 
         Equal responses are computed once, and their statistics spread to all copies, whose gradients add up.
         """
         once, place_T = batch.without_copies()
         hidden_TD = hidden_states(self.model.base_model, once, self.device)
         head, targets_T = head_of(self.model), response_tokens(once, self.device)
-        stats = token_stats(
-            hidden_TD,
-            head,
-            targets_T,
-            self.temperature,
-            entropy=entropy,
-            entropy_grad=entropy_grad,
-            sum_p2=sum_p2,
-            min_p=min_p,
-        )
-        columns: list[Tensor | None] = []
-        for column_T in vars(stats).values():
-            columns.append(None if column_T is None else to_all_copies(column_T, place_T))
-        return tuple(columns)
+        columns = vars(token_stats(hidden_TD, head, targets_T, self.temperature, **which)).values()
+        return tuple(None if column_T is None else to_all_copies(column_T, place_T) for column_T in columns)
 
 
 def columns_before(needs: frozenset[str]) -> dict[str, bool]:

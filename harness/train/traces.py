@@ -109,10 +109,7 @@ def right_in_hindsight(
     if not isinstance(task, Relabeling):
         return []
     known = {problem.id: problem for problem in training}
-    pairs = []
-    for trace in traces:
-        solved = task.hindsight(trace.problem, trace.response)
-        if solved is not None and solved.id in known:
-            pairs.append((known[solved.id], trace.response))
+    solved = [(task.hindsight(trace.problem, trace.response), trace.response) for trace in traces]
+    pairs = [(known[other.id], response) for other, response in solved if other is not None and other.id in known]
     verdicts = task.verdicts(pairs, verifier)
     return [Trace(*pair) for pair, verdict in zip(pairs, verdicts, strict=True) if verdict == Verdict.RIGHT]

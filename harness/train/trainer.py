@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from harness import ranks
 from harness.base import seeds
@@ -164,8 +164,7 @@ class Trainer:
         # The record has numbers of all ranks, so that the memory of a control is the same on each of them.
         method.observe(record)
         # After `observe`: the logged state is the one that the next step uses.
-        for name, state in method.state().items():
-            record |= {f"state/{name}/{key}": value for key, value in state.items()}
+        record |= method.logged_state()
         return record | dynamics_record  # which no method has observed: an instrument changes nothing
 
     # The parts of a step
@@ -187,15 +186,7 @@ class Trainer:
         old = self.policy.stats(batch, needs) if first is None else first.completed(batch, self.policy, needs)
         values = self.critic.values(batch) if self.critic else None
         ref_logp = reference.logp_without_adapters(batch) if reference else None
-        return TokenStats(
-            logp=old.logp,
-            entropy=old.entropy,
-            sum_p2=old.sum_p2,
-            sum_p2_logp=old.sum_p2_logp,
-            values=values,
-            ref_logp=ref_logp,
-            min_p_logp=old.min_p_logp,
-        )
+        return replace(old, values=values, ref_logp=ref_logp)
 
     def micro_batches(self, responses: TokenBatch, first: FirstPass | None) -> list[TokenBatch]:
         """Return the parts of a mini-batch: the part that the first pass has computed already, then the others."""
@@ -266,9 +257,8 @@ class Trainer:
 
     def save(self) -> None:
         """Begin to write a checkpoint."""
-        tensors: dict[str, Tensor] = {}
-        for who, learner in self.learners().items():
-            tensors |= {f"{who}.{name}": x for name, x in learner.state().items()}
+        states = {who: learner.state() for who, learner in self.learners().items()}
+        tensors = {f"{who}.{name}": x for who, state in states.items() for name, x in state.items()}
         # On all ranks: the collector gathers the rollouts in flight, so that any number of ranks may resume.
         rest = {"method": self.method.state(), "rollouts": self.collector.state()}
         self.checkpoints.save(self.done_steps, tensors, rest)

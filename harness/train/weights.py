@@ -130,10 +130,7 @@ def without_dropout(model: PreTrainedModel) -> dict[str, float]:
 
 def cleared(owner: nn.Module | PreTrainedConfig) -> dict[str, float]:
     """Set the attributes that are rates of dropout to 0, and return the former values by name."""
-    former = {}
-    for name, value in vars(owner).items():
-        if "drop" in name and isinstance(value, float) and value:
-            former[name] = value
+    former = {name: rate for name, rate in vars(owner).items() if "drop" in name and isinstance(rate, float) and rate}
     for name in former:
         setattr(owner, name, 0.0)
     return former

@@ -32,6 +32,7 @@ from harness.base.errors import CellFailure
 from harness.cells import checksums
 from harness.cells.spec import CellSpec
 from harness.config import Config
+from harness.elsewhere.checkpoints import LOGGED
 from harness.elsewhere.portable import PortableMethod, PortableSignal
 from harness.elsewhere.trl.trainer import EntrobenchTrainer, Scored, gathered
 from harness.methods.batch import Rollout
@@ -47,7 +48,6 @@ from tasks import Problem
 
 # Entries of TRL's logs that a record has under the harness's names, or that have no meaning there.
 OURS = ("loss", "grad_norm", "epoch")
-OF_ENTROBENCH = "entrobench/"
 
 
 def training_of(spec: CellSpec, parts: Parts, folder: Path, checkpoints: Checkpoints) -> TrlTraining:
@@ -277,7 +277,7 @@ class RecordedTrainer(EntrobenchTrainer):
             raise CellFailure(f"the gradient of the policy is not finite (its norm is {logs['grad_norm']})")
         for key, value in logs.items():
             is_number = isinstance(value, int | float) and math.isfinite(value)
-            if is_number and key not in OURS and not key.startswith(OF_ENTROBENCH):
+            if is_number and key not in OURS and not key.startswith(LOGGED):
                 self.logged[f"trl/{key}"].append(float(value))
         if self.state.global_step % updates_of_step(self.config) == 0:
             self.training.end_step(self.record())
@@ -299,10 +299,8 @@ class RecordedTrainer(EntrobenchTrainer):
         }
         composed = self.method.composed
         record = record_of_step(composed, batch, fixed, collected, {}, self.updates, {}, generated)
-        for name, state in self.method.state().items():
-            record |= {f"state/{name}/{key}": value for key, value in state.items()}
-        for key, values in self.logged.items():
-            record[key] = float(np.mean(values))
+        record |= composed.logged_state()
+        record |= {key: float(np.mean(values)) for key, values in self.logged.items()}
         record |= self.dynamics_of(self.signal)
         seconds = self.watch.seconds
         # All of the step that has no phase of its own.

@@ -408,8 +408,7 @@ class EntrobenchTrainer(GRPOTrainer):
         logged = dict(record)
         if record:  # the rollout batch has a token
             logged["s_star/mean"] = signal.fixed.old.discriminator.double().mean().item()
-        for name, state in self.method.state().items():
-            logged |= {f"state/{name}/{key}": value for key, value in state.items()}
+        logged |= self.method.composed.logged_state()
         for key, value in logged.items():
             self._metrics[mode][f"entrobench/{key}"].append(value)
         # The table of completions shows one advantage for each response: the mean over its tokens. It replaces the one
