@@ -101,9 +101,7 @@ def cuda_devices(driver: Path = Path("/proc/driver/nvidia/gpus")) -> tuple[Devic
     except (OSError, subprocess.SubprocessError):
         return tuple(Device("a GPU", None) for _ in driver.glob("*/information"))
     listed = []
-    for line in lines:
-        if not line.strip():
-            continue
+    for line in filter(str.strip, lines):
         name, mib, version = line.rsplit(",", 2)
         memory = int(mib) * 2**20 if mib.strip().isdigit() else None
         capability = re.fullmatch(r"(\d+)\.(\d+)", version.strip())
@@ -126,12 +124,8 @@ def gpus() -> list[str]:
     """
     visible_devices = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible_devices is not None:
-        names = []
-        for entry in visible_devices.split(","):
-            name = entry.strip()
-            if name not in ("", "-1"):
-                names.append(name)
-        return names
+        names = [entry.strip() for entry in visible_devices.split(",")]
+        return [name for name in names if name not in ("", "-1")]
     try:
         output = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError):
@@ -148,10 +142,7 @@ def parse_gpu_list(output: str) -> list[str]:
                 gpus_with_parts.append([match[1]])
             else:  # an indented line is a partition of the GPU above it
                 gpus_with_parts[-1].append(match[1])
-    uuids: list[str] = []
-    for gpu, *parts in gpus_with_parts:
-        uuids += parts or [gpu]
-    return uuids
+    return [uuid for gpu, *parts in gpus_with_parts for uuid in parts or [gpu]]
 
 
 def resolve_device(wanted: str) -> str:

@@ -115,11 +115,8 @@ def check_value(declared: dataclasses.Field[Any], value: Any, key: str) -> None:
 
 def with_items(key: str, value: Any) -> list[tuple[str, Any]]:
     """Return a value with its key, followed by the items of a list with theirs."""
-    named = [(key, value)]
-    if isinstance(value, list):
-        for i, item in enumerate(value):
-            named.append((f"{key}[{i}]", item))
-    return named
+    items = enumerate(value) if isinstance(value, list) else ()
+    return [(key, value), *((f"{key}[{i}]", item) for i, item in items)]
 
 
 def check_size(key: str, value: Any) -> None:

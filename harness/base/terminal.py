@@ -96,9 +96,7 @@ def confirm(question: str, without_terminal: str) -> bool:
 
 def width_of(console: Console) -> int | None:
     """Return the width of the terminal; None if the output is not a terminal and is never cut."""
-    if not console.is_terminal:
-        return None
-    return console.width
+    return console.width if console.is_terminal else None
 
 
 def fitting(
@@ -125,14 +123,10 @@ def fitting(
         if name in folding:
             sizes[number] = min(sizes[number], max(FOLDED, cell_len(name)))
     order: list[list[int]] = []  # the columns that are dropped together, the least important first
-    named: set[int] = set()
     for group in goes:
-        columns = [i for i in every[1:] if header[i] in group]
-        order.append(columns)
-        named |= set(columns)
-    for i in reversed(every[1:]):
-        if i not in named:
-            order.append([i])
+        order.append([i for i in every[1:] if header[i] in group])
+    named = set().union(*order)
+    order += [[i] for i in reversed(every[1:]) if i not in named]
     kept = every
     while order and sum(map(sizes.__getitem__, kept)) + between * (len(kept) - 1) + around > width:
         dropped = order.pop(0)
@@ -143,16 +137,12 @@ def fitting(
 def further(header: Sequence[str], kept: Collection[int], where: str) -> str:
     """Return a sentence that names the columns that did not fit; an empty text if all did."""
     dropped = [name for i, name in enumerate(header) if i not in kept]
-    if not dropped:
-        return ""
-    return f"further columns ({where}): {'; '.join(dropped)}"
+    return f"further columns ({where}): {'; '.join(dropped)}" if dropped else ""
 
 
 def folded(text: str, width: int | None) -> str:
     """Return a text wrapped at word boundaries; unchanged if `width` is None."""
-    if width is None:
-        return text
-    return textwrap.fill(text, width)
+    return text if width is None else textwrap.fill(text, width)
 
 
 def show_table(
@@ -167,12 +157,8 @@ def show_table(
     where: str = "in a wider terminal or a pipe",
 ) -> None:
     """Print a table, or the columns of it that fit."""
-    names_of_columns, folding = [], set()
-    for column in columns:
-        names_of_columns.append(column.name)
-        if column.folds:
-            folding.add(column.name)
-    lines, width = escaped([names_of_columns, *rows]), width_of(console)
+    lines, width = escaped([[column.name for column in columns], *rows]), width_of(console)
+    folding = {column.name for column in columns if column.folds}
     # Without a box, rich pads each cell by one space on either side; `pad_edge` also pads the ends of the line.
     kept = fitting(lines, width, goes, between=2, around=2 * pad_edge, folding=folding)
     table = Table(box=None, header_style="dim", pad_edge=pad_edge, show_header=names, title_justify="left")
@@ -209,9 +195,7 @@ def boxed(
     add_lines(table, lines[1:], kept)
     # At full width, since rich counts that last space, too, and would shorten texts that just fit.
     text, note = printed(table), further(lines[0], kept, where)
-    if not note:
-        return text
-    return f"{text}\n{folded(note, width)}\n"
+    return f"{text}\n{folded(note, width)}\n" if note else text
 
 
 def printed(table: Table) -> str:

@@ -41,12 +41,11 @@ def recorded_checksums(folder: Path) -> dict[str, tuple[int, str, int | None]]:
     if log.FILE not in records:
         raise Damaged(path, f"it has no sum of {log.FILE}")
     model_removed = not (folder / MODEL).exists()
-    expected = {}
-    for name, (size, checksum, *when) in records.items():
-        if model_removed and name.startswith(f"{MODEL}/"):
-            continue
-        expected[name] = size, checksum, when[0] if when else None
-    return expected
+    return {
+        name: (size, checksum, when[0] if when else None)
+        for name, (size, checksum, *when) in records.items()
+        if not (model_removed and name.startswith(f"{MODEL}/"))
+    }
 
 
 def check_sizes(folder: Path) -> None:

@@ -87,8 +87,7 @@ def scores_of_counts(record: Mapping[str, Any]) -> dict[str, float]:
     right_JN = np.array(record["right"])
     right_J, samples = right_JN.sum(axis=1), right_JN.shape[1]
     scores = {"avg": float(np.mean(right_J / samples))}
-    for k in powers_of_two(samples):
-        scores[f"pass@{k}"] = float(np.mean(pass_at_k(samples, right_J, k)))
+    scores |= {f"pass@{k}": float(np.mean(pass_at_k(samples, right_J, k))) for k in powers_of_two(samples)}
     if "right_distinct" in record:  # which evaluations of earlier versions lack
         distinct_J = np.array(record["right_distinct"])
         scores["right_distinct"] = float(distinct_J.mean())
@@ -121,10 +120,8 @@ def stored_answers_digest(evaluation: Path) -> dict[str, Any] | None:
 
 def answers_digest(samples: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Return digests of the answers of an evaluation: of all, and the first digits of that of each problem."""
-    digests = []
-    for sample in samples:
-        text = json.dumps([sample["problem"], sample["prompt"], sample["responses"]])
-        digests.append(hashlib.sha256(text.encode()).hexdigest())
+    texts = (json.dumps([sample["problem"], sample["prompt"], sample["responses"]]) for sample in samples)
+    digests = [hashlib.sha256(text.encode()).hexdigest() for text in texts]
     together = hashlib.sha256("".join(digests).encode()).hexdigest()
     return {"sha256": together, "problems": "".join(digest[:DIGITS] for digest in digests)}
 

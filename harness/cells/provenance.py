@@ -73,12 +73,9 @@ class Made:
             "processor": self.processor,
             "source": identities.key(self.sources),
         }
-        for name, digest in self.sources.items():
-            tags[f"source.{name}"] = digest
-        for name, version in self.versions.items():
-            tags[f"{VERSION_TAG}{name}"] = version
-        for name, value in self.rounding.items():
-            tags[f"{ROUNDING_TAG}{name}"] = value
+        tags |= {f"source.{name}": digest for name, digest in self.sources.items()}
+        tags |= {f"{VERSION_TAG}{name}": version for name, version in self.versions.items()}
+        tags |= {f"{ROUNDING_TAG}{name}": value for name, value in self.rounding.items()}
         return {key: value for key, value in tags.items() if value is not None}
 
 
@@ -99,11 +96,7 @@ def begin_attempt(
     it was imported; None for the present one. `rounding`: as in the record.
     """
     commit, dirty = checkout(Path(__file__).parents[2])
-    versions: dict[str, str] = {}
-    for name in (*PACKAGES, *engine):
-        version = package_version(name)
-        if version is not None:
-            versions[name] = version
+    versions = {name: known for name in (*PACKAGES, *engine) if (known := package_version(name)) is not None}
     versions["python"] = platform.python_version()
     made = Made(
         attempt=uuid.uuid4().hex,
@@ -179,10 +172,7 @@ def mark_tags(folder: Path) -> dict[str, str]:
 
 def component_classes(components: Iterable[object], *tables: Mapping[str, type]) -> dict[str, type]:
     """Return the classes of the components by the names that the tables give them."""
-    names: dict[type, str] = {}
-    for table in tables:
-        for name, cls in table.items():
-            names[cls] = name
+    names = {cls: name for table in tables for name, cls in table.items()}
     return {names[type(component)]: type(component) for component in components}
 
 

@@ -154,10 +154,8 @@ def training_key(identity: Mapping[str, Any]) -> str:
 
 def changed_parts(recorded: Mapping[str, Any], present: Mapping[str, Any]) -> list[str]:
     """Return the names of the methods and tasks whose code or problems differ between two versions of a cell."""
-    names = set()
-    for part in VERSION:
-        names.update(edited_components(recorded.get(part, {}), present.get(part, {})))
-    return sorted(names)
+    edited = [edited_components(recorded.get(part, {}), present.get(part, {})) for part in VERSION]
+    return sorted(set().union(*edited))
 
 
 def id_in(folder: Path) -> str | None:

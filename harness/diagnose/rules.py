@@ -98,10 +98,7 @@ def gradient_spikes(gradient: MetricCurve) -> int | None:
     """Spikes are single steps, which the smoothed curve would hide."""
     # Also of the start: once all rewards are equal the gradient is 0, and so would be the median of many broken runs.
     bound = GRADIENT_SPIKE * max(median(gradient.values), gradient.start)
-    for step, norm in zip(gradient.steps, gradient.values, strict=True):
-        if norm > bound:
-            return step
-    return None
+    return next((step for step, norm in zip(gradient.steps, gradient.values, strict=True) if norm > bound), None)
 
 
 def large_step(step_kl: MetricCurve) -> int | None:

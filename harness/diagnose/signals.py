@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from math import isfinite
 from pathlib import Path
 from statistics import fmean, median
@@ -69,11 +71,8 @@ class MetricCurve:
     @cached_property
     def smooth(self) -> list[float]:
         """The running median, over fewer points at both ends."""
-        medians = []
-        for place in range(len(self.values)):
-            window = self.values[max(place - REACH, 0) : place + REACH + 1]
-            medians.append(median(window))
-        return medians
+        places = range(len(self.values))
+        return [median(self.values[max(place - REACH, 0) : place + REACH + 1]) for place in places]
 
     @property
     def start(self) -> float:
@@ -85,27 +84,18 @@ class MetricCurve:
 
     def since(self, holds: Callable[[float], bool]) -> int | None:
         """Return the first step whose smoothed value meets a condition."""
-        for step, value in zip(self.steps, self.smooth, strict=True):
-            if holds(value):
-                return step
-        return None
+        return next((step for step, value in zip(self.steps, self.smooth, strict=True) if holds(value)), None)
 
     def at(self, step: int, *, smoothed: bool = True) -> float:
         """Return the value at a step, or at the last one before it at which the metric was logged."""
-        place = 0
-        for number, own_step in enumerate(self.steps):
-            if own_step <= step:
-                place = number
+        place = max(bisect_right(self.steps, step) - 1, 0)
         return self.smooth[place] if smoothed else self.values[place]
 
     def bars(self) -> str:
         """Return a sparkline of the values, means of neighbors where there are more values than bars."""
         count = min(len(self.values), BARS_SHOWN)
-        means = []
-        for bar in range(count):
-            first, after = bar * len(self.values) // count, (bar + 1) * len(self.values) // count
-            means.append(fmean(self.values[first:after]))
-        return sparkline(means)
+        edges = [bar * len(self.values) // count for bar in range(count + 1)]
+        return sparkline([fmean(self.values[first:after]) for first, after in pairwise(edges)])
 
 
 def curve_of(key: str, points: dict[int, float]) -> MetricCurve:

@@ -93,19 +93,12 @@ def curve_ends(curve: MetricCurve, changed: int | None, *, smoothed: bool) -> li
 
 def unchecked_text(rules: Sequence[Rule], trainer: str) -> str:
     """Return the rules whose curves are missing, with the keys that they need."""
-    texts = []
-    for rule in rules:
-        name, keys = rule.name.replace("_", " "), ", ".join(key_texts(rule, trainer))
-        texts.append(f"{name} ({keys})")
-    return "; ".join(texts)
+    return "; ".join(f"{rule.name.replace('_', ' ')} ({', '.join(key_texts(rule, trainer))})" for rule in rules)
 
 
 def key_texts(rule: Rule, trainer: str) -> list[str]:
     """Return the keys that a rule needs, each with the name of its trainer if that is another one."""
-    texts = []
-    for owner, key in needed_keys(rule, trainer):
-        texts.append(key if owner == trainer else f"{owner}: {key}")
-    return texts
+    return [key if owner == trainer else f"{owner}: {key}" for owner, key in needed_keys(rule, trainer)]
 
 
 # JSON
@@ -114,11 +107,7 @@ def key_texts(rule: Rule, trainer: str) -> list[str]:
 def diagnosis_record(diagnosis: Diagnosis) -> dict[str, Any]:
     """Return a diagnosis as plain values; all numbers are finite, as JSON requires."""
     run, course = diagnosis.run, diagnosis.course
-    shown_curves = []
-    for name in SHOWN:
-        curve = run.signal(name)
-        if curve is not None:
-            shown_curves.append(curve_record(curve, course.turn))
+    curves = [run.signal(name) for name in SHOWN]
     unchecked = {rule.name: key_texts(rule, run.trainer) for rule in diagnosis.unchecked}
     return {
         "path": str(run.path),
@@ -128,7 +117,7 @@ def diagnosis_record(diagnosis: Diagnosis) -> dict[str, Any]:
         "verdict": diagnosis.verdict,
         "sentence": course.sentence,
         "turn": course.turn,
-        "curves": shown_curves,
+        "curves": [curve_record(curve, course.turn) for curve in curves if curve is not None],
         "causes": list(map(cause_record, diagnosis.causes)),
         "effects": list(map(cause_record, diagnosis.effects)),
         "unchecked": unchecked,

@@ -180,10 +180,8 @@ def assemble_content(
     for (label, where), rows_of_table in rows_by_table.items():
         behind = answers_behind(label, where, answers)
         questions = chosen_questions(behind, samples) if len(behind) else []
-        compared = []  # without the comparisons over all tasks, which have a label of their own
-        for comparison in comparisons:
-            if comparison.task == label and comparison.where == where:
-                compared.append(comparison)
+        # Without the comparisons over all tasks, which have a label of their own.
+        compared = [each for each in comparisons if each.task == label and each.where == where]
         tables.append(ScoreTable(f"{label}, {where}", rows_of_table, behind, questions, compared))
     return PageContent(rows=rows, cells=cells, curves=curves, tables=tables, **fields)
 
@@ -364,10 +362,7 @@ def content_of_board(
             page_notes.append(f"Answers are left out: {damage}.")
             return []
 
-    newest_settings: Mapping[str, Any] = {}
-    for spec in specs.values():
-        if spec is not None:
-            newest_settings = spec.settings
+    newest_settings = next((spec.settings for spec in reversed(specs.values()) if spec is not None), {})
     cells = page_cells(records)
     return assemble_content(
         cells,
@@ -428,9 +423,7 @@ def origin_of_run(run: Run) -> dict[str, Any]:
 
 
 def first_and_last_time(curves: Curves) -> tuple[float, float] | None:
-    times = []
-    for points in curves.values():
-        times += [point.time for point in points]
+    times = [point.time for points in curves.values() for point in points]
     return (min(times), max(times)) if times else None
 
 

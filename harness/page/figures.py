@@ -65,16 +65,14 @@ def page_number(value: float | None) -> float | None:
     return float(f"{value:.5g}")
 
 
-def page_numbers(values: Iterable[float]) -> list[float | None]:
+def page_numbers(values: Iterable[float | None]) -> list[float | None]:
     return [page_number(value) for value in values]
 
 
-def limits(estimates: Iterable[Estimate]) -> dict[str, list[float | None]]:
+def limits(estimates: Collection[Estimate]) -> dict[str, list[float | None]]:
     """Return the limits of intervals as series."""
-    low, high = [], []
-    for estimate in estimates:
-        low.append(page_number(estimate.low))
-        high.append(page_number(estimate.high))
+    low = page_numbers(estimate.low for estimate in estimates)
+    high = page_numbers(estimate.high for estimate in estimates)
     return {"low": low, "high": high}
 
 
@@ -207,9 +205,7 @@ def training_figures(curves: DataFrame, methods: Sequence[str], reported: Report
         quadrants += of(f"dynamics/{quadrant}/share", f"Share: {label}", "share of tokens")
     for quadrant, label in QUADRANTS.items():
         quadrants += of(f"dynamics/{quadrant}/push", f"Push: {label}", "nats per logit step")
-    clips = []
-    for metric, label in CLIPS.items():
-        clips += of(metric, label, "share of tokens")
+    clips = [figure for metric, label in CLIPS.items() for figure in of(metric, label, "share of tokens")]
     entropies = of(
         "entropy/mean",
         "Entropy over steps",

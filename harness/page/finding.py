@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from harness.base.units import plural
@@ -134,9 +135,7 @@ def colored_methods(content: PageContent, methods: Sequence[str], fronts: Sequen
     """
     if len(methods) <= COLORS:
         return list(methods)
-    colored = dict.fromkeys([content.baseline, BASE_MODEL])
-    for front in fronts:
-        colored |= dict.fromkeys(front)
+    colored = dict.fromkeys([content.baseline, BASE_MODEL, *chain.from_iterable(fronts)])
     return [method for method in colored if method in methods]
 
 
@@ -146,8 +145,7 @@ def colored_methods(content: PageContent, methods: Sequence[str], fronts: Sequen
 def summary(content: PageContent) -> list[tuple[str, list[str]]]:
     """Return the titles of the summary, each with its sentences; the first, on everything, has no title."""
     parts = [("", general_sentences(content))]
-    for table in content.tables:
-        parts.append((table.title, table_sentences(table, content.baseline)))
+    parts += [(table.title, table_sentences(table, content.baseline)) for table in content.tables]
     return [(title, sentences) for title, sentences in parts if sentences]
 
 
@@ -155,16 +153,12 @@ def general_sentences(content: PageContent) -> list[str]:
     states = Counter(content.cells["state"])
     done = states.pop("done", 0)
     counts = [f"{done} of {len(content.cells)} cells are done"]
-    for state, number in states.items():
-        counts.append(f"{number} {state}")
+    counts += [f"{number} {state}" for state, number in states.items()]
     sentences = [f"{', '.join(counts)}."]
-    unfinished = []
-    for row in content.rows:
-        is_trained = row.method != BASE_MODEL
-        if is_trained and row.seeds_done < row.seeds_expected and row.method not in unfinished:
-            unfinished.append(row.method)
+    lacking = [row for row in content.rows if row.seeds_done < row.seeds_expected]
+    unfinished = dict.fromkeys(row.method for row in lacking if row.method != BASE_MODEL)
     if unfinished:
-        names = enumeration(unfinished)
+        names = enumeration(list(unfinished))
         sentences.append(f"Not every expected seed is done for {names}; differences use the seeds that both have.")
     seeds = content.cells["seed"].nunique()
     if seeds == 1:
@@ -185,11 +179,8 @@ def table_sentences(table: ScoreTable, baseline: str) -> list[str]:
         of_first_cell = table.answers[table.answers["cell"] == table.answers["cell"].iloc[0]]
         last = last_answers(of_first_cell)
         sentences.append(f"Each cell answers {len(last)} problems, {last['samples'].iloc[0]} times each.")
-    mixed: dict[str, None] = {}
-    flags: dict[str, None] = {}
-    for row in table.rows:
-        mixed |= dict.fromkeys(row.mixed)
-        flags |= dict.fromkeys(remarks(row))  # the finding has the others
+    mixed = dict.fromkeys(sentence for row in table.rows for sentence in row.mixed)
+    flags = dict.fromkeys(flag for row in table.rows for flag in remarks(row))  # the finding has the others
     sentences += [f"{MIXED} {sentence[0].upper()}{sentence[1:]}." for sentence in mixed]
     if not others:
         return [*sentences, f"There is only the baseline, {baseline}: nothing is compared."]

@@ -109,8 +109,7 @@ def report_of_packs(packs: Sequence[Path], out: Path | None = None) -> Path:
 
 
 def write_page(content: PageContent, path: Path, reload: int | None = None) -> Path:
-    text = render_page(content, path.parent, reload)
-    files.write_text(path, text)
+    files.write_text(path, render_page(content, path.parent, reload))
     return path
 
 
@@ -142,9 +141,7 @@ def render_page(content: PageContent, folder: Path | None = None, reload: int | 
         for _, of_group in section["groups"]:
             for figure_id, figure in of_group:
                 drawn[figure_id] = figures.payload(figure)
-    fronts = []
-    for _, of_table in finding["groups"]:
-        fronts += [figure.options["front"] for _, figure in of_table]
+    fronts = [figure.options["front"] for _, of_table in finding["groups"] for _, figure in of_table]
     methods = content.drawn_methods
     return environment.get_template(PAGE).render(
         content=content,
@@ -217,9 +214,7 @@ def part_text(part: Mapping[str, Any]) -> str:
 def origin_lines(cells: DataFrame) -> list[tuple[str, str]]:
     """Return the recorded origin of the numbers: when, on which devices, by which versions."""
     lines = []
-    times: list[float] = []
-    for of_cell in cells["times"].dropna():
-        times += of_cell
+    times = [time for of_cell in cells["times"].dropna() for time in of_cell]
     if times:
         lines += [("records from", minute_text(min(times))), ("to", minute_text(max(times)))]
     values: dict[str, Counter[str]] = {}
@@ -268,7 +263,7 @@ def sections_of(content: PageContent) -> list[Section]:
         return [(title, by_group.get(group, [])) for title, by_group in trainings.items()]
 
     sections = [
-        section("finding", "Finding", "", of_tables(pareto)),
+        section("finding", "Finding", "", of_tables(scores.pareto_figures)),
         section("scores", "Scores", "", of_tables(scores.score_figures)),
         section(
             "axes",
@@ -306,11 +301,6 @@ def sections_of(content: PageContent) -> list[Section]:
     return [finding, *filled]
 
 
-def pareto(table: ScoreTable) -> list[Figure]:
-    figure = scores.pareto_figure(table)
-    return [] if figure is None else [figure]
-
-
 def unique_id(text: str, ids: set[str]) -> str:
     """Return a text as an id that a link can name, and add it to the ids that are taken."""
     words = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
@@ -333,18 +323,15 @@ def files_of_method(
     places = cells[["cell", "folder", "address"]]
     by_seed = []
     for cell in behind.merge(places, on="cell").itertuples():
-        links = cell_links(cell.folder, cell.address, cell.evaluated, folder)
-        if links:
+        if links := cell_links(cell.folder, cell.address, cell.evaluated, folder):
             by_seed.append((f"seed {cell.seed}", links))
     return by_seed
 
 
 def unfinished_cells(cells: DataFrame, folder: Path | None) -> list[tuple[Any, list[Link]]]:
     """Return the cells that are not done, each with its links."""
-    unfinished = []
-    for cell in cells[cells["state"] != DONE].itertuples():
-        unfinished.append((cell, cell_links(cell.folder, cell.address, None, folder)))
-    return unfinished
+    unfinished = cells[cells["state"] != DONE].itertuples()
+    return [(cell, cell_links(cell.folder, cell.address, None, folder)) for cell in unfinished]
 
 
 def cell_links(of_cell: Path | None, address: str | None, evaluated: str | None, folder: Path | None) -> list[Link]:

@@ -32,11 +32,11 @@ from harness.table.statistics import Estimate
 LISTED_PROBLEMS = 12  # problems that a table names
 
 
-def pareto_figure(table: ScoreTable) -> Figure | None:
-    """Return Avg@K against Pass@K with the base model; None before any cell is done."""
+def pareto_figures(table: ScoreTable) -> list[Figure]:
+    """Return Avg@K against Pass@K with the base model; nothing before any cell is done."""
     rows = [row for row in table.rows if row.avg_at_k is not None]
     if not rows:
-        return None
+        return []
     headline = f"Pass@{table.k}"
     points = [(row, row.avg_at_k, row.pass_at_k[row.k]) for row in rows]
     figure = points_figure(
@@ -48,10 +48,8 @@ def pareto_figure(table: ScoreTable) -> Figure | None:
     )
     front = front_methods(figure.series)
     header = [*figure.header, "on the front"]
-    lines = []
-    for line in figure.lines:
-        lines.append([*line, "yes" if line[0] in front else ""])
-    return dataclasses.replace(figure, header=header, lines=lines, options={"front": front})
+    lines = [[*line, "yes" if line[0] in front else ""] for line in figure.lines]
+    return [dataclasses.replace(figure, header=header, lines=lines, options={"front": front})]
 
 
 def front_methods(series: Sequence[Series]) -> list[str]:
@@ -76,10 +74,8 @@ def score_figures(table: ScoreTable) -> list[Figure]:
     rows = [row for row in table.rows if row.avg_at_k is not None]
     if not rows:
         return []
-    against_distinct, over_entropy = [], []
-    for row in rows:
-        against_distinct.append((row, row.avg_at_k, row.right_distinct))
-        over_entropy.append((row, row.entropy_kept, row.avg_at_k))
+    against_distinct = [(row, row.avg_at_k, row.right_distinct) for row in rows]
+    over_entropy = [(row, row.entropy_kept, row.avg_at_k) for row in rows]
     return [
         points_figure(
             "Avg@K against distinct right answers",
@@ -158,9 +154,7 @@ def axis_groups(rows: Sequence[LeaderboardRow]) -> list[tuple[str, list[Figure]]
 
     Each task, each model, and each combination of values at the other axes has figures of its own.
     """
-    axes: dict[str, None] = {}  # in the order of the configuration
-    for row in rows:
-        axes |= dict.fromkeys(row.setting)
+    axes = dict.fromkeys(axis for row in rows for axis in row.setting)  # in the order of the configuration
     groups = []
     for axis in axes:
         alike: dict[tuple[str, str, str], list[LeaderboardRow]] = {}

@@ -73,13 +73,9 @@ class Obstacles:
             yield reason
 
     def no_vllm(self) -> Iterator[str]:
-        reasons: dict[str, None] = {}
-        for name, model in self.models.items():
-            if self.engines[name] == "vllm":
-                reason = choice.vllm_obstacle(self.kind, model.shape())
-                if reason:
-                    reasons[reason] = None
-        yield from reasons
+        with_vllm = [model for name, model in self.models.items() if self.engines[name] == "vllm"]
+        reasons = [choice.vllm_obstacle(self.kind, model.shape()) for model in with_vllm]
+        yield from dict.fromkeys(filter(None, reasons))
 
     def too_large(self) -> Iterator[str]:
         """On a CPU the ranks of a cell share the memory of the machine; each GPU has its own."""
@@ -138,8 +134,7 @@ class Obstacles:
         wanted = largest_checkpoint = 0
         for cell in self.missing:
             if cell.model in shape_of:
-                sizes = cost.disk_bytes(shape_of[cell.model], self.config, self.needs[cell.method])
-                checkpoint, final = sizes
+                checkpoint, final = cost.disk_bytes(shape_of[cell.model], self.config, self.needs[cell.method])
                 wanted += final
                 largest_checkpoint = max(largest_checkpoint, checkpoint)
         side_by_side = min(self.machine.at_once(self.config), len(self.missing))
@@ -158,14 +153,10 @@ class Obstacles:
 
     def not_prepared(self) -> Iterator[str]:
         specs = [*self.config.tasks, *self.config.eval.tasks]
-        absent = set()
-        for spec in specs:
-            name = tasks.build_task(spec, self.config.plugins).name
-            if name in sets.SETS and cache.find_card(name) is None:
-                absent.add(name)
-        if absent:
-            command = f"entrobench data prepare {' '.join(sorted(absent))}"
-            yield f"problem sets are not prepared: {', '.join(sorted(absent))} (`{command}`)"
+        names = {tasks.build_task(spec, self.config.plugins).name for spec in specs}
+        if absent := sorted(name for name in names if name in sets.SETS and cache.find_card(name) is None):
+            command = f"entrobench data prepare {' '.join(absent)}"
+            yield f"problem sets are not prepared: {', '.join(absent)} (`{command}`)"
 
     def not_usable(self, model: Model, engine: str) -> Iterator[str]:
         shape = model.shape()

@@ -49,10 +49,7 @@ class StepProbe:
 
 def largest_cell(plan: Plan) -> Cell:
     """Return the missing cell that needs the most memory."""
-    peaks = {}
-    for footprint in plan.footprints:
-        for method in footprint.methods:
-            peaks[footprint.model, method] = footprint.memory.peak
+    peaks = {(each.model, method): each.memory.peak for each in plan.footprints for method in each.methods}
     missing = [cell for cell, now in plan.progress if now.missing and (cell.model, cell.method) in peaks]
     if not missing:
         raise UserError("--probe measures a missing cell, but there is none whose model has a known shape")

@@ -206,9 +206,8 @@ class EmbeddedEngine:
         gathered, which saves traffic.
         """
         # A CPU multiplies with the head in float32: a shorter one would be widened again for each token.
-        dtype = (
-            torch.promote_types(self.dtype, torch.float32) if names[0] in HEADS and self.device == "cpu" else self.dtype
-        )
+        widens = names[0] in HEADS and self.device == "cpu"
+        dtype = torch.promote_types(self.dtype, torch.float32) if widens else self.dtype
         parts = []
         for name in names:
             part = ranks.whole_weight(weights[name].to(dtype))

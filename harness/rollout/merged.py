@@ -24,14 +24,9 @@ class MergedWeights(Mapping[str, Tensor]):
 
     def __init__(self, model: nn.Module) -> None:
         local = ranks.local_weights(model)
-        self.unmerged: dict[str, Tensor] = {}
-        for name, _ in model.named_parameters(remove_duplicate=False):
-            if OF_ADAPTER not in name:
-                self.unmerged[name.replace(OF_LAYER, ".")] = local[name]
-        self.adapted: dict[str, Any] = {}
-        for name, module in model.named_modules():
-            if hasattr(module, "get_delta_weight"):
-                self.adapted[f"{name}.weight"] = module
+        names = [name for name, _ in model.named_parameters(remove_duplicate=False) if OF_ADAPTER not in name]
+        self.unmerged = {name.replace(OF_LAYER, "."): local[name] for name in names}
+        self.adapted = {f"{name}.weight": layer for name, layer in layers_with_adapters(model).items()}
 
     @torch.no_grad()
     def __getitem__(self, name: str) -> Tensor:
@@ -45,6 +40,11 @@ class MergedWeights(Mapping[str, Tensor]):
         return len(self.unmerged)
 
 
+def layers_with_adapters(model: nn.Module) -> dict[str, Any]:
+    """Return the layers that have an adapter, by name."""
+    return {name: module for name, module in model.named_modules() if hasattr(module, "get_delta_weight")}
+
+
 def factored_weights(model: nn.Module) -> dict[str, Tensor]:
     """Return the weights of a model, and the factors of its adapters beside them."""
     return {**MergedWeights(model).unmerged, **adapter_factors(model)}
@@ -54,8 +54,7 @@ def factored_weights(model: nn.Module) -> dict[str, Tensor]:
 def adapter_factors(model: nn.Module) -> dict[str, Tensor]:
     """Return A and alpha / rank * B of each layer with an adapter, by its name and `lora_A` or `lora_B`."""
     result = {}
-    for name, layer in model.named_modules():
-        if hasattr(layer, "get_delta_weight"):
-            result[f"{name}.lora_A"] = layer.lora_A[ADAPTER].weight.detach()
-            result[f"{name}.lora_B"] = layer.lora_B[ADAPTER].weight * layer.scaling[ADAPTER]
+    for name, layer in layers_with_adapters(model).items():
+        result[f"{name}.lora_A"] = layer.lora_A[ADAPTER].weight.detach()
+        result[f"{name}.lora_B"] = layer.lora_B[ADAPTER].weight * layer.scaling[ADAPTER]
     return result

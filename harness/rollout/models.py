@@ -62,9 +62,7 @@ class Model:
         """
         definition = self.origin() if self.local is None else {"digest": digests.model_digest(self.local)}
         chat = self.chat.identity()
-        if chat:
-            return {**definition, "chat": chat}
-        return definition
+        return {**definition, "chat": chat} if chat else definition
 
     def origin(self) -> dict[str, Any]:
         """Return the recipe, or path and revision, for the hash in the cache."""

@@ -45,10 +45,7 @@ def check_engine_weights(engine: Engine, module: nn.Module, dtype: torch.dtype, 
         columns[name] = draw_columns(weight, rng)
         wanted[name] = ranks.whole_weight(weight[..., columns[name]].to(dtype))
     arrived = engine.weights(columns)
-    wrong = []
-    for name, part in wanted.items():
-        if not torch.equal(arrived[name].to(dtype), part.to(arrived[name].device)):
-            wrong.append(name)
+    wrong = [name for name, x in wanted.items() if not torch.equal(arrived[name].to(dtype), x.to(arrived[name].device))]
     if wrong:
         more = f" and {len(wrong) - NAMED} more" if len(wrong) > NAMED else ""
         raise CellFailure(

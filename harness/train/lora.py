@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -12,7 +11,7 @@ from transformers import PreTrainedModel
 from harness.base import seeds
 from harness.base.shape import shape_of_config
 from harness.config import Lora, check_adapters_fit
-from harness.rollout.merged import ADAPTER
+from harness.rollout.merged import ADAPTER, layers_with_adapters
 from harness.tokens.head import wide
 
 
@@ -42,7 +41,7 @@ def add_adapters(model: PreTrainedModel, settings: Lora, seed: int, dtype: torch
 @contextlib.contextmanager
 def without_adapters(model: PreTrainedModel) -> Iterator[None]:
     """Let a model compute as before its training."""
-    layers: list[Any] = [module for module in model.modules() if hasattr(module, "get_delta_weight")]
+    layers = layers_with_adapters(model).values()
     for layer in layers:
         layer.enable_adapters(False)
     try:
