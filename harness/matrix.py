@@ -298,10 +298,8 @@ def cells(config: Config) -> list[Cell]:
     check_evaluations(config, shared)
     if config.baseline not in config.methods:
         raise UserError(f"baseline is {config.baseline!r}, which is not among methods ({', '.join(config.methods)})")
-    matrix = []
     axes = itertools.product(config.seeds, settings, config.tasks, config.models, config.methods)
-    for seed, setting, task, model, method in axes:
-        matrix.append(Cell.of(setting, method, task, model, seed, shared))
+    matrix = [Cell.of(setting, method, task, model, seed, shared) for seed, setting, task, model, method in axes]
     check_distinct(matrix)
     return matrix
 

@@ -69,8 +69,7 @@ def call(arguments: argparse.Namespace) -> int:
     from harness.conformance import check  # imports torch, so only after the names have been checked
 
     report_of = {report.method: report for report in check.check_methods(sound, arguments.plugin)}
-    for spec, why in faults.items():
-        report_of[spec] = check.construction_failed(spec, why)
+    report_of |= {spec: check.construction_failed(spec, why) for spec, why in faults.items()}
     reports = [report_of[spec] for spec in specs]
     if arguments.format == "json":
         print(json.dumps([report.plain() for report in reports], indent=1))

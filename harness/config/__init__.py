@@ -323,15 +323,8 @@ def variants(config: Config) -> list[Config]:
         check_axis(config, key, values)
         where, _, name = key.rpartition(".")
         inner = value_at(config, where)
-        checked = []
-        for value in values:
-            with_value = typed(inner, {name: value}, f"{where}.")
-            checked.append(getattr(with_value, name))
-        extended = []
-        for combination in combinations:
-            for value in checked:
-                extended.append(replaced(combination, key, value))
-        combinations = extended
+        checked = [getattr(typed(inner, {name: value}, f"{where}."), name) for value in values]
+        combinations = [replaced(combination, key, value) for combination in combinations for value in checked]
     if config.axes:  # values that are allowed on their own may contradict each other in a combination
         for combination in combinations:
             validate(combination)

@@ -217,9 +217,8 @@ def rounding(hardware: Hardware) -> dict[str, str]:
 
 def check_version(spec: CellSpec) -> dict[str, str]:
     """Refuse code or problems of another version than the cell was planned with; return the digests of the code."""
-    sources = {}
-    for name, cls in source_classes(spec).items():
-        sources[name] = IMPORTED.get(cls) or source_digest(cls)  # a plugin was imported just now, by `source_classes`
+    # A plugin was imported just now, by `source_classes`.
+    sources = {name: IMPORTED.get(cls) or source_digest(cls) for name, cls in source_classes(spec).items()}
     config, task = spec.config, spec.key.task
     evaluated = config.eval.tasks or [task]
     build = partial(tasks.build_task, plugins=config.plugins)

@@ -138,9 +138,7 @@ class LiveView(Watcher):
 
     def summary(self, running: list[Snapshot], waiting: int) -> str:
         """Return one line about the whole matrix."""
-        steps = self.steps_ended
-        for snapshot in running:
-            steps += snapshot.step - self.steps_before[snapshot.cell.id]
+        steps = self.steps_ended + sum(each.step - self.steps_before[each.cell.id] for each in running)
         now = time.monotonic()
         if steps and self.first is None:
             self.first = steps, now

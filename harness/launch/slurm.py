@@ -70,11 +70,8 @@ def squeue() -> dict[str, Job] | None:
         output = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return None
-    jobs = {}
-    for line in output.splitlines():
-        job, job_state, reason = line.split("|")
-        jobs[job] = Job(job_state, reason)
-    return jobs
+    jobs = (line.split("|") for line in output.splitlines())
+    return {job: Job(job_state, reason) for job, job_state, reason in jobs}
 
 
 def submitted_jobs(config: Config) -> dict[str, str]:

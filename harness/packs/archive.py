@@ -157,10 +157,7 @@ def check_replaceable(path: Path, sums: Mapping[str, Any]) -> None:
 
 def record_paths(folder: Path) -> list[Path]:
     """Return the records of a cell that a pack holds."""
-    paths: list[Path] = []
-    for pattern in RECORDS:
-        paths += filter(Path.is_file, sorted(folder.glob(pattern)))
-    return paths
+    return [path for pattern in RECORDS for path in sorted(folder.glob(pattern)) if path.is_file()]
 
 
 def add_member(archive: zipfile.ZipFile, name: str, content: bytes) -> None:

@@ -380,9 +380,7 @@ def other_matrix(board: Board, protocol: Protocol, specs: Iterable[CellSpec]) ->
     if protocol_sections(config) != {name: definition[name] for name in protocol_sections(config)}:
         yield "its settings are not those of the protocol"
     axes = [config.get(f"{axis}s", []) for axis in AXES]
-    of_axes = set()
-    for values in itertools.product(*axes, *config.get("axes", {}).values()):
-        of_axes.add(tuple(map(str, values)))
+    of_axes = {tuple(map(str, values)) for values in itertools.product(*axes, *config.get("axes", {}).values())}
     for place in sorted(of_axes ^ {cell.place for cell in board.expected}):
         yield f"its expected cells are not those of its axes ({' '.join(place)})"
     evaluation = typed(Eval(), definition["eval"], "eval.")

@@ -62,10 +62,9 @@ class PackReader:
             for folder in pack.cells:
                 marks[folder] = of_pack.get(CellSpec.read(folder).id, REPORTED)
         started = {cell: started_at(folder) for cell, folder in self.folders.items()}
-        runs = []
         # The oldest first, as every StoreReader lists them.
-        for cell in sorted(started, key=lambda cell: (started[cell], cell)):
-            runs.append(run_of_packed_cell(self.folders[cell], marks[self.folders[cell]]))
+        folders = [self.folders[cell] for cell in sorted(started, key=lambda cell: (started[cell], cell))]
+        runs = [run_of_packed_cell(folder, marks[folder]) for folder in folders]
         tags = {board.KIND: board.SUMMARY, board.KEY: self.board.key}
         return [*runs, Run(SUMMARY_RUN, "leaderboard", tags, {}, "", {})]
 

@@ -125,10 +125,9 @@ def write_cells(columns: Iterable[tuple[str, Mapping[str, Any]]], folder: Path, 
         right = [[1] * count + [0] * (samples - count) for count in counts]
         evaluations.write_evaluation(folder / cell, parts | {"right": right})
     for cell, steps in lines.items():
-        records = []
-        for step, time in zip(steps["step"], steps["time"], strict=True):
-            # Half a millisecond more, so that cutting it to milliseconds gives the same number again.
-            records.append({"step": step, "time": (time + 0.5) / 1000, "metrics": {}})
+        pairs = zip(steps["step"], steps["time"], strict=True)
+        # Half a millisecond more, so that cutting it to milliseconds gives the same number again.
+        records = [{"step": step, "time": (time + 0.5) / 1000, "metrics": {}} for step, time in pairs]
         for key, (places, values) in metrics.get(cell, {}).items():
             for place, value in zip(places or range(len(records)), values, strict=True):
                 records[place]["metrics"][key] = value

@@ -209,9 +209,8 @@ def of_first(value: T) -> T:
 def averaged(record: dict[str, float]) -> dict[str, float]:
     """Return the mean over ranks of each number; it counts as 0 on a rank that does not have it."""
     records = each(record)
-    names: dict[str, None] = {}  # a dict keeps the order of the first rank, which is the same on all ranks
-    for of_rank in records:
-        names |= dict.fromkeys(of_rank)
+    # A dict keeps the order of the first rank, which is the same on all ranks.
+    names = dict.fromkeys(name for of_rank in records for name in of_rank)
     means = {}
     for name in names:
         means[name] = sum(of_rank.get(name, 0.0) for of_rank in records) / len(records)

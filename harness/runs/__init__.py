@@ -225,10 +225,7 @@ def check_engines(matrix: Sequence[Cell]) -> None:
 def check_problem_counts(variants: Sequence[Config]) -> None:
     """Refuse evaluations of more problems than their split has, if its size is known."""
     sizes: dict[tuple[str, str], tuple[int, bool]] = {}  # by task and split: Countdown takes 0.1 s to list its problems
-    evaluations = []
-    for config in variants:
-        for spec in config.eval.tasks or config.tasks:
-            evaluations.append((config, spec))
+    evaluations = [(config, spec) for config in variants for spec in config.eval.tasks or config.tasks]
     for config, spec in evaluations:
         task = tasks.build_task(spec, config.plugins)
         name = tasks.evaluation_name(task)

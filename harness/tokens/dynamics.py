@@ -203,9 +203,7 @@ def spread(name: str, x_T: Tensor, batch: TokenBatch) -> dict[str, float]:
     # Not torch.quantile, which takes no more than 2**24 values.
     quantiles = np.quantile(ranks.gather(x_T).cpu().numpy(), list(QUANTILES.values()))
     record = {f"{name}/mean": batch.global_mean(x_T).item(), f"{name}/std": batch.global_std(x_T).item()}
-    for key, value in zip(QUANTILES, quantiles, strict=True):
-        record[f"{name}/{key}"] = float(value)
-    return record
+    return record | {f"{name}/{key}": float(value) for key, value in zip(QUANTILES, quantiles, strict=True)}
 
 
 def by_quadrant(signal: Signal, batch: TokenBatch, predicted_T: Tensor, undropped_T: Tensor) -> dict[str, float]:

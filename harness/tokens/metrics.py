@@ -54,8 +54,7 @@ def of_rollouts(batch: TokenBatch, verdicts: list[str]) -> dict[str, float]:
         "responses/length": batch.lengths_B.double().mean().item(),
         "responses/truncated": 1 - int(batch.finished_B.sum()) / len(batch),
     }
-    for name in sorted(set(verdicts)):
-        record[f"verdicts/{name}"] = verdicts.count(name) / len(verdicts)
+    record |= {f"verdicts/{name}": verdicts.count(name) / len(verdicts) for name in sorted(set(verdicts))}
     return ranks.averaged(record)  # a plain mean, since all ranks have equally many groups
 
 
@@ -181,6 +180,4 @@ def of_ratios(log_ratios: list[Tensor], touched: list[dict[str, Tensor]]) -> dic
         "ratio/clipped_low": shares.pop("clipped_low"),
         "ratio/clipped_high": shares.pop("clipped_high"),
     }
-    for name, closed in shares.items():
-        record[f"gates/{name}"] = closed
-    return record
+    return record | {f"gates/{name}": closed for name, closed in shares.items()}

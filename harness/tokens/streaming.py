@@ -169,7 +169,5 @@ class Streaming(torch.autograd.Function):
                     by_hidden[rows] += wide_product(slope, weight)
                 if by_weight is not None:
                     by_weight[columns] += wide_product(slope.T, hidden)
-        cast = []
-        for grad, x in zip(gradients, inputs, strict=True):
-            cast.append(None if grad is None else grad.to(x.dtype))
+        cast = [None if grad is None else grad.to(x.dtype) for grad, x in zip(gradients, inputs, strict=True)]
         return *cast, None, None, None, None

@@ -113,11 +113,8 @@ class DatabaseReader:
         if None in folders:  # the database is local, but the files are on a server or in object storage
             with store(self.uri, write=False) as client:
                 return ClientReader(client).texts(runs, path)
-        texts = []
-        for folder in filter(None, folders):
-            file = folder / path
-            texts.append(file.read_bytes() if file.is_file() else None)
-        return texts
+        files = [folder / path for folder in filter(None, folders)]
+        return [file.read_bytes() if file.is_file() else None for file in files]
 
     def listed(self, run: Run, folder: str) -> list[str]:
         artifacts = artifact_folder(run.artifacts, self.uri)

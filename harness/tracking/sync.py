@@ -383,8 +383,7 @@ def params_of(spec: CellSpec) -> dict[str, str]:
         factors[TRAINER] = spec.trainer
         sections = spec.identity  # without the settings of a training that did not happen here
     for part in ("train", "rollout", "correction", "eval", "stop"):
-        for key, value in sections.get(part, {}).items():
-            factors[f"{part}.{key}"] = value
+        factors |= {f"{part}.{key}": value for key, value in sections.get(part, {}).items()}
     factors.pop(READ_ONLY, None)
     if setting := dict(spec.key.setting):
         factors["axes"] = ", ".join(setting)

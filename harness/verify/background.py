@@ -60,10 +60,7 @@ class BackgroundJudge(Generic[T]):
         """
         for judging in self.rounds:
             judging.result()
-        in_order: list[T] = []
-        for _, results in sorted(self.judged.items()):
-            in_order += results
-        return in_order
+        return [result for number in sorted(self.judged) for result in self.judged[number]]
 
     def __enter__(self) -> BackgroundJudge:
         return self

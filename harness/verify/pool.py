@@ -148,10 +148,8 @@ class VerifierPool:
 
     def scored_by(self, judge: str, questions: Sequence[tuple[str, str]]) -> list[tuple[Verdict, float]]:
         """Return the verdicts of another judge with its scores; 0 where an answer has none."""
-        scored = []
-        for verdict, note in self.replies(judge, questions):
-            scored.append((verdict, float(note) if verdict in JUDGED else 0.0))
-        return scored
+        replies = self.replies(judge, questions)
+        return [(verdict, float(note) if verdict in JUDGED else 0.0) for verdict, note in replies]
 
     def replies(self, judge: str, questions: Sequence[tuple[str, str]]) -> list[tuple[Verdict, str]]:
         """Return a judge's verdicts and what it notes on each; equal pairs are judged once."""
