@@ -508,9 +508,7 @@ def promise_table() -> str:
         verified.REPLAY: "stated by the author; `--replay` repeats it for its cell and its steps alone",
         verified.AUTHOR: "stated by the author",
     }
-    rows = []
-    for source, meaning in meanings.items():
-        rows.append([codes(column for column, own in verified.PROMISE.items() if own == source), meaning])
+    rows = [[codes(verified.PROMISE[source]), meaning] for source, meaning in meanings.items()]
     return table(["columns", "what is known"], rows)
 
 

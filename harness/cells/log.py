@@ -70,11 +70,8 @@ def collapse(lines: Iterable[Mapping[str, Any]], below: float | None) -> int | N
     """Return the first step whose entropy before its update lies below the bound; None without such a step."""
     if below is None:
         return None
-    for line in lines:
-        if line["metrics"].get("entropy/mean", below) < below:  # false for a step without entropy
-            step: int = line["step"]
-            return step
-    return None
+    # False for a step without entropy.
+    return next((line["step"] for line in lines if line["metrics"].get("entropy/mean", below) < below), None)
 
 
 @dataclass

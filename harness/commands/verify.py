@@ -85,7 +85,7 @@ def call(arguments: argparse.Namespace) -> int:
 def replay_cell(audit: CellAudit, steps: int, plugins: Sequence[str]) -> None:
     """Replay a cell, and change its mark, or add a finding."""
     from harness.packs.replay import replay_steps
-    from harness.table.verified import JUDGED, REPORTED, replayed_mark
+    from harness.table.verified import JUDGED, REPLAYED, REPORTED
 
     difference = replay_steps(audit.folder, steps, plugins)
     if difference is not None:
@@ -94,7 +94,7 @@ def replay_cell(audit: CellAudit, steps: int, plugins: Sequence[str]) -> None:
         return
     console.print(f"{audit.label}: steps 0 to {steps} replayed, all metrics and answers are the same bit for bit")
     if audit.mark == JUDGED:
-        audit.mark = replayed_mark(steps, audit.spec.config.train.steps)
+        audit.mark = f"{REPLAYED} to step {steps} of {audit.spec.config.train.steps}"
 
 
 def audit_table(pack: Pack, audits: Sequence[CellAudit]) -> str:

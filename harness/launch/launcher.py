@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -306,13 +306,17 @@ def start_rank(folder: str, settings: Mapping[str, str]) -> subprocess.Popen[byt
     SIGUSR2 is blocked in it and in its children: SLURM sends that signal to every process of a job at once, and its
     default action would end a process without a handler.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+    command = python_command("from harness.launch import cell", "cell.run_rank()", folder)
+    with blocked(signal.SIGUSR2):
+        return subprocess.Popen(command, env={**os.environ, **settings}, stdin=subprocess.PIPE)
+
+
+@contextlib.contextmanager
+def blocked(*signals: signal.Signals) -> Iterator[None]:
+    """Block signals here for a moment, and for good in processes that start meanwhile."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
-        return subprocess.Popen(
-            python_command("from harness.launch import cell", "cell.run_rank()", folder),
-            env={**os.environ, **settings},
-            stdin=subprocess.PIPE,
-        )
+        yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

@@ -17,11 +17,13 @@ from multiprocessing.process import BaseProcess
 from types import ModuleType, TracebackType
 
 from harness.base.errors import UserError
-from harness.launch.launcher import LOST, Unprepared, describe_exit, environment, prepare_cell
+from harness.launch.launcher import LOST, Unprepared, blocked, describe_exit, environment, prepare_cell
 from harness.launch.machine import CellGpus, GpuPool
 from harness.matrix import Cell
 
 STARTS, PAUSE = 3, 0.5  # attempts to start a process, and seconds between them
+# A terminal sends both to every process of its group, but only this one decides how cells stop.
+INTERRUPTS = (signal.SIGINT, signal.SIGHUP)
 ENDING = 5.0  # seconds in which cells must end after they are asked to
 
 
@@ -98,7 +100,7 @@ def fork_cell(cell: Cell, gpus: Sequence[str]) -> BaseProcess:
             target=run_forked_cell, args=(str(cell.folder), gpus), daemon=True
         )
         # `start` would restart the server as well, but with these signals unblocked.
-        with without_interrupts():
+        with blocked(*INTERRUPTS):
             forkserver.ensure_running()
         try:
             with no_script():
@@ -147,7 +149,7 @@ def import_server(threads: int) -> Iterator[None]:
         # The server needs the resource tracker. Starting the tracker unblocks interrupts, so it must be running before
         # they are blocked for the server.
         resource_tracker.ensure_running()
-        with without_interrupts():
+        with blocked(*INTERRUPTS):
             forkserver.ensure_running()
         yield
     finally:
@@ -156,16 +158,3 @@ def import_server(threads: int) -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
-
-
-@contextmanager
-def without_interrupts() -> Iterator[None]:
-    """Block Ctrl-C and SIGHUP here for a moment, and for good in processes that start meanwhile.
-
-    A terminal sends both signals to every process of its group, but only this one decides how cells stop.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -71,16 +71,13 @@ def listed(words: Sequence[str]) -> str:
 
 def protocol_of(settings: Mapping[str, Any], specs: Sequence[CellSpec]) -> Protocol:
     """Return the protocol of a matrix; `settings`: its configuration, `specs`: all of its cells."""
-    trained, evaluated = [], []
-    for spec in specs:
-        trained.append(spec.identity["task"])
-        evaluated += spec.identity["evaluation_tasks"]
+    evaluated = [task for spec in specs for task in spec.identity["evaluation_tasks"]]
     return Protocol(
         {
             "rules": RULES,
             "ruleset": settings.get("ruleset", "published"),
             **tuning_of(settings),
-            "tasks": distinct(trained),
+            "tasks": distinct([spec.identity["task"] for spec in specs]),
             "evaluations": distinct(evaluated),
             "seeds": sorted(settings["seeds"]),
             "axes": settings.get("axes", {}),

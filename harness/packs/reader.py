@@ -79,9 +79,7 @@ class PackReader:
         if path == OUTCOME:  # which no pack holds
             spec, lines = CellSpec.read(folder), MetricsLog(folder).read()
             return json.dumps(cell_outcome(folder, spec, lines)).encode()
-        if (folder / path).is_file():
-            return (folder / path).read_bytes()
-        return None
+        return (folder / path).read_bytes() if (folder / path).is_file() else None
 
     def listed(self, run: Run, folder: str) -> list[str]:
         if run.id == SUMMARY_RUN:
@@ -122,10 +120,7 @@ def added_cells(ours: Board, theirs: Board) -> list[Expected]:
     A method that both have with different options gets the name of the other matrix behind its own, for all seeds.
     """
     # The same cell in both packs counts once; another cell at the same place differs by its options.
-    present, places = set(), set()
-    for cell in ours.expected:
-        present.add(cell.cell)
-        places.add(cell.place)
+    present, places = {cell.cell for cell in ours.expected}, {cell.place for cell in ours.expected}
     new = [cell for cell in theirs.expected if cell.cell not in present]
     doubled = {cell.method for cell in new if cell.place in places}
     renamed = []

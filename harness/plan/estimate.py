@@ -138,7 +138,8 @@ def plan_for(
         raise UserError(f"--length is {length}; allowed: {allowed}")
     settled = matrix[0].settled  # the device in it does not depend on the model
     kind = settled.hardware.device
-    needs = needs_of(matrix)
+    in_memory = {"values", "ref_logp"}  # needs that take memory of their own
+    needs = {cell.method: frozenset(cell.shared.method(cell.method).needs & in_memory) for cell in matrix}
     chosen_engines, models, sized = {}, {}, {}
     for cell in matrix:
         if cell.model in models:
@@ -183,11 +184,6 @@ def plan_for(
         at_once or machine.at_once(settled),
         progress,
     )
-
-
-def needs_of(matrix: Sequence[Cell]) -> dict[str, Needs]:
-    """Return the needs of each method that take memory of their own."""
-    return {cell.method: frozenset(cell.shared.method(cell.method).needs & {"values", "ref_logp"}) for cell in matrix}
 
 
 # The time, by finished cells

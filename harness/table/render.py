@@ -241,10 +241,9 @@ def ruleset_notes(rows: Sequence[Any]) -> list[str]:
 
 def promise_notes(marks: Iterable[str]) -> list[str]:
     """Return sentences on what the marks of a table cover, column by column."""
-    by_source: dict[str, list[str]] = {}
-    for column, source in PROMISE.items():
-        by_source.setdefault(source, []).append(COLUMNS[column].header.format(**GENERAL_NAMES))
-    headers = {source: ", ".join(names) for source, names in by_source.items()}
+    headers = {}
+    for source, names in PROMISE.items():
+        headers[source] = ", ".join(COLUMNS[name].header.format(**GENERAL_NAMES) for name in names)
     kinds = {mark if mark in (REPORTED, COUNTED) else JUDGED for mark in marks}
     notes = []
     if JUDGED in kinds:

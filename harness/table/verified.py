@@ -19,31 +19,13 @@ REPORTED, COUNTED, JUDGED, REPLAYED = "reported", "counts checked", "judged agai
 # What `entrobench verify` knows of each column of the table: recomputed from the answers, from the counts of a slim
 # pack as well, repeated by a replay for its cell and steps, or stated by the author and never checked.
 ANSWERS, COUNTS, REPLAY, AUTHOR = "answers", "answers or counts", "replay", "author"
+ENTROPIES = ("entropy_initial", "entropy_final", "entropy_kept", "collapsed", "collapsed_share", "exploded_share")
+SCORES = ("avg_at_k", "pass_at_k", "delta_to_baseline", "delta_pass_at_k")
 PROMISE = {
-    "avg_at_k": COUNTS,
-    "pass_at_k": COUNTS,
-    "delta_to_baseline": COUNTS,
-    "delta_pass_at_k": COUNTS,
-    "right_distinct": COUNTS,
-    "coverage": COUNTS,
-    "seeds_done": COUNTS,
-    "distinct_answers": ANSWERS,
-    "after_answer": ANSWERS,
-    "flags": ANSWERS,
-    "entropy_initial": REPLAY,
-    "entropy_final": REPLAY,
-    "entropy_kept": REPLAY,
-    "dropped": REPLAY,
-    "tokens": REPLAY,
-    "length": REPLAY,
-    "distinct": REPLAY,
-    "collapsed": REPLAY,
-    "collapsed_share": REPLAY,
-    "exploded_share": REPLAY,
-    "base_model": REPLAY,
-    "hours": AUTHOR,
-    "version": AUTHOR,
-    "ruleset": AUTHOR,
+    COUNTS: (*SCORES, "right_distinct", "coverage", "seeds_done"),
+    ANSWERS: ("distinct_answers", "after_answer", "flags"),
+    REPLAY: (*ENTROPIES, "dropped", "tokens", "length", "distinct", "base_model"),
+    AUTHOR: ("hours", "version", "ruleset"),
 }
 
 
@@ -70,10 +52,6 @@ def marks_of_pack(digest: str) -> dict[str, str]:
     if not isinstance(marks, dict) or not all(isinstance(mark, str) for mark in marks.values()):
         raise Damaged(path, "it must hold a mark of each cell; `entrobench verify` writes it again")
     return marks
-
-
-def replayed_mark(steps: int, of: int) -> str:
-    return f"{REPLAYED} to step {steps} of {of}"
 
 
 def mark_of_row(marks: Iterable[str]) -> str | None:

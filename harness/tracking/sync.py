@@ -391,15 +391,10 @@ def params_of(spec: CellSpec) -> dict[str, str]:
             factors[axis] = value
             section, _, name = axis.rpartition(".")
             if section in factors:  # an inner section is one parameter, and its axis has one of its own
-                factors[section] = without(factors[section], name)
+                factors[section] = {key: own for key, own in factors[section].items() if key != name}
     if (ruleset := spec.settings.get("ruleset", PUBLISHED)) != PUBLISHED:  # of which older runs have no parameter
         factors["ruleset"] = ruleset
     return cut_for_mlflow(factors)
-
-
-def without(section: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return a section of a configuration without one of its keys."""
-    return {key: value for key, value in section.items() if key != name}
 
 
 def send_params_and_tags(client: MlflowClient, run_id: str, params: Mapping[str, str], tags: Mapping[str, str]) -> None:
