@@ -130,7 +130,6 @@ def answers_digest(samples: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def cell_outcome(folder: Path, spec: CellSpec, lines: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the outcome of a cell that is done."""
     entropies = curve(lines, "entropy/mean")
     first_and_last = [entropies[0], entropies[-1]] if entropies else None
     dropped = curve(lines, "weights/dropped")

@@ -166,7 +166,6 @@ def parsed(name: str, path: str, mtime_ns: int, size: int) -> Module:
 
 
 def imported(module: str, node: ast.Import | ast.ImportFrom, alias: ast.alias, place: tuple[int, int]) -> Statement:
-    """Return the statement of one imported name."""
     if isinstance(node, ast.Import):
         source, use = alias.name, (alias.name, ALL)
     else:

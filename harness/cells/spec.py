@@ -182,5 +182,4 @@ def is_adopted(folder: Path) -> bool:
 
 
 def adopted_folders(matrix: Path) -> list[Path]:
-    """Return the folders of the adopted cells in the folder of a matrix."""
     return [folder for folder in sorted(matrix.glob(f"*{MARK}*")) if is_adopted(folder)]

@@ -23,10 +23,7 @@ def add(commands: Commands) -> None:
     text = "run the missing cells of a matrix, and end with its leaderboard"
     parser = with_config(command(commands, "run", text, EXAMPLES))
     parser.add_argument(
-        "--jobs",
-        type=int,
-        default=None,
-        help="most cells side by side (default: as many as GPUs, or cores, allow)",
+        "--jobs", type=int, default=None, help="most cells side by side (default: as many as GPUs, or cores, allow)"
     )
     parser.add_argument(
         "--launcher", choices=LAUNCHERS, default="local", help="where cells run: on this machine, by Ray or by SLURM"
@@ -44,11 +41,7 @@ def add(commands: Commands) -> None:
 def call(arguments: argparse.Namespace) -> int:
     config = config_of_arguments(arguments)
     code = run_matrix(
-        config,
-        arguments.jobs,
-        arguments.launcher,
-        only=arguments.only,
-        retry_failed=arguments.retry_failed,
+        config, arguments.jobs, arguments.launcher, only=arguments.only, retry_failed=arguments.retry_failed
     )
     again = shlex.join(["entrobench", "report", *words_of_config(arguments)])
     with reader(config.tracking_uri) as source:

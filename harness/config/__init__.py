@@ -69,10 +69,7 @@ CHOICE = "choice.yaml"
 CANDIDATES = "candidates.md"  # next to it: the table of the candidates, in which the chosen ones have a mark
 CHOSEN = "chosen"
 # Keys that are never axes: results do not depend on them, or (ruleset, tune) only by way of the methods.
-NO_AXES = (
-    *("name", "results", "baseline", "ruleset", "tune"),
-    *("tracking", "launch", "hardware", "checkpoint"),
-)
+NO_AXES = (*("name", "results", "baseline", "ruleset", "tune"), *("tracking", "launch", "hardware", "checkpoint"))
 
 
 def shipped_configs(folder: Path = CONFIGS) -> dict[str, Path]:

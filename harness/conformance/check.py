@@ -297,12 +297,7 @@ def print_report(console: Console, report: Report) -> None:
 
 def print_overview(console: Console, reports: Sequence[Report]) -> None:
     """Print a table with one line for each method."""
-    columns = [
-        Column("method"),
-        Column("passed", right=True),
-        Column("cost", right=True),
-        Column("failed", folds=True),
-    ]
+    columns = [Column("method"), Column("passed", right=True), Column("cost", right=True), Column("failed", folds=True)]
     rows = []
     for report in reports:
         passed = f"{len(report.findings) - len(report.failed)} of {len(report.findings)}"

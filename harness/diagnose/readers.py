@@ -17,18 +17,7 @@ from harness.cells import log
 from harness.cells.spec import FILE as CONFIG
 from harness.cells.spec import CellSpec
 from harness.cells.state import STALE, Progress
-from harness.diagnose.signals import (
-    BONUS,
-    CLIPPED,
-    CSV,
-    KEYS,
-    OURS,
-    SIGNALS,
-    TRL,
-    VERL,
-    LoggedRun,
-    curve_of,
-)
+from harness.diagnose.signals import BONUS, CLIPPED, CSV, KEYS, OURS, SIGNALS, TRL, VERL, LoggedRun, curve_of
 
 TRL_STATE = "trainer_state.json"
 READABLE = (

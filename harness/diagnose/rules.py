@@ -194,13 +194,7 @@ RULES = (
         f"{SLOWER}; clip the norm of the gradient",
         smoothed=False,
     ),
-    Rule(
-        "large_steps",
-        "the policy moves far within one step",
-        ("step_kl",),
-        large_step,
-        SLOWER,
-    ),
+    Rule("large_steps", "the policy moves far within one step", ("step_kl",), large_step, SLOWER),
     Rule(
         "clip_often_active",
         f"the clip acts on at least {CLIPPED:.0%} of the tokens, so the policy moves far within one step of training",

@@ -89,7 +89,6 @@ def find_checkpoints(folder: Path) -> list[TrainedCheckpoint]:
 
 
 def step_of_folder(folder: Path) -> int:
-    """Return the step of a single folder."""
     step = step_in_name(folder.resolve())
     if step is None:
         state = trainer_state(folder)

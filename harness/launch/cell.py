@@ -133,10 +133,7 @@ def run_rank() -> None:
 
 
 def work(
-    folder: Path,
-    wait: float | None = None,
-    status: StatusWriter | None = None,
-    leaving: threading.Event | None = None,
+    folder: Path, wait: float | None = None, status: StatusWriter | None = None, leaving: threading.Event | None = None
 ) -> None:
     """Do the work of the cell, or of this rank."""
     status = status or StatusWriter(folder)
@@ -248,12 +245,7 @@ def base_model_of(spec: CellSpec, status: StatusWriter) -> str:
 
 
 def run_cell(
-    folder: Path,
-    spec: CellSpec,
-    status: StatusWriter,
-    device: str,
-    checkpoints: Checkpoints,
-    leaving: threading.Event,
+    folder: Path, spec: CellSpec, status: StatusWriter, device: str, checkpoints: Checkpoints, leaving: threading.Event
 ) -> None:
     """Train from the last checkpoint to the end, or until the process is asked to stop."""
     with VerifierPool.of(spec.config.verify) as verifier:

@@ -12,13 +12,7 @@ from math import ceil
 import tasks
 from harness.base.shape import LINEAR, Shape, recomputed_layers
 from harness.config import ADAMW, ADAMW8BIT, Config, Train
-from harness.rollout.choice import (
-    EMBEDDED_SEQUENCES,
-    VLLM_CPU_CACHE_GIB,
-    VLLM_GPU_SHARE,
-    VLLM_SEQUENCES,
-    vllm_rank,
-)
+from harness.rollout.choice import EMBEDDED_SEQUENCES, VLLM_CPU_CACHE_GIB, VLLM_GPU_SHARE, VLLM_SEQUENCES, vllm_rank
 from tasks.data import cache
 
 Needs = frozenset[str]  # what a method needs that takes memory of its own: values, ref_logp

@@ -171,7 +171,6 @@ def configuration(own: Own, name: str, say: Callable[[str], None]) -> str:
 
 
 def planned(draft: Draft) -> Plan:
-    """Return the plan of a draft on this machine."""
     config = draft.config()
     return plan_for(config, cells(config), this_machine(config))
 
@@ -213,7 +212,6 @@ def data_line(task: Task) -> str:
 
 
 def look_line(seen: Look) -> str:
-    """Return the outcome of a look."""
     k = seen.samples
     scores = f"Avg@{k} {format_estimate(seen.average())}, Pass@{k} {format_estimate(seen.solved())}"
     shares = f"ended {seen.ended:.0%}, unreadable {seen.unparsed:.0%}"

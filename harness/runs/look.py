@@ -101,7 +101,6 @@ def place(model: Model, task: Task, config: Config, problems: int, samples: int)
 
 
 def looked_at_split(task: Task) -> str:
-    """Return the split that is looked at."""
     return "train" if "train" in task.splits else task.splits[0]
 
 

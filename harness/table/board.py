@@ -184,15 +184,7 @@ def expected_cell(cell: Cell) -> Expected:
     spec = cell.spec
     evaluations = [cell.shared.evaluation_name(task) for task in cell.evaluation_tasks]
     return Expected(
-        cell.method,
-        cell.task,
-        evaluations,
-        cell.model,
-        cell.seed,
-        cell.id,
-        cell.sources,
-        params_of(spec),
-        spec.made_of,
+        cell.method, cell.task, evaluations, cell.model, cell.seed, cell.id, cell.sources, params_of(spec), spec.made_of
     )
 
 

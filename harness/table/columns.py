@@ -184,7 +184,6 @@ def method_text(method: str, mixed: Sequence[str], trainer: str | None = None) -
 
 
 def header_names(rows: Sequence[LeaderboardRow], headline: str) -> dict[str, str]:
-    """Return the names in headers."""
     return {"baseline": rows[0].baseline, "headline": headline, "device": device_name(rows)}
 
 

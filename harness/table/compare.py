@@ -11,15 +11,7 @@ import numpy as np
 
 from harness.config import setting_label
 from harness.table.columns import NEAR_BOUND, format_estimate, method_text
-from harness.table.frames import (
-    BASE_MODEL,
-    Axes,
-    Frames,
-    check_comparable,
-    done_cells,
-    label_of,
-    with_base_models,
-)
+from harness.table.frames import BASE_MODEL, Axes, Frames, check_comparable, done_cells, label_of, with_base_models
 from harness.table.leaderboard import place_text
 from harness.table.origins import mixed_rows
 from harness.table.render import (

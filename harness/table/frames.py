@@ -61,14 +61,7 @@ import numpy as np
 from harness.base.errors import UserError
 from harness.cells.evaluations import pass_at_k, right_distinct
 from harness.cells.log import NO_SIGNAL
-from harness.cells.provenance import (
-    BASE_MODEL_TAG,
-    CHECKED_TAG,
-    COMMIT_DIGITS,
-    HARNESS_TAG,
-    ROUNDING_TAG,
-    VERSION_TAG,
-)
+from harness.cells.provenance import BASE_MODEL_TAG, CHECKED_TAG, COMMIT_DIGITS, HARNESS_TAG, ROUNDING_TAG, VERSION_TAG
 from harness.cells.state import STOPPED
 from harness.config import OWN, PUBLISHED
 from harness.rollout.digests import SHOWN

@@ -73,7 +73,6 @@ class Spread:
         return float(brentq(lambda x: self.beyond(x) - (1 - confidence), 0, widest, xtol=1e-14 * widest, rtol=1e-12))
 
     def interval(self, confidence: float) -> Estimate:
-        """Return the mean with its interval."""
         half = self.half(confidence)
         return Estimate(self.mean, self.mean - half, self.mean + half)
 

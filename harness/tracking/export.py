@@ -49,12 +49,7 @@ def write_wandb_run(folder: Path, logs: Path) -> None:
         group=spec.key.method,
         config=spec.key.factors() | settings,
         settings=wandb.Settings(
-            console="off",
-            disable_git=True,
-            save_code=False,
-            silent=True,
-            x_disable_meta=True,
-            x_disable_stats=True,
+            console="off", disable_git=True, save_code=False, silent=True, x_disable_meta=True, x_disable_stats=True
         ),
     ) as run:
         for line in MetricsLog(folder).read():

@@ -159,7 +159,6 @@ class ClientReader:
         return runs
 
     def all_pages(self, search: Callable[[str | None], Any]) -> Iterator[Any]:
-        """Yield the results of a search, page by page."""
         token: str | None = None
         while True:
             page = search(token)

@@ -231,7 +231,6 @@ def evaluate_cell(
 
 
 def record_of_problem(problem: Problem, group: Sequence[Rollout], results: Sequence[JudgedRollout]) -> Record:
-    """Return the record of the responses to a problem."""
     shots = {"shots": list(map(list, problem.shots))} if problem.shots else {}
     return {
         "problem": problem.id,
@@ -291,12 +290,7 @@ class EngineLM(LM):
 
 
 def metrics_by_lm_eval(
-    model: EngineLM,
-    task: Task,
-    split: str,
-    samples: int,
-    temperature: float,
-    max_new_tokens: int,
+    model: EngineLM, task: Task, split: str, samples: int, temperature: float, max_new_tokens: int
 ) -> dict[str, float]:
     """Sample responses to the model's problems through lm-eval, and return the metrics that follow from their texts."""
     overrides = {
@@ -329,7 +323,6 @@ def metrics_by_lm_eval(
 
 
 def scores_of_record(task: Task, problem: Problem, record: Record) -> dict[str, Any]:
-    """Return the metrics of one problem."""
     kept = (record["responses"], record["verdicts"], record["answers"], record["goes_on"])
     return scores(*kept, solutions(task, problem))
 

@@ -207,7 +207,7 @@ class Scorer(nn.Module):
         super().__init__()
         self.model, self.temperature, self.device = model, temperature, device
 
-    def forward(self, batch: TokenBatch, **which: bool) -> tuple[Tensor | None, ...]:
+    def forward(self, batch: TokenBatch, **which: Any) -> tuple[Tensor | None, ...]:
         """Return the columns of TokenStats as a tuple: in a dataclass FSDP finds no tensors with a gradient.
 
         `which`: as of `token_stats`.

@@ -22,7 +22,6 @@ from harness.train.weights import load_model
 
 
 def untrained_engine(folder: Path, tokenizer: Any, ends: Sequence[int], config: Config) -> Sampling:
-    """Return an engine with the weights in a folder."""
     device, dtype = training_device(config)
     if config.rollout.engine != EMBEDDED:  # vLLM loads the model from the folder
         return engines.build_engine(config.rollout.engine, folder, ends, device, dtype, config.hardware)

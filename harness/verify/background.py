@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from harness.base.task import Judged, Problem, Task, Verifier, judge_responses
@@ -65,9 +64,7 @@ class BackgroundJudge(Generic[T]):
     def __enter__(self) -> BackgroundJudge:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         # If the sampling failed, groups that are not being judged yet are dropped.
         self.thread.shutdown(cancel_futures=True)
 

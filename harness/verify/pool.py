@@ -20,7 +20,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from types import TracebackType
 
 from harness.base.errors import CellFailure
 from harness.base.processes import python_command
@@ -114,11 +113,8 @@ class VerifierPool:
     Threads may share a pool. A forked process must make its own, since it has neither the threads nor the workers.
     """
 
-    def __init__(
-        self, workers: int = Settings.workers, limit_s: float = Settings.limit_s, longest: int = LONGEST
-    ) -> None:
+    def __init__(self, workers: int = Settings.workers, limit_s: float = Settings.limit_s) -> None:
         self.size, self.limit_s = workers, limit_s
-        self.longest = longest  # characters of an answer
         self.threads = ThreadPoolExecutor(workers, "verify")
         self.workers: list[Worker] = []
         self.idle_by_judge: dict[str, queue.LifoQueue[Worker]] = {}
@@ -131,7 +127,6 @@ class VerifierPool:
         return cls(settings.workers, settings.limit_s)
 
     def idle(self, judge: str) -> queue.LifoQueue[Worker]:
-        """Return the queue of idle workers of a judge."""
         with self.lock:
             if judge not in self.idle_by_judge:
                 # Last in, first out: a few answers keep using the workers that have started already.
@@ -176,7 +171,7 @@ class VerifierPool:
 
     def quickly(self, gold: str, answer: str | None) -> Verdict | None:
         """Return the verdict if it needs no worker."""
-        if answer is None or len(answer) > self.longest:
+        if answer is None or len(answer) > LONGEST:
             return Verdict.UNPARSED
         return quick_verdict(tidy(gold), tidy(answer))
 
@@ -199,9 +194,7 @@ class VerifierPool:
     def __enter__(self) -> VerifierPool:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -119,7 +119,6 @@ def boxed_answer(response: str) -> Answer | None:
 
 
 def normal_answer(text: str) -> str:
-    """Return an answer in normal spelling."""
     number = integer(text)
     return spelling(tidy(text)) if number is None else str(number)
 
