@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import re
@@ -61,6 +62,25 @@ def test_cells_of_further_axes() -> None:
     assert [c.folder for c in alone] == [c.folder for c in planned[14:]], "who a cell is does not depend on its company"
 
 
+@pytest.mark.parametrize(
+    "axes", ["{train: {updates: [1, 2], lr: [1e-3]}}", "{train: {updates: [1, 2]}, train.lr: [1e-3]}"]
+)
+def test_an_axis_replaces_that_of_the_base_in_any_spelling(axes: str, tmp_path: Path) -> None:
+    base, above = tmp_path / "base.yaml", tmp_path / "above.yaml"
+    base.write_text(f"base: smoke\naxes: {axes}\n")
+    above.write_text("base: base.yaml\naxes: {train.lr: [2e-3]}\n")
+    with contextlib.chdir(tmp_path):
+        assert config.load_config("above.yaml").axes == {"train.updates": [1, 2], "train.lr": [2e-3]}
+        overridden = config.load_config("above.yaml", ["axes.train.lr=[3e-3, 4e-3]"])
+    assert overridden.axes == {"train.updates": [1, 2], "train.lr": [3e-3, 4e-3]}
+
+
+def test_an_override_that_an_axis_would_hide_is_refused() -> None:
+    sentence = r"train.lr=0.003 changes nothing, since axes varies train.lr; write 'axes.train.lr=\[0.003\]'"
+    with pytest.raises(UserError, match=f"^{sentence}$"):
+        config.load_config("smoke", ["axes.train.lr=[1e-3, 2e-3]", "train={lr: 3e-3}"])
+
+
 def test_cells_build_shared_parts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     build, built = registry.build, list[str]()
 
@@ -88,6 +108,7 @@ def test_cells_build_shared_parts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("{train.lrr: [1]}", "axes names 'train.lrr', which is not a value that results depend on; .*mean 'train.lr'"),
         ("{train.betas: [1]}", "axes names 'train.betas', which is not a value that results depend on"),
+        ("{train: {}}", "axes.train is {}; it must be a list of values"),
         ("{train: [1]}", "axes names 'train', which is not a value that results depend on"),
         ("{train.filter: [null]}", "axes names 'train.filter', which is not a value that results depend on"),
         ("{hardware.threads: [1, 2]}", "axes names 'hardware.threads', which is not a value that results depend on"),

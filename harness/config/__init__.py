@@ -153,14 +153,21 @@ def load_config(name: str, overrides: Iterable[str] = (), *, with_choice: bool =
     for layer in given:
         if "round" in layer:
             round_name = str(layer.pop("round"))
-    values = functools.reduce(merged, [*with_base(path, round_name=round_name), *given])
+    layers = [with_flat_axes(layer) for layer in [*with_base(path, round_name=round_name), *given]]
+    values = functools.reduce(merged, layers)
     # Before `typed`, which knows the keys of one section only, and cannot say that a key belongs to another.
     check_misplaced_keys(values, Config)
     config: Config = typed(Config(), values, "")
+    for layer in given:
+        for key, value in flat(layer):
+            if key in config.axes:
+                raise UserError(
+                    f"{key}={short(str(value))} changes nothing, since axes varies {key}; write "
+                    f"'axes.{key}=[{short(str(value))}]'"
+                )
     config.name = config.name or path.stem
     if round_name is not None:
         config.name += f"-{round_name}"
-    config.axes = dict(flat(config.axes))
     check_names(config)
     if config.ruleset == TUNED and with_choice:
         include_choice(config)
@@ -256,6 +263,12 @@ def marked_candidates(table: Path) -> dict[str, str]:
     return marked
 
 
+def with_flat_axes(layer: dict[str, Any]) -> dict[str, Any]:
+    """Return a layer whose axes have one spelling, train.lr, so that one of a layer above replaces it."""
+    axes = layer.get("axes")
+    return {**layer, "axes": dict(flat(axes))} if isinstance(axes, dict) else layer
+
+
 def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     """Merge one layer of a configuration over another: sections key by key, all other values as a whole.
 
@@ -307,7 +320,7 @@ def setting_label(setting: Mapping[str, Any]) -> str:
 def flat(values: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:
     """Yield values with their full keys: train.lr for {train: {lr: ...}} and for {train.lr: ...}."""
     for name, value in values.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and value:
             yield from flat(value, f"{where}{name}.")
         else:
             yield f"{where}{name}", value

@@ -170,11 +170,17 @@ def verl_records(path: Path) -> Iterator[Record]:
 def csv_records(path: Path) -> Iterator[Record]:
     """Yield the lines of a CSV file, without its empty fields."""
     with open(path, newline="", encoding="utf-8-sig") as file:
-        lines = csv.DictReader(file)
+        lines = csv.DictReader(file, skipinitialspace=True)
         try:
+            columns = lines.fieldnames or []
+            if "step" not in columns:
+                raise ValueError(f"its columns are {shown(columns)}")
             for line in lines:
                 numbers = {key: float(line[key]) for key in KEYS & line.keys() if line[key]}
-                yield int(line.get("step") or ""), numbers
+                step = float(line["step"] or "nan")  # pandas writes 5.0 into a column with missing values
+                if not step.is_integer():
+                    raise ValueError(f"step {shown(line['step'])}")
+                yield int(step), numbers
         except (csv.Error, ValueError) as error:
             raise UserError(
                 f"line {lines.line_num} of {path} needs a whole number in the column `step` and numbers under the keys "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -117,17 +118,19 @@ def with_all_seeds(board: Board, protocol: Protocol) -> Board:
 def added_cells(ours: Board, theirs: Board) -> list[Expected]:
     """Return the cells that another pack adds to a table.
 
-    A method that both have with different options gets the name of the other matrix behind its own, for all seeds.
+    A method that both have with different options gets the name of the other matrix behind its own, for all seeds; with
+    a number, if a pack before has given that name.
     """
     # The same cell in both packs counts once; another cell at the same place differs by its options.
     present, places = {cell.cell for cell in ours.expected}, {cell.place for cell in ours.expected}
+    taken = {cell.method for cell in ours.expected}
     new = [cell for cell in theirs.expected if cell.cell not in present]
-    doubled = {cell.method for cell in new if cell.place in places}
-    renamed = []
-    for cell in new:
-        name = f"{cell.method} ({theirs.experiment})" if cell.method in doubled else cell.method
-        renamed.append(dataclasses.replace(cell, method=name))
-    return renamed
+    names = {cell.method: cell.method for cell in new}
+    for method in {cell.method for cell in new if cell.place in places}:
+        numbered = (f"{method} ({theirs.experiment}, {number})" for number in itertools.count(2))
+        candidates = itertools.chain([f"{method} ({theirs.experiment})"], numbered)
+        names[method] = next(name for name in candidates if name not in taken)
+    return [dataclasses.replace(cell, method=names[cell.method]) for cell in new]
 
 
 def started_at(folder: Path) -> float:

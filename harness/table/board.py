@@ -109,6 +109,8 @@ class Board:
                 raise ValueError(cell.cell)
         if not self.expected or min(self.ks.values(), default=1) < 1:
             raise ValueError("expected")
+        if len({cell.place for cell in self.expected}) < len(self.expected):  # one seed of a row would count as two
+            raise ValueError("place")
         if self.config.get("ruleset") == TUNED:
             candidates = value_in(self.config, "tune.candidates")
             if not files.has_type(candidates, dict[str, list[str]]):

@@ -233,10 +233,12 @@ def mean_over_problems(x_SJ: Floats, most: float) -> Estimate | None:
 
 
 def entropy_kept(ends: Sequence[tuple[float, float]] | np.ndarray) -> Estimate | None:
-    """Return the geometric mean of the shares, with its 95 % interval. A seed without entropy at an end has none."""
+    """Return the geometric mean of the shares, with its 95 % interval. A seed without a share is left out.
+
+    A seed that ends at 0 keeps nothing, and has the share 0.
+    """
     kept = np.array(ends).reshape(-1, 2)  # two columns, even without any seed
-    is_usable = np.isfinite(kept) & (kept > 0)
-    kept = kept[is_usable.all(axis=1)]
+    kept = kept[np.isfinite(kept).all(axis=1) & (kept[:, 0] > 0)]
     if not len(kept):
         return None
     return geometric_interval(kept[:, 1] / kept[:, 0])

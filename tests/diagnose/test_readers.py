@@ -20,7 +20,7 @@ from harness.cells.log import MetricsLog
 from harness.cells.state import State
 from harness.diagnose.readers import read_run
 from harness.diagnose.rules import diagnose_run
-from harness.diagnose.signals import BONUS, CLIPPED, CSV, DOOR, OURS, SIGNALS, TRL, VERL
+from harness.diagnose.signals import BONUS, CLIPPED, CSV, DOOR, OURS, SIGNALS, TRL, VERL, MetricCurve
 from harness.packs.archive import Pack, unpacked
 
 CELL = "grpo-countdown-countdown-tiny-s10-6dc514fceb92"
@@ -221,14 +221,17 @@ def test_read_run_of_a_csv_file(tmp_path: Path) -> None:
     assert gradient is not None
     assert (run.trainer, entropy.steps, entropy.values) == (CSV, [1, 2], [0.9, 0.7])
     assert (gradient.steps, gradient.values, gradient.lost) == ([2], [1.5], None)
+    path.write_text("step, actor/entropy\n1.0, 0.9\n2.0, 0.7\n")  # as pandas writes steps, and people columns
+    assert read_run(path).signal("entropy") == MetricCurve("actor/entropy", [1, 2], [0.9, 0.7])
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "has no curve of the entropy"),
+        (b"", r"line 0 of .* \(its columns are \[\]\)"),
         (b"step,loss\n1,0.5\n", "has no curve of the entropy; expected entropy/mean"),
-        (b"epoch,entropy\n1,0.5\n", "line 2 of .* needs a whole number in the column `step`"),
+        (b"epoch;entropy\n1;0.5\n", r"needs a whole number in the column `step` .* columns are \['epoch;entropy'\]"),
+        (b"step,entropy\n,0.5\n", "line 2 of .* needs a whole number in the column `step`"),
         (b"step,entropy\n1,0.5\n1.5,0.4\n", "line 3 of .* needs a whole number"),
         (b"step,entropy\n1,low\n", "numbers under the keys of curves .*'low'"),
         (b"step,entropy\n\xff,1\n", "line . of .* needs a whole number"),

@@ -78,6 +78,16 @@ def test_odd_values_give_a_table_or_one_sentence(small: Path) -> None:
     assert refused > 100
 
 
+def test_two_cells_at_one_place_are_refused(small: Path) -> None:
+    """They would count as two seeds of a row."""
+    with unpacked(small) as pack:
+        summary = json.loads(pack.summary)
+        summary["expected"].append({**summary["expected"][0], "cell": "another"})
+        (pack.folder / SUMMARY).write_text(json.dumps(summary))
+        with pytest.raises(Damaged):
+            read_board(pack.path, pack.folder)
+
+
 @pytest.mark.parametrize("command", [["verify"], ["leaderboard", "--pack"], ["report", "--pack"], ["unpack"]])
 def test_commands_refuse_an_odd_summary(command: list[str], small: Path, tmp_path: Path) -> None:
     odd = tmp_path / "odd.zip"

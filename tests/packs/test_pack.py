@@ -372,6 +372,18 @@ def test_leaderboard_of_two_packs(tmp_path: Path) -> None:
     assert rows["grpo"]["seeds_done"] == 2
 
 
+def test_leaderboard_of_three_packs_of_one_name(tmp_path: Path) -> None:
+    """Three people run the same configuration, each with options of their own: nothing of them is pooled."""
+    paths = []
+    for share in (0.1, 0.2, 0.3):
+        folder = tmp_path / str(share)
+        folder.mkdir()
+        paths += ["--pack", str(packed(folder, "made", f"method_options.clip_b.share={share}"))]
+    rows = {row["method"]: row for row in json_rows(*paths)}
+    assert list(rows) == ["base model", "grpo", "clip_b", "ppo", "clip_b (made)", "clip_b (made, 2)"]
+    assert {row["seeds_done"] for row in rows.values()} == {row["seeds_expected"] for row in rows.values()} == {2}
+
+
 @pytest.mark.parametrize(
     ("override", "key"),
     [

@@ -340,8 +340,9 @@ def test_figure_of_entropy_kept(page_content: PageContent) -> None:
 
 def test_entropy_kept_without_entropy() -> None:
     gone, broken, absent = (2.0, 0.0), (2.0, math.nan), (math.nan, math.nan)
-    assert entropy_kept([gone, broken, absent]) is None
-    assert entropy_kept([gone, (2.0, 0.5)]) == Estimate(0.25)
+    assert entropy_kept([broken, absent]) is None
+    assert entropy_kept([broken, (2.0, 0.5)]) == Estimate(0.25)
+    assert entropy_kept([gone, broken]) == entropy_kept([gone, (2.0, 0.5)]) == Estimate(0.0)
 
 
 def test_figure_of_lost_and_won_problems(page_content: PageContent) -> None:
