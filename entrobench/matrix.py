@@ -74,9 +74,9 @@ class Matrix:
     def status(self) -> DataFrame:
         """Return the progress of each cell, one row per cell.
 
-        Columns: method, task, model, each key of `axes`, seed; state (planned, running, done, failed or stale); step
-        and steps (the last step, and the number of all steps); entropy and reward of that step; reason (of a failure or
-        an early end); folder (of the cell's records).
+        Columns: method, task, model, each key of `axes`, seed; state (planned, running, done, failed, stale or
+        stopped); step and steps (the last step, and the number of all steps); entropy and reward of that step; reason
+        (of a failure or an early end); folder (of the cell's records).
         """
         import pandas
 

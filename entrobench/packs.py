@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.base.errors import UserError
+
 if TYPE_CHECKING:
     from pandas import DataFrame
 
@@ -19,6 +21,8 @@ class Packs:
     """
 
     def __init__(self, *files: str | Path) -> None:
+        if not files:
+            raise UserError("Packs() names no file; write for example Packs('demo.zip')")
         self.files = [Path(file) for file in files]
 
     def __repr__(self) -> str:

@@ -72,11 +72,13 @@ def change_text(score: str, before: Estimate | None, after: Estimate | None, dif
     """Say how a score changed; `difference`: of the base model from the method."""
     assert before is not None
     assert after is not None
+    if after.mean == before.mean:
+        return f"{score} stays at {after.mean:.3f}"
     verb = "falls" if after.mean < before.mean else "rises"
     text = f"{score} {verb} from {before.mean:.3f} to {after.mean:.3f}"
-    if difference is None or not sign_mark(difference):
-        text += " (not significant)"
-    return text
+    if difference is None or difference.low is None:
+        return f"{text} (without an interval)"
+    return text if sign_mark(difference) else f"{text} (not significant)"
 
 
 def verdict_sentence(table: ScoreTable) -> str:

@@ -218,7 +218,7 @@ def sorted_rows(rows: Sequence[LeaderboardRow], column: str) -> list[Leaderboard
         trained, value = row.method != BASE_MODEL, COLUMNS[column].value(row)
         if isinstance(value, Estimate):
             value = value.mean
-        if value is None or value != value:  # NaN is unequal to itself
+        if value is None or value == "" or value != value:  # NaN is unequal to itself
             return (trained, True, 0.0, "")
         if isinstance(value, str):
             return (trained, False, 0.0, value)

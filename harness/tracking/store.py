@@ -77,6 +77,11 @@ def unusable_store(uri: str, error: Exception) -> UserError:
         return UserError(f"the MLflow store at {visible_address(uri)} {refused}")
     scheme = uri.partition("://")[0].partition("+")[0]
     if scheme not in SCHEMES:
+        if "://" not in uri:
+            return UserError(
+                f"the MLflow store at {visible_address(uri)} has no scheme in its address; write sqlite:///PATH for a "
+                "file, http://HOST:PORT for a server"
+            )
         return UserError(
             f"the MLflow store at {visible_address(uri)} is of no kind that MLflow knows; {nearest(scheme, SCHEMES)}"
         )

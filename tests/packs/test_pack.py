@@ -84,6 +84,8 @@ def test_packs_in_python(pack: Path, tmp_path: Path) -> None:
     assert set(table["checked"].dropna()) == {"reported"}
     page = entrobench.Packs(pack).report(tmp_path / "page.html").read_text()
     assert "the files made.zip" in page
+    with pytest.raises(UserError, match=r"^Packs\(\) names no file; write for example Packs\('demo.zip'\)$"):
+        entrobench.Packs()
 
 
 def test_pack_matrix_twice(tmp_path: Path) -> None:

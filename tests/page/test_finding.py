@@ -107,6 +107,11 @@ def test_finding_sentences_on_the_baseline() -> None:
         "Training with grpo: Pass@2 falls from 0.500 to 0.250; Avg@K rises from 0.100 to 0.125 (not significant).",
         "No method can be compared with the baseline yet.",
     ]
+    of_one_seed = replace(base, avg_at_k=Estimate(0.125), delta_pass_at_k={K: Estimate(0.25)})
+    sentence, _ = finding_sentences(ScoreTable("countdown, tiny", [of_one_seed, *rows], DataFrame(), [], []))
+    assert sentence == (
+        "Training with grpo: Pass@2 falls from 0.500 to 0.250 (without an interval); Avg@K stays at 0.125."
+    )
 
 
 def test_forest_plot_has_the_numbers_of_compare(rights: dict[str, dict[int, np.ndarray]]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cells import Answers, make_spec, write_cell
+from frames import made_up_frames
 from intervals import slow_difference_interval, slow_share_interval
 
 from harness.base.errors import UserError
@@ -371,3 +372,11 @@ def test_entropy_final_with_one_exploding_seed(matrix: Matrix) -> None:
     assert final is not None
     assert final.low is not None
     assert final.low > 0
+
+
+def test_sorted_rows_have_those_without_a_text_last() -> None:
+    frames = made_up_frames({method: {0: np.eye(4, 8, dtype=int)} for method in ("grpo", "clip_b", "ppo")})
+    unsorted = leaderboard_rows(frames, "grpo", {"countdown": 2})
+    verdicts = ("", "wins", "loses")
+    named = [dataclasses.replace(row, verdict=said) for row, said in zip(unsorted, verdicts, strict=True)]
+    assert [row.verdict for row in columns.sorted_rows(named, "verdict")] == ["loses", "wins", ""]

@@ -238,7 +238,11 @@ def test_leaderboard_from_a_closed_port(tmp_path: Path) -> None:
     [
         ("http://[u:s3cRet@::1]/", "the MLflow store at http://*** cannot be used: "),
         ("htp://host", "the MLflow store at htp://host is of no kind that MLflow knows; allowed: "),
-        ("me:s3cRet@host", "the MLflow store at *** is of no kind that MLflow knows; allowed: "),
+        (
+            "results/mlflow.db",
+            "the MLflow store at results/mlflow.db has no scheme in its address; write sqlite:///PATH",
+        ),
+        ("me:s3cRet@host", "the MLflow store at *** has no scheme in its address; write sqlite:///PATH for a file, "),
     ],
 )
 def test_leaderboard_from_an_impossible_address(uri: str, sentence: str) -> None:
