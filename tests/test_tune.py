@@ -82,6 +82,8 @@ def test_chosen_candidates_by_brute_force() -> None:
         ("tune.candidates={grpo: [grpo, grpo(lr=1)], clip_b: [clip_b, clip_b]}", "names 'clip_b' twice"),
         ("tune.candidates={grpo: [grpo], clip_b: [a, b, c, d, e, f, g]}", "has 7; allowed: up to 6"),
         ("tune.seeds=[1,5]", "tune.seeds and seeds both have 1"),
+        ("tune.seeds=[]", "tune.seeds is []; allowed: one and more, each once"),
+        ("tune.seeds=[5,5]", "tune.seeds is [5, 5]; allowed: one and more, each once"),
         ("eval.tasks=[aime24]", "validation"),
     ],
 )

@@ -134,7 +134,10 @@ def check_candidate_counts(config: Config) -> None:
     if len(set(map(len, candidates.values()))) > 1:
         counts = [f"{len(specs)} of {method}" for method, specs in candidates.items()]
         raise UserError(f"tune.candidates has {', '.join(counts)}; each method needs as many as the others")
-    shared = sorted({*config.seeds} & {*config.tune.seeds})
+    seeds = config.tune.seeds
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise UserError(f"tune.seeds is {shown(seeds)}; allowed: one and more, each once")
+    shared = sorted({*config.seeds} & {*seeds})
     if shared:
         raise UserError(f"tune.seeds and seeds both have {shared[0]}; candidates need seeds that no result uses")
 
