@@ -75,12 +75,9 @@ def leftover_lines(folder: Path, left: Mapping[str | None, int], arguments: argp
     for edited, number in left.items():
         if edited is not None:
             lines.append(f"{plural(number, 'cell')} of an earlier version of {edited}")
-        elif arguments.overrides:
-            lines.append(f"{number} more cells in {folder} have other settings than these overrides give")
         else:
-            lines.append(
-                f"{number} more cells in {folder} have other settings, from overrides or an edited configuration"
-            )
+            why = "than these overrides give" if arguments.overrides else "from overrides or an edited configuration"
+            lines.append(f"{plural(number, 'more cell')} in {folder} of other settings {why}")
     if not lines or arguments.overrides:
         return lines
     return [f"{line}: `entrobench clean {arguments.config}` deletes them" for line in lines]

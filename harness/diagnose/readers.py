@@ -35,7 +35,7 @@ def read_run(path: Path) -> LoggedRun:
         raise UserError(f"{path} does not exist; diagnose reads {READABLE}")
     run = read_run_folder(path) if path.is_dir() else read_run_file(path)
     if run.signal("entropy") is None:
-        raise UserError(f"{path} has no curve of the entropy; {entropy_keys()}")
+        raise UserError(f"{path} has no curve of the entropy; {'; '.join(run.notes) or entropy_keys()}")
     return run
 
 

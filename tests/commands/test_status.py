@@ -9,7 +9,7 @@ import pytest
 
 from harness.commands.status import leftover_lines
 
-OTHERS = "4 more cells in results/demo have other settings"
+OTHERS = "4 more cells in results/demo of other settings"
 EDITED = "1 cell of an earlier version of clip_b"
 
 
@@ -20,7 +20,7 @@ EDITED = "1 cell of an earlier version of clip_b"
         (
             [],
             [
-                f"{OTHERS}, from overrides or an edited configuration: `entrobench clean demo` deletes them",
+                f"{OTHERS} from overrides or an edited configuration: `entrobench clean demo` deletes them",
                 f"{EDITED}: `entrobench clean demo` deletes them",
             ],
         ),
@@ -29,4 +29,5 @@ EDITED = "1 cell of an earlier version of clip_b"
 def test_leftover_lines(overrides: list[str], lines: list[str]) -> None:
     given = argparse.Namespace(config="demo", overrides=overrides)
     assert leftover_lines(Path("results/demo"), {None: 4, "clip_b": 1}, given) == lines
+    assert leftover_lines(Path("results/demo"), {None: 1}, given)[0].startswith("1 more cell in results/demo of other")
     assert leftover_lines(Path("results/demo"), {}, given) == []

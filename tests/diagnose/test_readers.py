@@ -111,6 +111,9 @@ def test_read_run_of_killed_and_failed_cells(cell: Path) -> None:
     assert read_run(cell).notes == ["the cell was interrupted before its end"]
     State("failed", "the loss is nan").write(cell)
     assert read_run(cell).notes == ["the cell failed: the loss is nan"]
+    (cell / "metrics.jsonl").write_text("")
+    with pytest.raises(UserError, match="has no curve of the entropy; the cell failed: the loss is nan"):
+        read_run(cell)
 
 
 def test_diagnose_run_of_a_cell_that_ended_early(cell: Path) -> None:
