@@ -148,6 +148,8 @@ def test_field_has_every_method_of_its_time() -> None:
         *((f"name={name}", [f"name is '{name}', which is reserved in the results folder"]) for name in KEPT),
         *((f"results={path}", ["results is ", "an address of MLflow"]) for path in ("q?x", "p%41", "a#b")),
         ("seeds=[&a 1, *a]", ["line 1 has a YAML anchor"]),
+        ("seeds=[010]", ["line 1 has 010, which YAML reads as another number; write it in quotes"]),
+        ("launch.slurm.extra={begin: 18:30:00}", ["line 1 has 18:30:00, which YAML reads as another number"]),
         ("name=!!binary aGk=", ["line 1 has a YAML tag (tag:yaml.org,2002:binary)"]),
         ("name=${oc.env:HOME}", ["'${oc.env:HOME}'; ${...} is not replaced; write the value itself"]),
         ("methods=grpo,clip_b(share=0.1)", ["write several in brackets: 'methods=[grpo,clip_b(share=0.1)]'"]),

@@ -6,6 +6,7 @@ OmegaConf's `${...}`, which can read the environment.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from harness.base.files import YAML_LOADER
 LARGEST = 1_000_000  # bytes of a file
 MOST = 9_000  # values in it; OmegaConf itself takes no more than 10,000
 DEEPEST = 20  # levels of lists and mappings
+ANOTHER_NUMBER = re.compile(r"[-+]?(?:0[0-7_]+|[1-9][0-9_]*(?::[0-5]?[0-9])+)")  # octal, or to the base of 60
 
 
 def read_yaml_text(path: Path) -> str:
@@ -55,6 +57,9 @@ def check_yaml_text(text: str, where: str) -> None:
                 raise UserError(f"{line} has a YAML tag ({short(tag)}); write the value without it, or in quotes")
             if isinstance(event, yaml.ScalarEvent):
                 check_scalar(event.value, line)
+                if event.implicit[0] and ANOTHER_NUMBER.fullmatch(event.value):  # without quotes
+                    written = short(event.value)
+                    raise UserError(f"{line} has {written}, which YAML reads as another number; write it in quotes")
             if isinstance(event, yaml.CollectionStartEvent):
                 depth += 1
             elif isinstance(event, yaml.CollectionEndEvent):
