@@ -98,6 +98,8 @@ def test_near_bound_mark() -> None:
     assert [each.near_bound for each in compared] == [False, True, False, False, True, True]
     assert " ‡ |" in compare.render_comparisons(compared, "md").splitlines()[5]
     assert any(text.startswith("‡") for text in compare.comparison_notes(compared))
+    of_one_seed = made_up_frames({method: {0: by_seed[0]} for method, by_seed in right.items()})
+    assert [row.near_bound for row in rows(of_one_seed)] == [[], [], []], "there is no interval to be doubted"
 
 
 def test_near_bound_mark_precedes_the_sign() -> None:
