@@ -166,8 +166,6 @@ def test_field_has_every_method_of_its_time() -> None:
 def test_load_config_refuses_an_override(override: str, words: list[str]) -> None:
     with pytest.raises(UserError) as error:
         matrix.cells(config.load_config("demo", [override]))
-    assert "\n" not in str(error.value)
-    assert len(str(error.value)) <= 300
     for word in words:
         assert word in str(error.value)
 
@@ -214,9 +212,8 @@ def test_resample_candidates_by_decimals() -> None:
 def test_load_config_of_unreadable_files(content: bytes, words: str, tmp_path: Path) -> None:
     path = tmp_path / "given.yaml"
     path.write_bytes(content)
-    with pytest.raises(UserError, match=words) as error:
+    with pytest.raises(UserError, match=words):
         config.load_config(str(path))
-    assert len(str(error.value)) <= 300
 
 
 def test_load_config_of_missing_files(tmp_path: Path) -> None:

@@ -125,10 +125,8 @@ def test_cells_build_shared_parts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_cells_refuse_axes(axes: str, sentence: str) -> None:
-    with pytest.raises(UserError, match=f"^{sentence}") as error:
+    with pytest.raises(UserError, match=f"^{sentence}"):
         cells(config.load_config("smoke", [f"axes={axes}"]))
-    assert "\n" not in str(error.value)
-    assert len(str(error.value)) <= 300
 
 
 DAPO = "grpo(clip_high=0.28, dual_clip=10)+overlong"
@@ -162,9 +160,8 @@ DAPO = "grpo(clip_high=0.28, dual_clip=10)+overlong"
     ],
 )
 def test_cells_refuse_methods(overrides: list[str], sentence: str) -> None:
-    with pytest.raises(UserError, match=f"^{sentence}") as error:
+    with pytest.raises(UserError, match=f"^{sentence}"):
         cells(config.load_config("smoke", overrides))
-    assert "\n" not in str(error.value)
 
 
 def test_cells_with_a_correction_of_whole_responses() -> None:

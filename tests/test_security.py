@@ -89,7 +89,6 @@ def test_plugin_entries_of_a_broken_plugin(code: str, words: str, folder: Path) 
     with pytest.raises(UserError, match=words) as error:
         list(plugins.plugin_entries("METHODS", ["breaks"]))
     assert "breaks" in str(error.value)
-    assert len(str(error.value)) <= 300
 
 
 def test_resolve_refuses_pickled_weights(tmp_path: Path) -> None:

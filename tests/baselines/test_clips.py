@@ -10,14 +10,14 @@ import loops
 import pytest
 import torch
 from ragged import Case, batch_of, case, rollouts
+from registered import method
 
 import baselines
 from harness.methods.batch import TokenBatch, TokenStats
-from harness.methods.composition import Method
 
 
 def weights(spec: str, c: Case) -> list[bool]:
-    signal = Method.of(spec, baselines.table()).signal(c.old, c.batch, [c.batch])
+    signal = method(spec).signal(c.old, c.batch, [c.batch])
     assert set(signal.weights_T.tolist()) <= {0.0, 1.0}
     return (signal.weights_T == 1).tolist()
 
@@ -66,7 +66,7 @@ def test_clips_by_log_p_of_the_engine(c: Case, mu: float) -> None:
 
 
 def test_clips_read_the_engine_only_where_they_are_asked_to() -> None:
-    plain, engine = (Method.of(spec, baselines.table()) for spec in ("clip_b", "clip_b(logp=engine)"))
+    plain, engine = (method(spec) for spec in ("clip_b", "clip_b(logp=engine)"))
     assert (plain.reads_sampler, engine.reads_sampler) == (False, True)
     assert "logp" not in plain.identity()[1], "ids from before there was a choice stay as they are"
     assert engine.identity()[1]["logp"] == "engine"
@@ -77,7 +77,7 @@ def test_clips_default_to_the_released_code() -> None:
     s, n, a = *loops.taken(c), loops.group_advantages(c)
     assert weights("clip_b", c) == loops.keep_clip_b(s, a, "reference", 2.5)
     assert weights("clip_v", c) == loops.keep_clip_v(s, n, a, "reference", 8.5, max_frac=1e-4)
-    identity = Method.of("clip_b+clip_v", baselines.table()).identity()
+    identity = method("clip_b+clip_v").identity()
     assert [(x["mode"], x["mu"]) for x in identity[1:]] == [("reference", 2.5), ("reference", 8.5)]
     assert identity[2]["max_frac"] == 1e-4
 
@@ -180,7 +180,7 @@ def test_clips_by_the_tokens_sign(name: str) -> None:
 )
 def test_clips_in_any_order(spec: str) -> None:
     c = CASES[0]
-    m = Method.of(f"ppo+{spec}", baselines.table())
+    m = method(f"ppo+{spec}")
     whole = m.signal(c.old, c.batch, [c.batch])
     order = torch.randperm(len(c.batch), generator=torch.Generator().manual_seed(0)).tolist()
     shuffled = c.batch.take(order)
@@ -200,8 +200,7 @@ def test_dropped_tokens_leave_the_denominator_only_on_demand(normalise: str) -> 
     c = CASES[0]
     spec = f"grpo(normalise={normalise})+clip_b(mu=0.5"
     ours, theirs = (
-        Method.of(f"{spec}, reference_denominator={flag})", baselines.table()).signal(c.old, c.batch, [c.batch])
-        for flag in ("false", "true")
+        method(f"{spec}, reference_denominator={flag})").signal(c.old, c.batch, [c.batch]) for flag in ("false", "true")
     )
     keep, tokens = ours.weights_T.tolist(), len(ours.weights_T)
     assert torch.equal(ours.weights_T, theirs.weights_T)

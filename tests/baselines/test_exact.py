@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 from ragged import batch_of
+from registered import method
 
-import baselines
 from baselines.archer import above_quantile
 from baselines.grpo import Grouped
 from baselines.ppo import whitened
@@ -25,10 +25,6 @@ from harness.methods.verbs import Objective
 
 GROUPED = ["grpo", "dr_grpo", "rloo", "lite_ppo", "maxrl", "qae", "qae(mode=paper)", "dppo", "reinforce_pp", "otb"]
 GROUPED += ["rs_grpo", "opo", "gpg"]
-
-
-def method(spec: str) -> Method:
-    return Method.of(spec, baselines.table())
 
 
 def responses(lengths: Sequence[int], group: int, budget: int = 7168) -> tuple[TokenStats, TokenBatch]:
@@ -141,22 +137,34 @@ def tokens(count: int) -> tuple[TokenStats, TokenBatch, torch.Tensor]:
     return old, batch, torch.tensor([-1.0, 1.0], dtype=torch.float64)[batch.sequence_T]
 
 
-@pytest.mark.parametrize(("share", "kept"), [(0.07, 7), (0.28, 28), (0.55, 55), (0.56, 56), (0.071, 8)])
-def test_top_entropy_keeps_the_share_that_was_written(share: float, kept: int) -> None:
+# spec -> by its share, the number of 100 tokens whose weight is not 1
+SHARES = {
+    "top_entropy(share={})": {0.07: 93, 0.28: 72, 0.55: 45, 0.56: 44, 0.071: 92},
+    "clip_cov(fraction={}, lowest=0, highest=900)": {0.29: 29, 0.57: 57, 0.58: 58, 0.001: 1},
+    "clip_b(share={}, mode=paper)": {0.575: 58, 0.29: 29, 0.145: 14, 0.155: 16},
+    "clip_v(share={}, mode=paper)": {0.575: 58, 0.29: 29, 0.145: 14, 0.155: 16},
+    "clip_v(mu=0, max_frac={})": {0.29: 29},
+    "clip_predict(target=900, most={})": {0.29: 29},
+    "stare(target=9, share={})": {0.14: 7, 0.142: 8, 0.002: 1, 0: 0},  # of the 50 with a positive advantage
+}
+
+
+@pytest.mark.parametrize("template", SHARES)
+def test_controls_weigh_the_share_that_was_written(template: str) -> None:
     old, batch, advantages_T = tokens(100)
-    weights_T = method(f"top_entropy(share={share})").controls["top_entropy"].weights(old, advantages_T, batch)
-    assert int((weights_T != 0).sum()) == kept  # type: ignore[union-attr]
+    for share, number in SHARES[template].items():
+        [(name, control)] = method(template.format(share)).controls.items()
+        # With the first all tokens are candidates of the cap; with the second all covariances are in the band.
+        given_T = {"clip_v": -advantages_T.abs(), "clip_cov": old.logp}.get(name, advantages_T)
+        weights_T = control.weights(old, given_T, batch)
+        assert int((weights_T != 1).sum()) == number, share  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(("fraction", "chosen"), [(0.29, 29), (0.57, 57), (0.58, 58), (0.001, 1)])
-def test_covariance_methods_choose_the_fraction_that_was_written(fraction: float, chosen: int) -> None:
+def test_kl_cov_chooses_the_fraction_that_was_written(fraction: float, chosen: int) -> None:
     old, batch, advantages_T = tokens(100)
     held_T = method(f"kl_cov(fraction={fraction})").controls["kl_cov"].marks(old, advantages_T, batch)["held"]
     assert int(held_T.sum()) == chosen
-    # All covariances are in the band here, so that there are enough candidates.
-    clip_cov = method(f"clip_cov(fraction={fraction}, lowest=0, highest=900)").controls["clip_cov"]
-    dropped_T = clip_cov.weights(old, old.logp, batch) == 0
-    assert int(dropped_T.sum()) == chosen  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("name", ["kl_cov", "kl_cov_release"])
@@ -173,33 +181,6 @@ def test_kl_cov_gradient_of_rounding(name: str) -> None:
         slopes.append(slope_T)
     assert torch.equal(*slopes)
     assert slopes[0].any()
-
-
-@pytest.mark.parametrize("name", ["clip_b", "clip_v"])
-def test_clips_drop_the_written_share(name: str) -> None:
-    old, batch, advantages_T = tokens(100)
-    for share, dropped in ((0.575, 58), (0.29, 29), (0.145, 14), (0.155, 16)):
-        control = method(f"{name}(share={share}, mode=paper)").controls[name]
-        assert int((control.weights(old, advantages_T, batch) == 0).sum()) == dropped  # type: ignore[union-attr]
-
-
-def test_clip_v_cap_of_the_written_share() -> None:
-    old, batch, advantages_T = tokens(100)
-    control = method("clip_v(mu=0, max_frac=0.29)").controls["clip_v"]
-    assert int((control.weights(old, -advantages_T.abs(), batch) == 0).sum()) == 29  # type: ignore[union-attr]
-
-
-def test_prediction_drops_at_most_the_written_share() -> None:
-    old, batch, advantages_T = tokens(100)
-    control = method("clip_predict(target=900, most=0.29)").controls["clip_predict"]
-    assert int((control.weights(old, advantages_T, batch) == 0).sum()) == 29  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize(("share", "chosen"), [(0.07, 7), (0.071, 8), (0.001, 1), (0, 0)])
-def test_stare_weighs_the_share_that_was_written_rounded_up(share: float, chosen: int) -> None:
-    old, batch, advantages_T = tokens(200)
-    control = method(f"stare(target=9, share={share})").controls["stare"]
-    assert int((control.weights(old, advantages_T, batch) == 1.1).sum()) == chosen  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(("quantile", "length", "above"), [(0.29, 101, 71), (0.57, 101, 43), (0.8, 6, 1), (1, 9, 0)])

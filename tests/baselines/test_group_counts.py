@@ -15,13 +15,7 @@ import torch
 from loops import Oracle
 from objective_loops import Loops
 from ragged import Case, answers_of, case
-
-import baselines
-from harness.methods.composition import Method
-
-
-def method(spec: str) -> Method:
-    return Method.of(spec, baselines.table())
+from registered import method
 
 
 def of_tokens(c: Case, weights: Sequence[float]) -> list[float]:

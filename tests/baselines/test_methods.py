@@ -12,19 +12,13 @@ import torch
 from loops import Oracle
 from portions import in_turn
 from ragged import Case, case
+from registered import check_loss, method
 
 import baselines
 from baselines.ppo import Ppo
 from harness.base.errors import UserError
 from harness.methods.composition import Method, Signal
 from harness.methods.verbs import Composition
-
-TABLE = baselines.table()
-RTOL, ATOL = 1e-9, 1e-12
-
-
-def method(spec: str) -> Method:
-    return Method.of(spec, TABLE)
 
 
 def ppo_advantages(c: Case) -> list[float]:
@@ -161,9 +155,9 @@ def test_value_loss_and_its_gradient(value_clip: float | None, normalise: str) -
             total += factor * max((v - returns[t]) ** 2, (near - returns[t]) ** 2)
             gradient.append(0.0 if far else factor * 2 * (v - returns[t]))
     assert (held > 0) == (value_clip is not None)
-    assert torch.stack(losses).sum().item() == pytest.approx(total, rel=RTOL)
+    assert torch.stack(losses).sum().item() == pytest.approx(total, rel=1e-9)
     assert values_T.grad is not None
-    assert values_T.grad.tolist() == pytest.approx(gradient, rel=RTOL, abs=ATOL)
+    assert values_T.grad.tolist() == pytest.approx(gradient, rel=1e-9, abs=1e-12)
 
 
 # Adaptive entropy
@@ -189,25 +183,7 @@ def test_adaptive_entropy_below_the_target(entropies: list[float], coefficient: 
     m = method("grpo+adaptive_entropy(target=0.5, delta=0.1, highest=1)")
     for entropy in entropies:
         m.observe({"entropy/mean": entropy})
-    loss = m.loss(c.current(), m.signal(c.old, c.batch, [c.batch]), c.batch)
-    loss.backward()
-    expected, gradient = Oracle(loops.group_advantages(c), bonus=coefficient).loss(c, range(len(c.batch)))
-    assert loss.item() == pytest.approx(expected, rel=RTOL)
-    expected_TV = torch.tensor([gradient[t] for t in sorted(gradient)], dtype=torch.float64)
-    torch.testing.assert_close(c.logits_TV.grad, expected_TV, rtol=RTOL, atol=ATOL)
-
-
-def test_state_round_trip() -> None:
-    first, second = method("adaptive_entropy"), method("adaptive_entropy")
-    for entropy in (0.3, 0.1, 0.15):
-        first.observe({"entropy/mean": entropy})
-    second.load_state(first.state())
-    assert second.state() == first.state() == {"adaptive_entropy": {"coefficient": 2e-4, "active": 1.0}}
-    for m in (first, second):
-        m.observe({"entropy/mean": 0.1})
-    assert second.state() == first.state()
-    assert first.state()["adaptive_entropy"]["coefficient"] == pytest.approx(3e-4)
-    assert method("adaptive_entropy").state()["adaptive_entropy"] == {"coefficient": 0.0, "active": 0.0}
+    check_loss(m, c, Oracle(loops.group_advantages(c), bonus=coefficient))
 
 
 def test_load_state_without_memory() -> None:
@@ -230,13 +206,17 @@ def test_needs_of_a_composition() -> None:
 
 def test_of_a_control_alone() -> None:
     shared = {"grpo": {"clip_high": 0.28}, "clip_b": {"share": 0.01}}
-    alone, written = Method.of("clip_b", TABLE, shared), Method.of(" grpo + clip_b ", TABLE, shared)
+    table = baselines.table()
+    alone, written = Method.of("clip_b", table, shared), Method.of(" grpo + clip_b ", table, shared)
     assert alone.identity() == written.identity()
     assert written.name == "grpo+clip_b"
     assert alone.identity()[0]["clip_high"] == 0.28
     assert alone.identity()[1]["share"] == 0.01
-    assert Method.of("clip_b(share=0.02)", TABLE, shared).identity()[1]["share"] == 0.02
+    assert Method.of("clip_b(share=0.02)", table, shared).identity()[1]["share"] == 0.02
     assert alone.identity() != method("clip_b").identity()
+
+
+UNUSED = ["passk+overlong", "overlong+w_reinforce", "nsr+overlong", "real+overlong"]  # rewards, by the objective
 
 
 @pytest.mark.parametrize(
@@ -248,12 +228,37 @@ def test_of_a_control_alone() -> None:
         ("clip_b(share=0.1, mu=2)", r"both share \(0.1\) and mu \(2.0\) are given"),
         ("clip_v(mu_high=2)", "mu_high is 2.0; allowed: only with mode=paper"),
         ("adaptive_entropy(start=1)", r"start is 1.0; allowed: from lowest \(0.0\) to highest \(0.005\)"),
+        # Controls
+        ("clip_cov(lowest=5)", r"lowest is 5.0; allowed: less than highest \(5.0\)"),
+        ("steer(mode=exponential, highest=2)", "highest is 2.0; allowed: only with mode=linear"),
+        ("stare(negative=0.8)", "negative is 0.8; allowed: only with variant=c2"),
+        ("stare(positive=1.6)", r"positive is 1.6; allowed: 1 to most \(1.5\)"),
+        ("stare(variant=c2, negative=0.4)", r"negative is 0.4; allowed: least \(0.5\) to 1"),
+        ("entrocraft(lower=[0.8, 0.4])", r"lower is \[0.8, 0.4\]; allowed: at most upper"),
+        ("repo_r(highest=2)", "lowest and highest are 0.0001 and 2.0; allowed: only with a target"),
+        ("repo_r(target=1, zeta=2)", "zeta is 2.0; allowed: from lowest"),
+        ("quadrant(keep=[positive_abov])", "a name in keep is 'positive_abov'; allowed: .*mean 'positive_above'"),
+        ("quadrant(keep=positive_above)", "keep is 'positive_above'; it must be a list"),
+        ("clip_servo(start=0.5)", r"start is 0.5; allowed: from lowest \(0.001\) to highest \(0.2\)"),
+        ("clip_predict(gain=0.5)", "gain is 0.5; allowed: only with a target"),
+        ("clip_predict(target=1, start=0.05)", r"start is 0.05; allowed: from lowest \(0.1\) to highest \(10.0\)"),
+        # Objectives
+        ("gspo(normalise=token)", r"gspo.normalise is 'token'; allowed: sequence"),
+        ("gmpo(normalise=constant)", r"gmpo.normalise is 'constant'; allowed: sequence"),
+        ("real(normalise=token)", "real.normalise is 'token'; allowed: sequence"),
+        ("gmpo+clip_b", "control clip_b weighs single tokens, and objective gmpo takes a response as one product"),
+        ("cispo(bound=3, clip_high=0.2)", r"both clip_high \(0.2\) and bound \(3.0\) are given"),
+        ("bapo(least_clip_low=0.5)", r"least_clip_low is 0.5; allowed: up to clip_low \(0.4\)"),
+        ("bapo(most_clip_high=0.1)", r"most_clip_high is 0.1; allowed: clip_high \(0.2\) and more"),
+        ("dapo(clip_high=0.3)", r"method dapo is short for grpo\(clip_high=0.28, dual_clip=10\)\+overlong"),
+        ("rloo(divide_by_std=true)", "unknown key rloo.divide_by_std"),
+        ("sapo(clip_high=0.3)", "unknown key sapo.clip_high"),
+        *((spec, r"control overlong shapes rewards, but objective \w+ uses only which responses") for spec in UNUSED),
     ],
 )
 def test_method_of_refuses_wrong_specs(spec: str, words: str) -> None:
-    with pytest.raises(UserError, match=words) as error:
+    with pytest.raises(UserError, match=words):
         method(spec)
-    assert "\n" not in str(error.value)
 
 
 def test_signal_of_a_part() -> None:

@@ -13,10 +13,10 @@ import pytest
 import torch
 from datasets import Dataset
 from ragged import Case, case
+from registered import method
 from torch import Tensor
 from trl_trainers import BUDGET, tiny, tokenizer
 
-import baselines
 from harness.methods.batch import TokenBatch
 from harness.methods.composition import Method
 
@@ -27,7 +27,6 @@ with pytest.MonkeyPatch.context() as patch:
     rewards: Any = pytest.importorskip("trl.rewards")
 
 pytestmark = pytest.mark.filterwarnings("ignore:You are using 'rollout_func'")
-TABLE = baselines.table()
 RTOL, ATOL = 1e-9, 1e-12
 # The soft penalty of dapo: share 0.2 of the budget, with the factor that goes with rewards of 0 and 1.
 OVERLONG = {"reward_weights": [1.0, 0.5]}
@@ -204,7 +203,7 @@ def without_telemetry(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("seed", [2, 3])
 @pytest.mark.parametrize(("spec", "options"), SAME, ids=IDS)
 def test_loss_and_gradient_are_those_of_the_peer(spec: str, options: dict[str, Any], seed: int, tmp_path: Path) -> None:
-    c, m = crowded(seed), Method.of(spec, TABLE)
+    c, m = crowded(seed), method(spec)
     trainer = peer(c, options, tmp_path)
     advantages_T = advantages(m, c)
     theirs = lost(trainer, scored(trainer, c), c, advantages_T, c.batch)
@@ -227,7 +226,7 @@ def test_loss_and_gradient_are_those_of_the_peer(spec: str, options: dict[str, A
 def test_advantages_are_those_of_the_peer_but_for_its_epsilon(
     spec: str, options: dict[str, Any], epsilon: float, tmp_path: Path
 ) -> None:
-    c, m = crowded(), Method.of(spec, TABLE)
+    c, m = crowded(), method(spec)
     theirs_B = scored(peer(c, options, tmp_path), c)["advantages"].double()
     rewards_PG = c.batch.grouped(m.rewarded(c.old, c.batch).rewards_B)
     deviation_PG = rewards_PG.std() if spec == "lite_ppo" else rewards_PG.std(1, keepdim=True)
@@ -238,7 +237,7 @@ def test_advantages_are_those_of_the_peer_but_for_its_epsilon(
 
 @pytest.mark.parametrize("spec", ["grpo(dual_clip=null)", "grpo(clip_high=0.4, dual_clip=null)"])
 def test_clipped_shares_equal_the_peers(spec: str, tmp_path: Path) -> None:
-    c, m = crowded(), Method.of(spec, TABLE)
+    c, m = crowded(), method(spec)
     trainer = peer(c, {**BNPO, "epsilon_high": 0.4 if "0.4" in spec else 0.2}, tmp_path)
     signal = m.signal(c.old, c.batch, [c.batch])
     lost(trainer, scored(trainer, c), c, signal.advantages_T, c.batch)
@@ -250,7 +249,7 @@ def test_clipped_shares_equal_the_peers(spec: str, tmp_path: Path) -> None:
 
 def test_top_entropy_is_the_peers_where_the_policy_has_not_moved(tmp_path: Path) -> None:
     """Later the peer takes the entropy of the present policy; a control here that of the policy before the update."""
-    c, m = crowded(drift=0), Method.of("grpo(dual_clip=null)+top_entropy", TABLE)
+    c, m = crowded(drift=0), method("grpo(dual_clip=null)+top_entropy")
     trainer = peer(c, {**BNPO, "top_entropy_quantile": 0.2}, tmp_path)
     advantages_T = advantages(m, c)
     theirs = lost(trainer, scored(trainer, c), c, advantages_T, c.batch)
@@ -259,7 +258,7 @@ def test_top_entropy_is_the_peers_where_the_policy_has_not_moved(tmp_path: Path)
 
 
 def test_adaptive_entropy_equals_the_peers(tmp_path: Path) -> None:
-    m = Method.of("grpo(dual_clip=null)+adaptive_entropy(target=1.1, delta=0.02, highest=0.03, start=0.01)", TABLE)
+    m = method("grpo(dual_clip=null)+adaptive_entropy(target=1.1, delta=0.02, highest=0.03, start=0.01)")
     adaptive = {"use_adaptive_entropy": True, "entropy_target": 1.1, "entropy_coef_delta": 0.02}
     trainer = peer(crowded(), {**BNPO, **adaptive, "entropy_coef": 0.01, "entropy_coef_max": 0.03}, tmp_path)
     coefficients = []
@@ -277,7 +276,7 @@ def test_adaptive_entropy_equals_the_peers(tmp_path: Path) -> None:
 
 def test_kl_gradient_equals_the_peers(tmp_path: Path) -> None:
     """The peer's default is k3 times the ratio; at ratio 1 its gradient is that of k2, the default here."""
-    c, m = crowded(drift=0), Method.of("grpo(dual_clip=null, kl_coef=0.3)", TABLE)
+    c, m = crowded(drift=0), method("grpo(dual_clip=null, kl_coef=0.3)")
     trainer = peer(c, {**BNPO, "beta": 0.3}, tmp_path)
     theirs = lost(trainer, scored(trainer, c), c, advantages(m, c), c.batch)
     (mine,) = ours(m, c, [c.batch])
@@ -291,7 +290,7 @@ def test_kl_gradient_equals_the_peers(tmp_path: Path) -> None:
 def test_micro_batches_add_up_to_the_same_where_the_loss_is_a_mean_over_responses(
     spec: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
-    c, m = crowded(), Method.of(spec, TABLE)
+    c, m = crowded(), method(spec)
     trainer = peer(c, options, tmp_path, parts=3)
     inputs = scored(trainer, c)
     theirs = [lost(trainer, inputs, c, advantages(m, c), part) for part in c.batch.split(3)]
@@ -301,7 +300,7 @@ def test_micro_batches_add_up_to_the_same_where_the_loss_is_a_mean_over_response
 
 def test_bnpo_weighs_micro_batches_alike_however_many_tokens_they_have(tmp_path: Path) -> None:
     """Here they add up to the mean over the tokens of the mini-batch."""
-    c, m = crowded(), Method.of("grpo(dual_clip=null)", TABLE)
+    c, m = crowded(), method("grpo(dual_clip=null)")
     trainer, parts = peer(c, BNPO, tmp_path, parts=3), list(c.batch.split(3))
     inputs = scored(trainer, c)
     theirs = [lost(trainer, inputs, c, advantages(m, c), part).item() for part in parts]
@@ -319,7 +318,7 @@ def test_bnpo_weighs_micro_batches_alike_however_many_tokens_they_have(tmp_path:
 def test_dapo_divides_each_update_by_the_tokens_of_a_mean_one(loss_type: str, tmp_path: Path) -> None:
     """Here each update is divided by its own tokens. The ratio of the two losses is known before the update."""
     specs = {"dapo": "grpo(dual_clip=null)", "cispo": "cispo", "vespo": "vespo"}
-    c, m = crowded(), Method.of(specs[loss_type], TABLE)
+    c, m = crowded(), method(specs[loss_type])
     options = {"loss_type": loss_type, **({"epsilon_high": 5.0} if loss_type == "cispo" else {})}
     trainer, updates = peer(c, options, tmp_path, parts=2, steps=2), list(c.batch.split(2))
     inputs = scored(trainer, c)
@@ -346,7 +345,7 @@ def test_dapo_divides_each_update_by_the_tokens_of_a_mean_one(loss_type: str, tm
     ],
 )
 def test_defaults_are_the_peers(name: str, options: dict[str, str]) -> None:
-    objective = Method.of(name, TABLE).objective
+    objective = method(name).objective
     assert {theirs: getattr(objective, mine) for mine, theirs in options.items()} == {
         theirs: getattr(trl.GRPOConfig, theirs) for theirs in options.values()
     }

@@ -14,17 +14,10 @@ import torch
 from objective_loops import Loops, Response
 from portions import in_turn
 from ragged import Case, case
+from registered import method
 from torch import Tensor
 
-import baselines
 from harness.methods.batch import TokenBatch
-from harness.methods.composition import Method
-
-TABLE = baselines.table()
-
-
-def method(spec: str) -> Method:
-    return Method.of(spec, TABLE)
 
 
 def made() -> Case:

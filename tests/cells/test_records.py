@@ -78,9 +78,8 @@ READERS: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("name", ["state.json", "config.yaml", "metrics.jsonl"])
 def test_read_of_a_damaged_record(name: str, content: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content.encode(errors="surrogateescape") + b"\n" * (name == "metrics.jsonl"))
-    with pytest.raises(Damaged, match=f"^{tmp_path / name} is damaged: .") as error:
+    with pytest.raises(Damaged, match=f"^{tmp_path / name} is damaged: ."):
         READERS[name](tmp_path)
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("name", READERS)

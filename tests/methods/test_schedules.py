@@ -6,25 +6,20 @@ import re
 from pathlib import Path
 
 import pytest
+from registered import method
 from trainers import check_resumed, same, weights
 
-import baselines
 import entrobench
 from harness import config
 from harness.base.errors import UserError
 from harness.conformance.miniature import Size, miniature_trainer, write_model
 from harness.matrix import cells
-from harness.methods.composition import Method
 from harness.methods.refusals import trl_refusal, verl_refusal
 from harness.methods.schedules import Linear
 from harness.tokens.metrics import Stopwatch
 from harness.train.trainer import Trainer
 
 STEPS = 5
-
-
-def method(spec: str) -> Method:
-    return Method.of(spec, baselines.table())
 
 
 @pytest.fixture
@@ -132,9 +127,8 @@ def test_schedule_in_method_options() -> None:
     ],
 )
 def test_schedules_that_cannot_be(spec: str, sentence: str) -> None:
-    with pytest.raises(UserError, match=re.escape(sentence)) as error:
+    with pytest.raises(UserError, match=re.escape(sentence)):
         method(spec)
-    assert "\n" not in str(error.value)
 
 
 def test_schedule_of_a_task() -> None:

@@ -299,9 +299,8 @@ def test_resolve_says_that_a_path_does_not_exist(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["gpt2", "a/b/c", "me/.hidden", "me/ti ny", "me/", "gpt2@main"])
 def test_resolve_refuses_other_names(name: str) -> None:
-    with pytest.raises(UserError, match=r"^unknown model .*; allowed: .* or owner/name on the hub$") as error:
+    with pytest.raises(UserError, match=r"^unknown model .*; allowed: .* or owner/name on the hub$"):
         models.resolve(name)
-    assert "\n" not in str(error.value)
 
 
 def test_resolve_refuses_an_empty_revision() -> None:

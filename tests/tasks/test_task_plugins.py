@@ -213,9 +213,8 @@ def test_task_table_refuses_what_is_no_task(
     text: str, words: str, offer: Callable[[str, str, str | None], str], tmp_path: Path
 ) -> None:
     (tmp_path / "gsm8k.yaml").write_text(YAML.replace("task: example_sums", "task: gsm8k"))
-    with pytest.raises(UserError, match=words) as error:
+    with pytest.raises(UserError, match=words):
         tasks.task_table([offer(text, "mine", None)])
-    assert "\n" not in str(error.value)
 
 
 MINE = YAML.replace("task: example_sums", "task: mine")
@@ -242,6 +241,5 @@ def test_cells_refuse_an_incomplete_task_file(
     yaml: str, words: str, offer: Callable[[str, str, str | None], str]
 ) -> None:
     plugin = offer(f"{IMPORTS}class Mine(Sums):\n  name = 'mine'\nTASKS = {{'mine': Mine}}", "mine", yaml)
-    with pytest.raises(UserError, match=words) as error:
+    with pytest.raises(UserError, match=words):
         matrix.cells(config.load_config("smoke", [f"plugins=[{plugin}]"]))
-    assert "\n" not in str(error.value)

@@ -165,9 +165,8 @@ def test_opened_names_the_model(kind: Any, harm: Any, sentence: str, tmp_path: P
     folder = folder_of_a_model(tmp_path / "m")
     assert weights.opened(kind, folder) is not None
     harm(folder)
-    with pytest.raises(UserError, match=rf"^model .*/m cannot be read by {kind.__name__}: {sentence}") as error:
+    with pytest.raises(UserError, match=rf"^model .*/m cannot be read by {kind.__name__}: {sentence}"):
         weights.opened(kind, folder)
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("harm", [cut, lambda folder: (folder / "model.safetensors").write_bytes(b"no weights at all")])
@@ -175,17 +174,15 @@ def test_load_model_names_an_unreadable_file(harm: Any, tmp_path: Path) -> None:
     folder = folder_of_a_model(tmp_path / "m")
     model = weights.load_model(folder)
     harm(folder)
-    with pytest.raises(UserError, match=r"^model .*/m cannot be read: model\.safetensors: .") as error:
+    with pytest.raises(UserError, match=r"^model .*/m cannot be read: model\.safetensors: ."):
         weights.stored(model, folder)
-    assert "\n" not in str(error.value)
 
 
 def test_fill_names_a_tensor_of_another_shape(tmp_path: Path) -> None:
     folder = folder_of_a_model(tmp_path / "m")
     sentence = r"^the tensors in .*/m cannot be read: ValueError: .*\[24, 16\].*\[25, 16\].* model\.layers\.0\.mlp\.up"
-    with pytest.raises(UserError, match=sentence) as error:
+    with pytest.raises(UserError, match=sentence):
         weights.fill({"model.layers.0.mlp.up_proj.weight": torch.zeros(25, 16)}, folder)
-    assert "\n" not in str(error.value)
 
 
 def outline_on_rank(rank: int, folder: Path) -> str:
