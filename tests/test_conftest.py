@@ -63,9 +63,7 @@ def ours(request: pytest.FixtureRequest) -> Any:
     ("markexpr", "order"),
     [("", ["process", "plain", "quick"]), ("long or slow", ["process", "long", "plain", "quick"])],
 )
-def test_long_tests_are_left_out_and_files_that_start_processes_come_first(
-    markexpr: str, order: list[str], ours: Any
-) -> None:
+def test_modifyitems_by_marks(markexpr: str, order: list[str], ours: Any) -> None:
     items = [
         Item("quick", Path("test_a.py")),
         Item("process", Path("test_b.py"), ("processes",)),

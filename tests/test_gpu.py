@@ -50,9 +50,7 @@ def test_training_in_bfloat16_learns_with_float32_master_weights(method: str, tm
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_sequences_in_one_row_are_those_with_padding(
-    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packed_sequences_are_those_with_padding(dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One kernel computes them in bfloat16, whose result is rounded to 8 bits; several calls in float32."""
     results: list[tuple[torch.Tensor, float]] = []
     for long in (10**6, 0):
@@ -109,9 +107,8 @@ def test_moments_of_8_bits(tmp_path: Path) -> None:
     pytest.importorskip("torchao")
     changes = []
     for name in ("adamw", "adamw8bit"):
-        trainer = build(
-            tmp_path / name, "grpo", "hardware.device=cuda", "train.dtype=float32", f"train.optimizer={name}"
-        )
+        settings = ["hardware.device=cuda", "train.dtype=float32", f"train.optimizer={name}"]
+        trainer = build(tmp_path / name, "grpo", *settings)
         before = torch.cat([x.flatten() for x in weights(trainer)])
         for step in (1, 2):
             trainer.train_step(step, Stopwatch())

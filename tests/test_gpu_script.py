@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from living import wait_until
 from places import REPOSITORY
 
 SCRIPT = REPOSITORY / "benchmarks/gpu/run.sh"
@@ -87,10 +88,7 @@ def test_a_row_that_fails_or_hangs_stops_no_other(rehearsal: Path) -> None:
 def test_records_are_packed_where_the_script_is_stopped(number: signal.Signals, rehearsal: Path) -> None:
     with start(rehearsal, hangs='leaderboard "${demo[@]}"') as process:
         out = rehearsal / "out/run.txt"
-        deadline = time.monotonic() + 30
-        while not (out.exists() and "hangs" in out.read_text()):
-            assert time.monotonic() < deadline, "the row that hangs was never reached"
-            time.sleep(0.05)
+        wait_until(lambda: out.exists() and "hangs" in out.read_text(), seconds=30)
         (rehearsal / "out/records.tar.gz").unlink()
         begun = time.monotonic()
         process.send_signal(number)

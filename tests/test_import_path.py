@@ -59,9 +59,8 @@ def command(tmp_path: Path) -> str:
 
 
 def test_commands_start(command: str, crowded: Path) -> None:
-    assert (
-        "Halves every gradient" in run_python(command, "list", "methods", "--plugin", "my_methods", cwd=crowded).stdout
-    )
+    listed = run_python(command, "list", "methods", "--plugin", "my_methods", cwd=crowded).stdout
+    assert "Halves every gradient" in listed
     assert "planned  2" in run_python(command, "plan", "mine.yaml", cwd=crowded).stdout
 
 
@@ -107,19 +106,12 @@ def test_python_command_import_path(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("name", ["baselines", "harness", "tasks", "entrobench", "configs"])
 def test_table_refuses_a_plugin_named_like_a_package(name: str) -> None:
-    with pytest.raises(
-        UserError, match=f"^plugin {name} has the name of a package of entrobench; give the file another"
-    ):
+    with pytest.raises(UserError, match=f"^plugin {name} has the name of a package of entrobench; give the file"):
         baselines.table([name])
 
 
 def test_table_refuses_a_hidden_plugin() -> None:
-    with pytest.raises(
-        UserError,
-        match=r"^plugin statistics has neither METHODS nor TASKS nor JUDGES; it was read from .*statistics\.py$",
-    ):
-        baselines.table(["statistics"])
-    with pytest.raises(
-        UserError, match=r"^plugin sys has neither METHODS nor TASKS nor JUDGES; it was read from Python itself$"
-    ):
-        baselines.table(["sys"])
+    for name, place in (("statistics", r".*statistics\.py"), ("sys", "Python itself")):
+        sentence = f"^plugin {name} has neither METHODS nor TASKS nor JUDGES; it was read from {place}$"
+        with pytest.raises(UserError, match=sentence):
+            baselines.table([name])

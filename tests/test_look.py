@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from commands import end_of, refusal
 
 import tasks
-from harness import cli, config, runs
+from harness import config, runs
 from harness.base import files
 from harness.base.errors import UserError
 from harness.matrix import cells, settle_auto
@@ -70,7 +71,7 @@ NONE = [[0, 0], [0, 0]]
         (NONE, 0.5, False, 4, False, "no response is right .*; take easier problems, a larger model, or a w"),
     ],
 )
-def test_the_sentence(
+def test_conclusion(
     right: list[list[int]], ended: float, bare: bool, shots: int | None, can_learn: bool, sentence: str
 ) -> None:
     found, text = looks.conclusion(seen(right, ended), bare=bare, shots=shots)
@@ -87,9 +88,7 @@ def test_the_sentence(
         ([[0.0, 0.0], [0.0, 0.0]], 0.0, False, "not trainable: no response ended within 9 tokens"),
     ],
 )
-def test_scores_decide_where_training_rewards_them(
-    scores: list[list[float]], ended: float, can_learn: bool, sentence: str
-) -> None:
+def test_conclusion_of_scores(scores: list[list[float]], ended: float, can_learn: bool, sentence: str) -> None:
     """And not which responses are right, of which there are none here."""
     graded = dataclasses.replace(seen([[0, 0], [0, 0]], ended), scores=scores)
     found, text = looks.conclusion(graded, bare=False, shots=None)
@@ -104,16 +103,13 @@ def test_only_a_look_without_end_and_without_answer_is_hopeless() -> None:
     assert not seen([[0, 1]], 0.0).hopeless
 
 
-def look(words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    with pytest.raises(SystemExit) as end:
-        cli.main(["look", *words])
-    return int(str(end.value.code)), capsys.readouterr().out
+def look(*words: str) -> tuple[object, str]:
+    code, output, _ = end_of("look", *words)
+    return code, output
 
 
-def test_the_command_shows_a_prompt_its_samples_and_numbers(
-    folder: Path, cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    code, output = look([str(folder), "countdown", *SMALL], capsys)
+def test_look_prints_its_record(folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, output = look(str(folder), "countdown", *SMALL)
     assert code == 0
     [path] = (cache / "looks").iterdir()
     record = files.read_sealed(path)
@@ -131,10 +127,10 @@ def test_the_command_shows_a_prompt_its_samples_and_numbers(
     assert output.splitlines()[-1] == record["sentence"]
     # The same look again samples nothing, unless it was damaged.
     monkeypatch.setattr(looks, "sampled", lambda *given: pytest.fail("it is in the cache"))
-    assert look([str(folder), "countdown", *SMALL], capsys) == (0, output)
+    assert look(str(folder), "countdown", *SMALL) == (0, output)
     path.write_text(path.read_text().replace("countdown", "countdawn"))
     monkeypatch.setattr(looks, "sampled", lambda *given: Look(**record))
-    assert look([str(folder), "countdown", *SMALL], capsys) == (0, output)
+    assert look(str(folder), "countdown", *SMALL) == (0, output)
 
 
 @pytest.mark.parametrize(
@@ -147,15 +143,12 @@ def test_the_command_shows_a_prompt_its_samples_and_numbers(
         (["countdown-tiny", "countdown", "rollout.max_new_token=9"], "did you mean 'max_new_tokens'"),
     ],
 )
-def test_mistakes_are_one_sentence(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        cli.main(["look", *words])
-    assert end.value.code == 2
-    assert sentence in capsys.readouterr().err
+def test_mistakes_are_one_sentence(words: list[str], sentence: str) -> None:
+    assert sentence in refusal("look", *words)
 
 
-def test_a_model_that_cannot_learn_ends_with_2(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, output = look([str(folder), "countdown", *SMALL, "rollout.max_new_tokens=2"], capsys)
+def test_a_model_that_cannot_learn_ends_with_2(folder: Path) -> None:
+    code, output = look(str(folder), "countdown", *SMALL, "rollout.max_new_tokens=2")
     assert code == 2
     assert output.splitlines()[-1].startswith("not trainable: no response ended within 2 tokens, and none was right")
 
@@ -270,12 +263,10 @@ def test_a_run_ends_only_where_nothing_ends(
         ("countdown", "2", 2, "not trainable: no response is right (100% unreadable); the prompt does not say what"),
     ],
 )
-def test_a_real_model(
-    task: str, size: str, code: int, sentence: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_real_model(task: str, size: str, code: int, sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ENTROBENCH_CACHE")  # where it has been converted
     monkeypatch.setattr(looks, "kept", lambda *given: None)
-    found, output = look([WHEEL, task, "--problems", size, "rollout.max_new_tokens=16"], capsys)
+    found, output = look(WHEEL, task, "--problems", size, "rollout.max_new_tokens=16")
     assert output.splitlines()[-1].startswith(sentence)
     assert found == code
     assert "<|im_start|>assistant" in output

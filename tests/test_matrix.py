@@ -217,9 +217,7 @@ def test_evaluation_names() -> None:
         ("eval.by_task={countdown: {problems: 337}}", "eval.by_task.countdown.problems is 337, but countdown has 336"),
     ],
 )
-def test_cells_refuse_more_problems_than_a_split_has(
-    command: str, override: str, sentence: str, tmp_path: Path
-) -> None:
+def test_cells_refuse_more_problems_than_there_are(command: str, override: str, sentence: str, tmp_path: Path) -> None:
     assert re.match(rf"entrobench: {sentence}", refusal(command, "smoke", f"results={tmp_path / 'r'}", override))
     assert not (tmp_path / "r").exists()
 
@@ -255,9 +253,7 @@ def test_claim_with_a_half_written_marker(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("moment", ["exists", "iterdir"])
-def test_check_owner_with_a_marker_written_meanwhile(
-    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_check_owner_while_a_marker_is_written(moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It comes with all that belongs to it right after the look at the marker, or at the folder."""
     settings = config.load_config("smoke", [f"results={tmp_path}"])
     settings.folder.mkdir()

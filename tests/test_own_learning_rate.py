@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from boards import json_rows, show_table, smoke_matrix
 from commands import run_command
+from registered import method
 from trainers import build, records, same, weights
 
 import baselines
@@ -18,7 +19,6 @@ from harness.base.schema import number, typed
 from harness.conformance import miniature
 from harness.matrix import cells
 from harness.methods import refusals as doors
-from harness.methods.composition import Method
 from harness.methods.verbs import Control
 from harness.theory import explain
 from harness.tracking.sync import params_of
@@ -26,16 +26,16 @@ from harness.tracking.sync import params_of
 OTHER = "3e-3"  # a rate that no configuration here has
 
 
-def rate_of(spec: str, default: float = 1e-6) -> float:
-    return Method.of(spec, baselines.table()).learning_rate(default)
+def rate_of(spec: str) -> float:
+    return method(spec).learning_rate(1e-6)
 
 
 @pytest.mark.parametrize("name", baselines.METHODS)
 def test_objectives_have_the_option_lr(name: str) -> None:
-    method = Method.of(name, baselines.table())
-    assert method.objective.lr is None
-    assert method.learning_rate(0.5) == 0.5
-    assert "lr" not in method.identity()[0]
+    plain = method(name)
+    assert plain.objective.lr is None
+    assert plain.learning_rate(0.5) == 0.5
+    assert "lr" not in plain.identity()[0]
 
 
 def test_learning_rate_of_a_composition() -> None:
@@ -85,14 +85,14 @@ def test_cells_refuse_an_axis_of_rates() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["grpo", "grpo+clip_b(share=0.05)", "ppo"])
-def test_trainer_uses_the_learning_rate_of_the_method(method: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("spec", ["grpo", "grpo+clip_b(share=0.05)", "ppo"])
+def test_trainer_uses_the_learning_rate_of_the_method(spec: str, tmp_path: Path) -> None:
     """With its warm-up, bit for bit; a critic keeps its own."""
     shared = ["train.warmup_steps=3", "train.steps=2"]
-    base, plus, rest = method.partition("+")
+    base, plus, rest = spec.partition("+")
     alone = build(tmp_path / "alone", f"{base}(lr={OTHER}){plus}{rest}", *shared)
-    by_config = build(tmp_path / "config", method, *shared, f"train.lr={OTHER}")
-    unset = build(tmp_path / "unset", method, *shared)
+    by_config = build(tmp_path / "config", spec, *shared, f"train.lr={OTHER}")
+    unset = build(tmp_path / "unset", spec, *shared)
     for trainer in (alone, by_config, unset):
         trainer.run(lambda step: None)
     assert records(tmp_path / "alone") == records(tmp_path / "config")
@@ -104,8 +104,7 @@ def test_conformance_with_a_learning_rate(tmp_path: Path) -> None:
     size = miniature.Size()
     miniature.write_model(tmp_path / "model", size)
     for spec, rate in (("grpo", size.lr), ("grpo(lr=2e-3)", 2e-3)):
-        method = Method.of(spec, baselines.table())
-        trainer = miniature.miniature_trainer(method, tmp_path / "model", tmp_path, size, steps=1)
+        trainer = miniature.miniature_trainer(method(spec), tmp_path / "model", tmp_path, size, steps=1)
         assert trainer.policy.lr == rate
 
 
@@ -123,8 +122,8 @@ def test_learning_rate_in_a_loop_of_ones_own() -> None:
 @pytest.mark.parametrize("trainer", doors.REFUSALS)
 def test_refusals_of_learning_rates(trainer: str) -> None:
     refusal = doors.REFUSALS[trainer]
-    assert refusal(Method.of("grpo", baselines.table())) is None
-    assert "sets the learning rate 0.0003" in (refusal(Method.of("grpo(lr=3e-4)", baselines.table())) or "")
+    assert refusal(method("grpo")) is None
+    assert "sets the learning rate 0.0003" in (refusal(method("grpo(lr=3e-4)")) or "")
 
 
 # Output

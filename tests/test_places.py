@@ -128,9 +128,7 @@ def test_default_cache_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_cell_with_a_clock_that_goes_backwards(
-    tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cell_with_a_clock_going_backwards(tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "write_log", lambda place: None)
     [cell] = matrix.cells(config.load_config("smoke", [*SHORT, f"results={tmp_path / 'results'}"]))
     now = iter(range(10**9, 0, -3600))

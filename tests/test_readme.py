@@ -109,9 +109,8 @@ def masked(text: str) -> list[str]:
     progress = re.compile(r"(#:#:# )?# of # cells done,|feeding MLflow with cells")
     lines = [line for line in lines if not progress.match(line)]
     # Cells run at the same time, so their order differs.
-    return sorted(line for line in lines if line.startswith("done ")) + [
-        line for line in lines if not line.startswith("done ")
-    ]
+    done = sorted(line for line in lines if line.startswith("done "))
+    return done + [line for line in lines if not line.startswith("done ")]
 
 
 @pytest.mark.processes
@@ -196,9 +195,8 @@ def test_index_has_every_page() -> None:
 def test_index_of_studies_has_every_page() -> None:
     studies = REPOSITORY / "studies"
     index = (studies / "README.md").read_text()
-    assert {page.parent.name for page in studies.glob("*/README.md")} == set(
-        re.findall(r"\]\(([\w-]+)/README\.md\)", index)
-    )
+    listed = set(re.findall(r"\]\(([\w-]+)/README\.md\)", index))
+    assert {page.parent.name for page in studies.glob("*/README.md")} == listed
 
 
 def paths_in_the_tree() -> list[Path]:

@@ -55,9 +55,7 @@ def test_fetch_models() -> None:
 def test_local_launcher_refuses_more_ranks_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "this_machine", lambda config: Machine(1, 8, 1, (GPU,) * 4))
     monkeypatch.setattr(runs.devices, "gpus", lambda: ["a", "b"])
-    with pytest.raises(
-        UserError, match=r"hardware.ranks is 4, and each rank needs its own GPU, but this machine has 2 GPUs"
-    ):
+    with pytest.raises(UserError, match=r"hardware.ranks is 4, and each rank needs its own GPU, but this .* 2 GPUs"):
         runs.local_launcher(config.load_config("demo", ["hardware.device=cuda", "hardware.ranks=4"]), None)
 
 

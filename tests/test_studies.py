@@ -78,9 +78,7 @@ def test_check_verdicts_refuses_one_without_its_mark_or_another(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("second", "changed"), [((0.2, 0.0, 0.4), False), ((0.5, 0.3, 0.7), True)])
-def test_within_noise_compares_the_change_with_both_intervals(
-    second: tuple[float, float, float], changed: bool
-) -> None:
+def test_within_noise_by_both_intervals(second: tuple[float, float, float], changed: bool) -> None:
     first = {"mean": 0.1, "low": -0.1, "high": 0.3}  # the interval of the change is 0.2 times the root of 2
     other = dict(zip(("mean", "low", "high"), second, strict=True))
     assert other_base.within_noise(first, other) is not changed

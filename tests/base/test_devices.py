@@ -21,6 +21,12 @@ def afresh() -> Iterator[None]:
     devices.usable.cache_clear()
 
 
+def show_devices(visible: str | None, patch: pytest.MonkeyPatch) -> None:
+    patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        patch.setenv("CUDA_VISIBLE_DEVICES", visible)
+
+
 @pytest.mark.parametrize(
     ("wanted", "gpus", "built", "visible", "kind"),
     [
@@ -39,10 +45,7 @@ def test_resolve_device_on_machines(
 ) -> None:
     monkeypatch.setattr(devices, "cuda_devices", lambda: (Device("any", None),) * gpus)
     monkeypatch.setattr(devices, "built_for_cuda", lambda: built)
-    if visible is None:
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    else:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    show_devices(visible, monkeypatch)
     assert devices.resolve_device(wanted) == kind
 
 
@@ -72,10 +75,7 @@ def test_built_for_cuda_of_torch_versions(tmp_path: Path, monkeypatch: pytest.Mo
 def test_gpus_with_visible_devices(visible: str | None, names: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "cuda_devices", lambda: (Device("any", None),) * 2)
     monkeypatch.setenv("PATH", "")
-    if visible is None:
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    else:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    show_devices(visible, monkeypatch)
     assert devices.gpus() == names
 
 

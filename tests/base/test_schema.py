@@ -242,9 +242,7 @@ def test_check_at_the_bounds(given: Any, setting: dataclasses.Field[Any], where:
 
 
 @pytest.mark.parametrize(("given", "setting", "where"), [n for n in NUMBERS if str(n.values[2])[:-1] in SPECS])
-def test_options_are_checked_in_a_specification_and_in_python(
-    given: Any, setting: dataclasses.Field[Any], where: str
-) -> None:
+def test_build_refuses_numbers_beyond_bounds(given: Any, setting: dataclasses.Field[Any], where: str) -> None:
     for value in (*at_the_edges(given, setting)[1], math.nan):
         written = yaml.safe_dump(value).split()[0]
         with pytest.raises(UserError, match=rf"^{where}{setting.name} is "):

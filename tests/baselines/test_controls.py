@@ -134,7 +134,7 @@ ORACLES: dict[str, Callable[[Case, Sequence[int]], Oracle]] = {
 
 
 @pytest.mark.parametrize("template", ORACLES)
-def test_loss_and_gradient_of_micro_batches_add_up_to_the_loops(template: str) -> None:
+def test_loss_of_micro_batches_by_loops(template: str) -> None:
     c = case(2, groups=6, size=4)
     check_micro_batches(method(template.format("normalise=token")), c, lambda rows: ORACLES[template](c, rows))
 
@@ -350,10 +350,11 @@ def test_adaptive_entropy_memory() -> None:
     assert state == {"coefficient": 2e-4, "active": 1.0}
 
 
-def test_without_a_step_the_weights_of_stare_stay() -> None:
-    m = method("stare")
+@pytest.mark.parametrize(("spec", "state"), [("stare", {"positive": 1.1, "negative": 0.9}), ("clip_predict", {})])
+def test_state_without_a_target_or_step(spec: str, state: dict[str, float]) -> None:
+    m = method(spec)
     m.observe({"entropy/mean": 0.01})
-    assert m.state() == {"stare": {"positive": 1.1, "negative": 0.9}}
+    assert m.state() == {spec: state}
 
 
 def test_entropic_adds_up_its_errors() -> None:
@@ -554,12 +555,6 @@ def test_prediction_slope() -> None:
     c = case(2, groups=6, size=4)
     wanted = 0.5 * (0.5 - statistics.fmean(brute.before(c).entropy)) / slopes[-1]
     check_micro_batches(m, c, lambda rows: kept(c, lambda a: brute.keep_predicted(c, a, wanted, 0.2)))
-
-
-def test_clip_predict_without_target_has_no_state() -> None:
-    m = method("clip_predict")
-    m.observe({"entropy/mean": 0.4})
-    assert m.state() == {"clip_predict": {}}
 
 
 # Ranks

@@ -87,7 +87,7 @@ def mixed() -> Case:
 
 
 @pytest.mark.parametrize("spec", ORACLES)
-def test_loss_and_gradient_of_micro_batches_add_up_to_the_loops(spec: str) -> None:
+def test_loss_of_micro_batches_by_loops(spec: str) -> None:
     c = mixed()
     oracle = ORACLES[spec](c)
     loops.check_micro_batches(method(spec), c, lambda rows: oracle)

@@ -88,7 +88,7 @@ DENOMINATORS = ["grpo({})", "ppo({})", *(template for template in ORACLES if "re
 
 
 @pytest.mark.parametrize(("template", "normalise"), in_turn(ORACLES, NORMS, each=DENOMINATORS))
-def test_loss_and_gradient_of_micro_batches_add_up_to_the_loops(template: str, normalise: str) -> None:
+def test_loss_of_micro_batches_by_loops(template: str, normalise: str) -> None:
     c = case(2, groups=6, size=4)
     oracle = ORACLES[template](c)
     oracle.normalise = normalise

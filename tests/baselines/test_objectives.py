@@ -126,9 +126,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("spec", "make", "normalise"), CASES, ids=[spec for spec, _, _ in CASES])
-def test_loss_and_gradient_of_micro_batches_add_up_to_the_loops(
-    spec: str, make: brute.Make, normalise: str | None
-) -> None:
+def test_loss_of_micro_batches_by_loops(spec: str, make: brute.Make, normalise: str | None) -> None:
     c = crowded()
     oracle = make(c)
     oracle.normalise = normalise or oracle.normalise

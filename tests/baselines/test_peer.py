@@ -188,6 +188,12 @@ def advantages(m: Method, c: Case) -> Tensor:
     return m.signal(c.old, c.batch, [c.batch]).advantages_T
 
 
+def losses(trainer: Any, m: Method, c: Case) -> tuple[Tensor, Tensor]:
+    """Return our loss of the batch and the peer's."""
+    (mine,) = ours(m, c, [c.batch])
+    return mine, lost(trainer, scored(trainer, c), c, advantages(m, c), c.batch)
+
+
 def gradient(loss: Tensor, c: Case) -> Tensor:
     """Return the slope of a loss by the logits of all tokens."""
     (slope_TV,) = torch.autograd.grad(loss, c.logits_TV)
@@ -204,10 +210,7 @@ def without_telemetry(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("spec", "options"), SAME, ids=IDS)
 def test_loss_and_gradient_are_those_of_the_peer(spec: str, options: dict[str, Any], seed: int, tmp_path: Path) -> None:
     c, m = crowded(seed), method(spec)
-    trainer = peer(c, options, tmp_path)
-    advantages_T = advantages(m, c)
-    theirs = lost(trainer, scored(trainer, c), c, advantages_T, c.batch)
-    (mine,) = ours(m, c, [c.batch])
+    mine, theirs = losses(peer(c, options, tmp_path), m, c)
     assert mine.item() == pytest.approx(theirs.item(), rel=RTOL, abs=ATOL)
     slope_TV = gradient(mine, c)
     assert slope_TV.abs().max() > 1e-3
@@ -223,9 +226,7 @@ def test_loss_and_gradient_are_those_of_the_peer(spec: str, options: dict[str, A
         ("dapo", OVERLONG, 1e-4),
     ],
 )
-def test_advantages_are_those_of_the_peer_but_for_its_epsilon(
-    spec: str, options: dict[str, Any], epsilon: float, tmp_path: Path
-) -> None:
+def test_advantages_but_for_the_epsilon(spec: str, options: dict[str, Any], epsilon: float, tmp_path: Path) -> None:
     c, m = crowded(), method(spec)
     theirs_B = scored(peer(c, options, tmp_path), c)["advantages"].double()
     rewards_PG = c.batch.grouped(m.rewarded(c.old, c.batch).rewards_B)
@@ -247,13 +248,19 @@ def test_clipped_shares_equal_the_peers(spec: str, tmp_path: Path) -> None:
         assert 0 < share == pytest.approx(touched[ours_name].double().mean().item(), rel=1e-6)
 
 
-def test_top_entropy_is_the_peers_where_the_policy_has_not_moved(tmp_path: Path) -> None:
-    """Later the peer takes the entropy of the present policy; a control here that of the policy before the update."""
-    c, m = crowded(drift=0), method("grpo(dual_clip=null)+top_entropy")
-    trainer = peer(c, {**BNPO, "top_entropy_quantile": 0.2}, tmp_path)
-    advantages_T = advantages(m, c)
-    theirs = lost(trainer, scored(trainer, c), c, advantages_T, c.batch)
-    (mine,) = ours(m, c, [c.batch])
+@pytest.mark.parametrize(
+    ("spec", "options"),
+    [
+        # Later the peer takes the entropy of the present policy; a control here that of the policy before the update.
+        ("grpo(dual_clip=null)+top_entropy", {"top_entropy_quantile": 0.2}),
+        # The peer's default is k3 times the ratio; at ratio 1 its gradient is that of k2, the default here.
+        ("grpo(dual_clip=null, kl_coef=0.3)", {"beta": 0.3}),
+    ],
+    ids=["top_entropy", "kl"],
+)
+def test_gradient_before_the_policy_has_moved(spec: str, options: dict[str, Any], tmp_path: Path) -> None:
+    c, m = crowded(drift=0), method(spec)
+    mine, theirs = losses(peer(c, {**BNPO, **options}, tmp_path), m, c)
     torch.testing.assert_close(gradient(mine, c), gradient(theirs, c), rtol=RTOL, atol=ATOL)
 
 
@@ -274,22 +281,11 @@ def test_adaptive_entropy_equals_the_peers(tmp_path: Path) -> None:
     assert len(set(coefficients)) > 2
 
 
-def test_kl_gradient_equals_the_peers(tmp_path: Path) -> None:
-    """The peer's default is k3 times the ratio; at ratio 1 its gradient is that of k2, the default here."""
-    c, m = crowded(drift=0), method("grpo(dual_clip=null, kl_coef=0.3)")
-    trainer = peer(c, {**BNPO, "beta": 0.3}, tmp_path)
-    theirs = lost(trainer, scored(trainer, c), c, advantages(m, c), c.batch)
-    (mine,) = ours(m, c, [c.batch])
-    torch.testing.assert_close(gradient(mine, c), gradient(theirs, c), rtol=RTOL, atol=ATOL)
-
-
 @pytest.mark.parametrize(
     ("spec", "options"),
     [SAME[0], ("dr_grpo", SAME[6][1]), ("sapo(tau_negative=3)", {"loss_type": "sapo", "sapo_temperature_neg": 3.0})],
 )
-def test_micro_batches_add_up_to_the_same_where_the_loss_is_a_mean_over_responses(
-    spec: str, options: dict[str, Any], tmp_path: Path
-) -> None:
+def test_loss_of_micro_batches_as_a_mean_over_responses(spec: str, options: dict[str, Any], tmp_path: Path) -> None:
     c, m = crowded(), method(spec)
     trainer = peer(c, options, tmp_path, parts=3)
     inputs = scored(trainer, c)
@@ -308,9 +304,8 @@ def test_bnpo_weighs_micro_batches_alike_however_many_tokens_they_have(tmp_path:
     assert theirs == pytest.approx([loss / 3 for loss in of_each], rel=RTOL, abs=ATOL)
     (mine,) = ours(m, c, [c.batch])
     tokens = [len(part.index_T) for part in parts]
-    assert mine.item() == pytest.approx(
-        sum(n * x for n, x in zip(tokens, of_each, strict=True)) / sum(tokens), rel=RTOL
-    )
+    weighed = [n * x for n, x in zip(tokens, of_each, strict=True)]
+    assert mine.item() == pytest.approx(sum(weighed) / sum(tokens), rel=RTOL)
     assert abs(mine.item() - sum(theirs)) > 1e-3
 
 

@@ -90,7 +90,7 @@ LOOPS = {
 
 
 @pytest.mark.parametrize(("template", "normalise"), in_turn(LOOPS, brute.NORMS))
-def test_loss_and_gradient_of_micro_batches_add_up_to_the_loops(template: str, normalise: str) -> None:
+def test_loss_of_micro_batches_by_loops(template: str, normalise: str) -> None:
     c = made()
     oracle = LOOPS[template](c)
     oracle.normalise = normalise

@@ -9,10 +9,11 @@ import signal
 import time
 from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
-from multiprocessing.synchronize import Event
+from multiprocessing.synchronize import Barrier, Event
 from pathlib import Path
 
 import pytest
+from living import wait_until
 from patience import HANG
 
 from harness.base import files
@@ -73,15 +74,14 @@ def test_hold(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_holder_that_died_on_this_machine(tmp_path: Path, other: BaseProcess) -> None:
+def test_holder_killed_on_this_machine(tmp_path: Path, other: BaseProcess) -> None:
     owner = lease.holder(tmp_path)
     assert owner is not None
     assert owner.process == other.pid
     with lease.hold(tmp_path, wait=0) as mine:
         assert mine is None
     other.kill()
-    while lease.holder(tmp_path):  # until the kernel has ended it; its exit code is still unread
-        time.sleep(0.01)
+    wait_until(lambda: lease.holder(tmp_path) is None)  # the kernel has ended it; its exit code is still unread
     with lease.hold(tmp_path, wait=0) as mine:
         assert mine is not None
         assert mine.number == 2
@@ -93,17 +93,13 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.processes
 @pytest.mark.usefixtures("impatient")
-def test_holder_that_died_on_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ready = fork.Event()
-    process = fork.Process(target=hold, args=(tmp_path, ready))
-    process.start()
-    assert ready.wait(HANG)
+def test_holder_killed_on_another_machine(tmp_path: Path, other: BaseProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere(monkeypatch)
     monkeypatch.setattr(lease.time, "time", lambda: 1e9)  # a clock that is wrong has no say
     time.sleep(0.6)
     assert lease.holder(tmp_path) is not None, "it lives"
-    process.kill()
-    process.join()
+    other.kill()
+    other.join()
     assert lease.holder(tmp_path) is not None, "so soon nobody knows"
     with lease.hold(tmp_path, wait=30) as mine:
         assert mine is not None
@@ -111,19 +107,15 @@ def test_holder_that_died_on_another_machine(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.processes
 @pytest.mark.usefixtures("impatient")
-def test_suspended_holder_writes_nothing(tmp_path: Path) -> None:
-    ready = fork.Event()
-    process = fork.Process(target=hold, args=(tmp_path, ready))
-    process.start()
-    assert process.pid is not None
-    assert ready.wait(HANG)
-    os.kill(process.pid, signal.SIGSTOP)
+def test_suspended_holder_writes_nothing(tmp_path: Path, other: BaseProcess) -> None:
+    assert other.pid is not None
+    os.kill(other.pid, signal.SIGSTOP)
     with lease.hold(tmp_path, wait=30) as mine:
         assert mine is not None
         State("done").write(tmp_path)
-        os.kill(process.pid, signal.SIGCONT)
-        process.join(HANG)
-        assert process.exitcode == 1
+        os.kill(other.pid, signal.SIGCONT)
+        other.join(HANG)
+        assert other.exitcode == 1
         assert lease.holder(tmp_path) == lease.Owner.me()
     assert State.read(tmp_path) == State("done")
 
@@ -161,12 +153,12 @@ def test_fenced_in_the_middle_of_writing(tmp_path: Path) -> None:
     assert not (tmp_path / "model").exists()
 
 
-def taker(folder: Path, meeting: Event, won: Path) -> None:
-    meeting.wait()
+def taker(folder: Path, meeting: Barrier, won: Path) -> None:
+    meeting.wait(HANG)
     with lease.hold(folder, wait=0) as mine:
         if mine is not None:
             (won / str(os.getpid())).touch()
-            time.sleep(0.3)
+        meeting.wait(HANG)  # so that nobody comes when the first has gone
 
 
 @pytest.mark.processes
@@ -174,11 +166,10 @@ def test_hold_of_many_at_once(tmp_path: Path) -> None:
     for turn in range(5):
         cell, won = tmp_path / str(turn), tmp_path / f"won-{turn}"
         won.mkdir()
-        meeting = fork.Event()
+        meeting = fork.Barrier(8)
         processes = [fork.Process(target=taker, args=(cell, meeting, won)) for _ in range(8)]
         for process in processes:
             process.start()
-        meeting.set()
         for process in processes:
             process.join()
         assert [process.exitcode for process in processes] == [0] * 8

@@ -29,10 +29,8 @@ from harness.config.sections import Stop
 
 def steps(*metrics: dict[str, float]) -> list[dict[str, Any]]:
     """Return lines of metrics.jsonl; step 0, which trains nothing, comes first."""
-    lines: list[dict[str, Any]] = [{"step": 0, "metrics": {"eval/countdown/avg": 0.0}}]
-    for number, of_step in enumerate(metrics, 1):
-        lines.append({"step": number, "metrics": {SHARE: 1.0, "reward/mean": 0.0, **of_step}})
-    return lines
+    given = [{"eval/countdown/avg": 0.0}, *({SHARE: 1.0, "reward/mean": 0.0, **of_step} for of_step in metrics)]
+    return [{"step": number, "metrics": of_step} for number, of_step in enumerate(given)]
 
 
 @pytest.mark.parametrize(
@@ -79,9 +77,10 @@ def test_why_no_signal_counts_rewards() -> None:
 )
 def test_ending_without_a_signal(shares: list[float], rule: dict[str, Any], end: int | None) -> None:
     """The first rule that holds counts; a resumed count goes on from the lines of the log."""
-    made: list[dict[str, float]] = []
-    for number, share in enumerate(shares, 1):
-        made.append({SHARE: share, "entropy/mean": 1.0 / number**2, "tokens/generated_total": 10.0 * number})
+    made = [
+        {SHARE: share, "entropy/mean": 1.0 / number**2, "tokens/generated_total": 10.0 * number}
+        for number, share in enumerate(shares, 1)
+    ]
     lines, stop = steps(*made), Stop(**rule)
     assert Ending.of(lines, stop).step == end
     assert last_step(lines, Config(stop=stop)) == (Config().train.steps if end is None else end)

@@ -20,9 +20,8 @@ from harness.cells.state import Progress, State
 
 
 def test_spec_round_trip(tmp_path: Path) -> None:
-    for planned in matrix.cells(
-        config.load_config("demo", ["seeds=[3]", "correction.kind=truncated", "train.filter={}"])
-    ):
+    settings = config.load_config("demo", ["seeds=[3]", "correction.kind=truncated", "train.filter={}"])
+    for planned in matrix.cells(settings):
         planned.spec.write(tmp_path)
         read = CellSpec.read(tmp_path)
         assert read == planned.spec

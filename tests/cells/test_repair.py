@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,16 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cell(ran: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cell:
     monkeypatch.setattr(process, "write_log", lambda place: None)
     return cell_in(Path(shutil.copytree(ran, tmp_path / "results")))
+
+
+@contextmanager
+def same_results(cell: Cell) -> Iterator[None]:
+    """Run a cell after what is done to it, and check that it has the results that it had before."""
+    before, model = records(cell.folder), (cell.folder / MODEL).read_bytes()
+    yield
+    run(cell)
+    assert (cell.progress().state, records(cell.folder)) == ("done", before)
+    assert (cell.folder / MODEL).read_bytes() == model
 
 
 def interrupted(cell: Cell) -> None:
@@ -161,20 +172,16 @@ HARM = [
 
 @pytest.mark.parametrize(("name", "harm", "then"), HARM)
 def test_run_repairs_a_done_cell(name: str, harm: Callable[[Path], None], then: str, cell: Cell) -> None:
-    before, first = records(cell.folder), Made.read(cell.folder)
-    model = (cell.folder / MODEL).read_bytes()
-    harm(cell.folder / name)
-    if harm not in (tamper, garble, flip, digit, key):  # what has its size is not seen at a glance
-        now = cell.progress()
-        assert (now.state, now.metrics) == ("failed", {})
-        assert str(now.reason).startswith(f"{cell.folder / name} is damaged: ")
-    run(cell)
+    first = Made.read(cell.folder)
+    with same_results(cell):
+        harm(cell.folder / name)
+        if harm not in (tamper, garble, flip, digit, key):  # what has its size is not seen at a glance
+            now = cell.progress()
+            assert (now.state, now.metrics) == ("failed", {})
+            assert str(now.reason).startswith(f"{cell.folder / name} is damaged: ")
     said = (cell.folder / "log.txt").read_text()
     assert f"warning: {cell.folder / name} is damaged: " in said
     assert then in said
-    assert cell.progress().state == "done"
-    assert records(cell.folder) == before
-    assert (cell.folder / MODEL).read_bytes() == model
     assert not list(checksums.changed_records(cell.folder))
     again = Made.read(cell.folder)
     assert (again == first) == (then != AGAIN)
@@ -197,9 +204,7 @@ def test_run_repairs_a_done_cell(name: str, harm: Callable[[Path], None], then: 
         ("config.yaml", Path.unlink, 4),
     ],
 )
-def test_prepare_cell_after_damage_to_a_killed_cell(
-    name: str, harm: Callable[[Path], None], kept: int | None, cell: Cell
-) -> None:
+def test_prepare_cell_killed_and_damaged(name: str, harm: Callable[[Path], None], kept: int | None, cell: Cell) -> None:
     """By the checkpoint that all steps before are there for; None: there is none, and training starts at step 0."""
     interrupted(cell)
     harm(cell.folder / name)
@@ -242,16 +247,14 @@ def test_matrix_rows_with_a_damaged_cell(cell: Cell, mlflow_uri: str) -> None:
 @pytest.mark.parametrize("lacking", ["a step", "an evaluation"])
 def test_run_of_a_cell_without_checkpoints(lacking: str, cell: Cell) -> None:
     """Its sums and its checkpoint are gone, too: only the records themselves can tell."""
-    before = records(cell.folder)
-    shutil.rmtree(cell.folder / "checkpoints")
-    (cell.folder / "sums.json").unlink()
-    if lacking == "a step":
-        lines = (cell.folder / "metrics.jsonl").read_text().splitlines(keepends=True)
-        (cell.folder / "metrics.jsonl").write_text("".join(lines[:-1]))
-    else:
-        (cell.folder / "evals" / "countdown-000005.json").unlink()
-    run(cell)
-    assert (cell.progress().state, records(cell.folder)) == ("done", before)
+    with same_results(cell):
+        shutil.rmtree(cell.folder / "checkpoints")
+        (cell.folder / "sums.json").unlink()
+        if lacking == "a step":
+            lines = (cell.folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+            (cell.folder / "metrics.jsonl").write_text("".join(lines[:-1]))
+        else:
+            (cell.folder / "evals" / "countdown-000005.json").unlink()
 
 
 def test_done_cell_keeps_no_checkpoint_unless_asked(cell: Cell, tmp_path: Path) -> None:
@@ -267,27 +270,22 @@ def test_done_cell_keeps_no_checkpoint_unless_asked(cell: Cell, tmp_path: Path) 
 
 
 def test_run_of_a_cell_that_says_done_too_early(cell: Cell) -> None:
-    before = records(cell.folder)
-    interrupted(cell)
-    state.change(cell.folder, state="done")
-    now = cell.progress()
-    assert (now.state, str(now.reason).partition(" is damaged")[0]) == ("failed", str(cell.folder / "sums.json"))
-    shutil.rmtree(cell.folder / "checkpoints")  # which are copies of the last one
-    run(cell)
-    assert (cell.progress().state, records(cell.folder)) == ("done", before)
+    with same_results(cell):
+        interrupted(cell)
+        state.change(cell.folder, state="done")
+        now = cell.progress()
+        assert (now.state, str(now.reason).partition(" is damaged")[0]) == ("failed", str(cell.folder / "sums.json"))
+        shutil.rmtree(cell.folder / "checkpoints")  # which are copies of the last one
 
 
 def test_run_with_a_checkpoint_of_another_cell(cell: Cell) -> None:
-    before, model = records(cell.folder), (cell.folder / MODEL).read_bytes()
-    interrupted(cell)
     fourth = cell.folder / "checkpoints" / "step-000004"
-    checksums.write_seal(fourth, "0123456789ab", 4, checksums.read_seal(fourth, cell.id))
-    shutil.rmtree(cell.folder / "checkpoints" / "step-000002")
-    run(cell)
+    with same_results(cell):
+        interrupted(cell)
+        checksums.write_seal(fourth, "0123456789ab", 4, checksums.read_seal(fourth, cell.id))
+        shutil.rmtree(cell.folder / "checkpoints" / "step-000002")
     said = (cell.folder / "log.txt").read_text()
     assert f"{fourth} is damaged: it is of the cell 0123456789ab, not of {cell.id}" in said
-    assert (cell.progress().state, records(cell.folder)) == ("done", before)
-    assert (cell.folder / MODEL).read_bytes() == model
 
 
 def test_start_over_killed_at_any_file(cell: Cell, tmp_path: Path) -> None:
@@ -307,14 +305,11 @@ def test_start_over_killed_at_any_file(cell: Cell, tmp_path: Path) -> None:
 
 
 def test_run_with_damaged_checkpoints(cell: Cell) -> None:
-    before, model = records(cell.folder), (cell.folder / MODEL).read_bytes()
-    interrupted(cell)
-    for path in cell.folder.glob("checkpoints/step-*/shard-*"):
-        flip(path)
-    run(cell)
+    with same_results(cell):
+        interrupted(cell)
+        for path in cell.folder.glob("checkpoints/step-*/shard-*"):
+            flip(path)
     assert "warning: no checkpoint is whole; training starts at step 0\n" in (cell.folder / "log.txt").read_text()
-    assert (cell.progress().state, records(cell.folder)) == ("done", before)
-    assert (cell.folder / MODEL).read_bytes() == model
 
 
 def test_progress_of_a_cell_of_another_configuration(cell: Cell, tmp_path: Path) -> None:
@@ -329,16 +324,13 @@ def test_progress_of_a_cell_of_another_configuration(cell: Cell, tmp_path: Path)
     assert type(other.spec).read(other.folder) == other.spec
 
 
-def test_sync_matrix_with_a_changed_configuration(
-    cell: Cell, mlflow_uri: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_sync_matrix_with_a_changed_config(cell: Cell, mlflow_uri: str, capsys: pytest.CaptureFixture[str]) -> None:
     cell.config.tracking.uri = mlflow_uri
     hours = State.read(cell.folder).seconds / 3600  # of one thread
     key(cell.folder / "config.yaml")
     assert runs.sync_matrix(cell.config, [cell])[1] == 1
-    assert f"{cell.folder / 'config.yaml'} is damaged: it does not fit its sum" in " ".join(
-        capsys.readouterr().out.split()
-    )
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"{cell.folder / 'config.yaml'} is damaged: it does not fit its sum" in printed
     assert any(checksums.changed_records(cell.folder)), "by which `run` takes it up"
     prepare_cell(cell)
     assert runs.sync_matrix(cell.config, [cell])[1] == 0

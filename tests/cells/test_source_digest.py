@@ -126,9 +126,8 @@ def test_source_digest_after_edits_of_modules_that_a_class_uses(modules: Path, m
         monkeypatch.delitem(sys.modules, name, raising=False)
     for name in names:
         (modules / f"{name}.py").write_text("CONSTANT = 1\n")
-    (modules / "source_helpers.py").write_text(
-        "from source_deep import CONSTANT\nimport numpy\ndef function(): return numpy.e\n"
-    )
+    helpers = "from source_deep import CONSTANT\nimport numpy\ndef function(): return numpy.e\n"
+    (modules / "source_helpers.py").write_text(helpers)
     (modules / "source_helped.py").write_text(HELPED)
     import source_helped  # type: ignore[import-not-found]
 
@@ -174,9 +173,8 @@ def test_cells_after_an_edit_of_a_task_of_a_plugin(tmp_path: Path, monkeypatch: 
     plugin = shutil.copytree(REPOSITORY / "tests/tasks/plugin_example/sums_example", tmp_path / "sums_example")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "sums_example", raising=False)
-    settings = config.load_config(
-        "smoke", ["methods=[grpo]", "plugins=[sums_example]", "tasks=[countdown,example_sums]"]
-    )
+    overrides = ["methods=[grpo]", "plugins=[sums_example]", "tasks=[countdown,example_sums]"]
+    settings = config.load_config("smoke", overrides)
     ours, theirs = matrix.cells(settings)
     assert (ours.sources.keys(), theirs.sources.keys()) == ({"grpo", "countdown"}, {"grpo", "example_sums"})
     assert ("problems" in ours.identity, theirs.identity["problems"].keys()) == (False, {"example_sums"})

@@ -70,9 +70,7 @@ def test_attempt_goes_on(planned: matrix.Cell) -> None:
 
 
 @pytest.mark.parametrize("edited", ["clip_b", "countdown"])
-def test_attempt_refuses_code_of_another_version(
-    edited: str, planned: matrix.Cell, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_attempt_refuses_another_version(edited: str, planned: matrix.Cell, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compare the source that this process has imported, not a later edit on disk."""
     classes = {"clip_b": baselines.ClipB, "countdown": Countdown}
     monkeypatch.setitem(cell.IMPORTED, classes[edited], "another")
@@ -149,9 +147,8 @@ def test_run_matrix_without_a_signal(
 ) -> None:
     monkeypatch.setattr(cell, "write_log", lambda place: None)
     short = ["train.prompts=4", "train.group=4", "eval.problems=2", "stop.without_signal=3", "rollout.max_new_tokens=1"]
-    settings = config.load_config(
-        "smoke", [*short, "methods=[grpo]", f"results={tmp_path}", f"tracking.uri={mlflow_uri}"]
-    )
+    short += ["methods=[grpo]", f"results={tmp_path}", f"tracking.uri={mlflow_uri}"]
+    settings = config.load_config("smoke", short)
     (planned,) = matrix.cells(settings)
 
     def run_here(todo: list[matrix.Cell], *_: object) -> None:

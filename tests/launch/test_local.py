@@ -1,7 +1,8 @@
-"""Cells as processes of this machine: time limits and deaths at any moment of writing."""
+"""Cells as processes of this machine: time limits, deaths at any moment of writing, and records that are damaged."""
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import os
 import signal
@@ -13,28 +14,27 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
+from cells import write_cell
 from commands import run_command
+from living import wait_until
 from patience import HANG
 from places import REPOSITORY
+from rich.console import Console
+from watchers import Watcher
 
 from harness import config, matrix
-from harness.base.errors import UserError
+from harness.base.errors import Damaged, UserError
 from harness.cells import lease
 from harness.cells.log import MetricsLog
 from harness.cells.state import State
+from harness.commands import status
 from harness.launch import launcher, local
 from harness.launch.local import Local
-from harness.matrix import Cell
+from harness.launch.progress import LiveView
+from harness.matrix import MARKER, Cell
+from harness.tracking import sync
 
 pytestmark = pytest.mark.processes
-
-
-class Silent(launcher.Watcher):
-    def __init__(self) -> None:
-        self.heard: list[str] = []
-
-    def ended(self, cell: Cell, reason: str | None) -> None:
-        self.heard.append(cell.id)
 
 
 def test_server_of_cells_does_not_import_torchao(tmp_path: Path) -> None:
@@ -80,9 +80,9 @@ def ran(work: Callable[[Path], None], folder: Path, minutes: str, patch: pytest.
     settings = config.load_config("smoke", [f"results={folder}", f"hardware.timeout_minutes={minutes}"])
     cell, other = matrix.cells(settings)
     forked(lambda each: work if each is cell else print, patch)
-    watcher = Silent()
+    watcher = Watcher()
     launcher.run_cells([cell, other], Local(1, 1), watcher, poll=0.05)
-    assert {*watcher.heard} == {cell.id, other.id}, "the others go on"
+    assert {each.id for each in watcher.heard} == {cell.id, other.id}, "the others go on"
     return cell, State.read(cell.folder)
 
 
@@ -91,7 +91,7 @@ def test_run_cells_leaves_no_files_open(tmp_path: Path, monkeypatch: pytest.Monk
     cells = matrix.cells(config.load_config("smoke", [f"results={tmp_path}", "methods=[grpo]", "seeds=[0,1,2,3]"]))
     forked(lambda _: die_at_once, monkeypatch)
     numbers: list[int] = []
-    watcher = Silent()
+    watcher = Watcher()
     monkeypatch.setattr(watcher, "ended", lambda *_: numbers.append(len(os.listdir("/proc/self/fd"))))
     launcher.run_cells(cells, Local(1, 1), watcher, poll=0.05)
     assert len(numbers) == len(cells)
@@ -100,9 +100,7 @@ def test_run_cells_leaves_no_files_open(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("work", [sleep, start_work_and_sleep])
-def test_run_cells_ends_a_cell_that_takes_too_long(
-    work: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_cells_out_of_time(work: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cell, state = ran(work, tmp_path, "0.005", monkeypatch)
     assert (state.state, state.reason) == ("failed", "it took longer than hardware.timeout_minutes (0.005)")
     assert state.durable_step == (3 if work is start_work_and_sleep else -1)
@@ -129,8 +127,7 @@ def test_run_cells_with_a_cell_of_another_run(tmp_path: Path, monkeypatch: pytes
     cell, _ = matrix.cells(config.load_config("smoke", [f"results={tmp_path}"]))
     first = multiprocessing.get_context("fork").Process(target=work_for_a_second, args=(cell.folder,))
     first.start()
-    while not lease.holder(cell.folder):
-        time.sleep(0.01)
+    wait_until(lambda: lease.holder(cell.folder) is not None)
     _, state = ran(sleep, tmp_path, "0.005", monkeypatch)
     first.join()
     assert state == State("done")
@@ -215,3 +212,78 @@ def test_environment_wait_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     assert launcher.environment(2)["OMP_WAIT_POLICY"] == "passive"
     monkeypatch.setenv("OMP_WAIT_POLICY", "active")
     assert launcher.environment(2)["OMP_WAIT_POLICY"] == "active"
+
+
+# Damaged while the matrix runs: such a cell fails and names its file, and the others continue
+
+
+STEPS = [{"entropy/mean": 1.0}] * 2
+
+
+def spoil(name: str, content: bytes) -> Callable[[Path], None]:
+    def work(folder: Path) -> None:
+        with lease.hold(folder):
+            write_cell(folder, None, "running", STEPS, made=None)
+            (folder / name).write_bytes(content)
+            os._exit(1)
+
+    return work
+
+
+def say_what_no_encoding_holds(folder: Path) -> None:
+    with lease.hold(folder):
+        write_cell(folder, None, "failed", STEPS, made=None, reason="it said \udcff")
+        os._exit(1)
+
+
+def finish(folder: Path) -> None:
+    with lease.hold(folder):
+        write_cell(folder, None, "done", STEPS, made=None)
+
+
+WORKS = {
+    "state.json": spoil("state.json", b""),
+    "metrics.jsonl": spoil("metrics.jsonl", b'{"step": 0\x00\xff\n'),
+    "made.json": spoil("made.json", b"[]"),
+    "mlflow.json": spoil("mlflow.json", b""),
+    "config.yaml": spoil("config.yaml", b""),
+    "reason": say_what_no_encoding_holds,
+    "whole": finish,
+}
+
+
+def test_run_cells_with_damaged_records(
+    tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seeds = list(range(len(WORKS)))
+    overrides = ["methods=[grpo]", f"seeds={seeds}", f"results={tmp_path}", f"tracking.uri={mlflow_uri}"]
+    settings = config.load_config("smoke", overrides)
+    cells = matrix.cells(settings)
+    matrix.claim(settings)
+    works = dict(zip((cell.folder for cell in cells), WORKS.values(), strict=True))
+
+    forked(lambda cell: works[cell.folder], monkeypatch)
+    out = io.StringIO()
+    with LiveView(Console(file=out, width=1000), cells, cells, mlflow_uri) as view:
+        launcher.run_cells(cells, Local(2, 1), view, poll=0.05)
+    progress_of = {name: cell.progress() for name, cell in zip(WORKS, cells, strict=True)}
+    for name in ("state.json", "metrics.jsonl"):
+        folder = cells[list(WORKS).index(name)].folder
+        assert progress_of[name].state == "failed"
+        assert str(progress_of[name].reason).startswith(f"{folder / name} is damaged: ")
+        assert str(progress_of[name].reason) in out.getvalue()
+    assert str(progress_of["reason"].reason).startswith("it said \\udcff")
+    said = out.getvalue().splitlines()
+    assert sum("failed  grpo seed " in line for line in said) + sum("done    " in line for line in said) == 7
+    content = (settings.folder / MARKER).read_bytes()
+    (settings.folder / MARKER).write_bytes(b"")
+    with pytest.raises(Damaged, match=r"matrix\.json is damaged"):
+        matrix.claim(settings)
+    (settings.folder / MARKER).write_bytes(content)
+
+    fed = {name: cell.folder for name, cell in zip(WORKS, cells, strict=True)}
+    for name in ("mlflow.json", "reason", "whole"):
+        sync.sync(fed[name], mlflow_uri)
+    monkeypatch.setattr(status, "config_of_arguments", lambda arguments: settings)
+    assert status.call(None) == 0  # type: ignore[arg-type]
+    assert "it said \\udcff" in capsys.readouterr().out

@@ -6,12 +6,12 @@ import os
 from pathlib import Path
 
 import pytest
+from watchers import Watcher
 
 from harness import config, matrix
 from harness.cells import state
 from harness.config import Hardware
 from harness.launch import launcher, local
-from harness.launch.launcher import Snapshot
 from harness.launch.local import Local
 from harness.launch.machine import GpuPool, cells_on
 
@@ -62,16 +62,6 @@ def test_cells_on(gpus: int, hardware: Hardware, number: int) -> None:
     assert sum(pool.take(hardware) is not None for _ in range(number + 1)) == number
 
 
-class Log(launcher.Watcher):
-    """Notes the highest number of cells that ran side by side."""
-
-    def __init__(self) -> None:
-        self.most = 0
-
-    def tick(self, running: list[Snapshot], waiting: int) -> None:
-        self.most = max(self.most, len(running))
-
-
 def note(folder: str, gpus: tuple[str, ...]) -> None:
     """Stands for a cell: it notes what it may use, and takes its time."""
     place = Path(folder)
@@ -85,10 +75,11 @@ def note(folder: str, gpus: tuple[str, ...]) -> None:
 @pytest.mark.processes
 def test_run_cells_on_gpus_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = config.load_config("demo", ["seeds=[0]", "hardware.ranks=2", "train.prompts=12", f"results={tmp_path}"])
-    cells, log, pool = matrix.cells(settings), Log(), GpuPool(["a", "b", "c", "d", "e"])
+    cells, pool = matrix.cells(settings), GpuPool(["a", "b", "c", "d", "e"])
+    counts: list[int] = []
     monkeypatch.setattr(local, "run_forked_cell", note)
-    launcher.run_cells(cells, Local(9, 1, pool), log, poll=0.05)
-    assert log.most == 2, "for a third there are too few"
+    launcher.run_cells(cells, Local(9, 1, pool), Watcher(lambda running: counts.append(len(running))), poll=0.05)
+    assert max(counts) == 2, "for a third there are too few"
     seen = [(cell.folder / "gpus").read_text().split() for cell in cells]
     assert {gpus for gpus, *_ in seen} <= {"a,b", "c,d", "e,a", "b,c", "d,e", "a,c", "b,d", "c,e"} | {"b,e", "a,d"}
     for one in seen:

@@ -135,9 +135,7 @@ def snapshots(*cells: Cell) -> list[Snapshot]:
 
 
 @pytest.mark.usefixtures("fed")
-def test_live_view_of_a_matrix(
-    cells: list[Cell], alive: ExitStack, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_live_view_of_cells(cells: list[Cell], alive: ExitStack, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     before, one, other, last = cells
     write(before, "done", 4)
     view, terminal = in_a_terminal(cells, monkeypatch)
@@ -193,9 +191,8 @@ def test_live_view_of_a_matrix(
         write(last, "running", 2)
         view.tick(snapshots(last), 0)
         # 6 steps less 1 at the first look, in 40 seconds. Only the last cell goes on, with 2 steps.
-        assert seen(view, terminal)[2].endswith(
-            "2 of 4 cells done, 1 failed, 1 running, 0 waiting; about 0 min 13 s left"
-        )
+        status = seen(view, terminal)[2]
+        assert status.endswith("2 of 4 cells done, 1 failed, 1 running, 0 waiting; about 0 min 13 s left")
         write(last, "done", 4)
         view.ended(last, None)
     assert terminal.shown() == [
@@ -272,9 +269,8 @@ def test_run_cells_names_the_process_it_waits_for(cells: list[Cell]) -> None:
         holder.join(HANG)
     owner = f"process {holder.pid} on {socket.gethostname()}"
     lines = timed(text)
-    assert [line for line in lines if "waiting for" in line] == [
-        f"{cell.label}: waiting for {owner}, which is running it"
-    ]
+    waiting = [line for line in lines if "waiting for" in line]
+    assert waiting == [f"{cell.label}: waiting for {owner}, which is running it"]
     assert lines[-1] == f"TIME done    {cell.label}: Avg@K 0.250, entropy 1.000"
     assert f"another process works on this cell: {owner}\n" in (cell.folder / "log.txt").read_text()
 
@@ -293,9 +289,7 @@ def test_sparkline(cells: list[Cell], alive: ExitStack, monkeypatch: pytest.Monk
 
 @pytest.mark.usefixtures("fed", "clock")
 @pytest.mark.parametrize("width", [40, 60, 80, 100])
-def test_live_view_fits_the_terminal(
-    width: int, cells: list[Cell], alive: ExitStack, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_live_view_by_width(width: int, cells: list[Cell], alive: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
     view, terminal = in_a_terminal(cells, monkeypatch, width)
     with view:
         start(cells[0], alive, 12, reason="a reason \x1b[2J that is longer than any terminal is wide, " * 3)

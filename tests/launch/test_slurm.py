@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from launched import lines, planned
-from patience import HANG
+from living import wait_until
 from watchers import Watcher
 
 from harness import matrix
@@ -81,19 +81,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
                 (folder / command[-1]).mkdir()
             process = stack.enter_context(subprocess.Popen(command, stderr=subprocess.DEVNULL))
             stack.callback(process.terminate)
-        until(lambda: output_of("sinfo", "--noheader", "--format=%D %t") == "2 idle")
+        wait_until(lambda: output_of("sinfo", "--noheader", "--format=%D %t") == "2 idle")
         yield
 
 
 def output_of(*command: str) -> str:
     return subprocess.run(command, capture_output=True, text=True).stdout.strip()
-
-
-def until(true: Any) -> None:
-    end = time.monotonic() + HANG
-    while not true():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.1)
 
 
 @pytest.fixture(autouse=True)
@@ -147,9 +140,7 @@ def test_slurm_array_is_cancelled_by_ctrl_c_only(
     [(2, ["scancel", "--signal=USR2"]), (1, ["scontrol", "requeue"])],
     ids=["time is up", "preempted"],
 )
-def test_slurm_array_goes_on_from_a_checkpoint(
-    machines: int, command: list[str], cluster: None, tmp_path: Path
-) -> None:
+def test_slurm_array_goes_on_from_checkpoints(machines: int, command: list[str], cluster: None, tmp_path: Path) -> None:
     inside = f"unshare --mount env PATH={Path(sys.executable).parent}:/usr/bin:/bin"  # as a container has it
     container = [f"launch.slurm.container='{inside}'"] if machines == 1 else []
     wide = planned(tmp_path, f"hardware.nodes={machines}", "train.steps=8", "checkpoint.every=2", *container)
@@ -158,7 +149,7 @@ def test_slurm_array_goes_on_from_a_checkpoint(
     def interrupt() -> None:
         [task] = array.cells
         subprocess.run([*command, task.job], check=True)
-        until(lambda: task.waits() == "SLURM: pending (BeginTime)")
+        wait_until(lambda: task.waits() == "SLURM: pending (BeginTime)")
         # SLURM would wait for as long as the credential of the first life is good, and counts in seconds: a job that
         # begins in that of the revocation is killed.
         time.sleep(2)
@@ -191,7 +182,7 @@ def test_slurm_array_finds_queued_jobs(cluster: None, tmp_path: Path, monkeypatc
         with console.capture() as shown:
             status.call(argparse.Namespace())
         assert shown.get().count("SLURM: pending (JobHeldUser)") == 2
-    until(lambda: all(task.code() is not None for task in tasks))  # leaving removes them from the queue
+    wait_until(lambda: all(task.code() is not None for task in tasks))  # leaving removes them from the queue
     assert slurm.queued_cells(settings) == {}
     assert [State.read(each.folder) for each in cells] == [State(), State()]
 

@@ -15,6 +15,7 @@ from companions import forkserver, on_ranks, run_ranks
 from launched import ONE, divided, lines, write_launched
 from living import at_work, wait_until
 from safetensors.torch import load_file
+from tiny import SIZES
 from trainers import build, sampled
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -63,12 +64,7 @@ def test_work_by_one_two_and_one_ranks(tmp_path: Path) -> None:
     cell.work(tmp_path / "relay")
     assert "step 0" not in (tmp_path / "relay" / "log.txt").read_text(), "each goes on from an earlier checkpoint"
 
-    relay = lines(tmp_path / "relay")
-    assert list(relay) == list(whole) == list(range(4))
-    for step, record in whole.items():
-        assert relay[step].keys() == record.keys()
-        for name, value in record.items():
-            assert relay[step][name] == pytest.approx(value, rel=1e-3, abs=1e-5), (step, name)
+    check_lines(tmp_path, steps=3)
     for step in whole:
         name = f"evals/countdown-{step:06d}.json"
         one, other = (files.read_json(tmp_path / run / name) for run in ("whole", "relay"))
@@ -79,6 +75,16 @@ def test_work_by_one_two_and_one_ranks(tmp_path: Path) -> None:
     for name, weight in one.items():
         # Adam makes steps of the learning rate, 1e-3, out of gradients that are almost nothing but rounding.
         torch.testing.assert_close(other[name], weight, rtol=1e-4, atol=1e-4)
+
+
+def check_lines(folder: Path, steps: int) -> None:
+    """Compare what the cell `relay` has logged with the cell `whole` of one process."""
+    whole, relay = lines(folder / "whole"), lines(folder / "relay")
+    assert list(relay) == list(whole) == list(range(steps + 1))
+    for step, record in whole.items():
+        assert relay[step].keys() == record.keys()
+        for name, value in record.items():
+            assert relay[step][name] == pytest.approx(value, rel=1e-3, abs=1e-5), (step, name)
 
 
 SAVING = ["hardware.recompute=true", "hardware.offload=true"]
@@ -107,12 +113,7 @@ def test_work_on_rollouts_in_flight_of_killed_ranks(tmp_path: Path) -> None:
     cell.work(tmp_path / "relay")
     assert "step 0" not in (tmp_path / "relay" / "log.txt").read_text(), "it goes on from their checkpoint"
 
-    whole, relay = lines(tmp_path / "whole"), lines(tmp_path / "relay")
-    assert list(relay) == list(whole) == list(range(7))
-    for step, record in whole.items():
-        assert relay[step].keys() == record.keys()
-        for name, value in record.items():
-            assert relay[step][name] == pytest.approx(value, rel=1e-3, abs=1e-5), (step, name)
+    check_lines(tmp_path, steps=6)
     one, other = (load_file(tmp_path / run / "model" / "model.safetensors") for run in ("whole", "relay"))
     for name, weight in one.items():
         # Adam makes steps of the learning rate, 1e-3, out of gradients that are almost nothing but rounding.
@@ -153,9 +154,7 @@ def test_collect_on_two_ranks(tmp_path: Path) -> None:
     assert [judged for *_, judged, _ in shares] == [set(evaluated[::2]), set(evaluated[1::2])]
     assert [scores for *_, scores in shares] == [trainer.evaluate(0), {}]
     for rank, (collected, theirs, taken_over, *_) in enumerate(shares):
-        assert [plain(answered) for answered in collected.answered] == [
-            plain(answered) for answered in of_rank(rank, whole)
-        ]
+        assert list(map(plain, collected.answered)) == list(map(plain, of_rank(rank, whole)))
         assert (collected.generated, collected.record) == (whole.generated, whole.record)
         assert {step: answered.answered for step, answered in taken_over.items()} == {
             step: of_rank(rank, answered) for step, answered in alone.in_flight.items()
@@ -275,24 +274,15 @@ def test_work_with_a_damaged_checkpoint(tmp_path: Path) -> None:
     assert "Traceback" not in log
 
 
-SIZES = {
-    "vocab_size": 5003,  # odd, and large enough for the streaming statistics
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 32,
-    "tie_word_embeddings": False,
-}
+# The vocabulary is odd, and large enough for the streaming statistics.
+LARGE = {**SIZES, "vocab_size": 5003, "num_hidden_layers": 3, "tie_word_embeddings": False}
 
 
 def responses(group: int) -> list[Rollout]:
     """Longer ones in later groups."""
     generator = torch.Generator().manual_seed(group)
-    prompt, *tails = (
-        torch.randint(1, 5000, (n,), generator=generator).tolist() for n in (3 + group, *[5 * group + 3] * 3)
-    )
+    lengths = (3 + group, *[5 * group + 3] * 3)
+    prompt, *tails = (torch.randint(1, 5000, (n,), generator=generator).tolist() for n in lengths)
     return [Rollout(prompt, tail, [-1.0] * len(tail), True) for tail in tails]
 
 
@@ -325,7 +315,7 @@ def train_on_rank(rank: int, folder: Path) -> list[dict[str, torch.Tensor]]:
 @pytest.mark.processes
 def test_policy_with_unequal_shares(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    Qwen3ForCausalLM(Qwen3Config(**SIZES)).save_pretrained(tmp_path / "model")
+    Qwen3ForCausalLM(Qwen3Config(**LARGE)).save_pretrained(tmp_path / "model")
     by_rank = on_ranks(train_on_rank, tmp_path)
     alone = trained(tmp_path / "model", range(8), recompute=False)
     for rank, results in enumerate(by_rank):
@@ -374,7 +364,7 @@ def pass_on_rank(rank: int, folder: Path) -> Passed:
 def test_shards_in_bfloat16_are_as_near_to_float32_as_autocast(tmp_path: Path) -> None:
     """Weights are gathered in bfloat16, except a critic's head; gradients are summed in float32."""
     torch.manual_seed(0)
-    Qwen3ForCausalLM(Qwen3Config(**SIZES)).save_pretrained(tmp_path / "model")
+    Qwen3ForCausalLM(Qwen3Config(**LARGE)).save_pretrained(tmp_path / "model")
     by_rank = on_ranks(pass_on_rank, tmp_path)
     together = dict(by_rank[0])
     for name in ("logp", "values"):

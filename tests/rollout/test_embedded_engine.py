@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -11,27 +10,15 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from tiny import EOS, SEEDS, randomize, tokens_of
 from torch import Tensor
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from harness.base.errors import UserError
 from harness.methods.batch import Rollout
 from harness.rollout.embedded import EmbeddedEngine, grown, sample_tokens, uniforms
 from harness.rollout.protocol import Engine
 
-EOS = 3
 SIZES = {
     "vocab_size": 19,
     "hidden_size": 32,
@@ -50,32 +37,30 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 16,
 }
 YARN_ROPE = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0}
-MODELS = {
-    "qwen2-tied": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES, tie_word_embeddings=True)),
-    "qwen2-untied": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES, tie_word_embeddings=False)),
-    "qwen3-tied-wide-heads": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=16, tie_word_embeddings=True)),
-    "llama-untied-biases": lambda: LlamaForCausalLM(
-        LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True, rope_parameters=LLAMA3_ROPE)
-    ),
-    "llama-yarn": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters=YARN_ROPE)),
-    "mistral": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=None)),
+DYNAMIC_ROPE = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+MODELS: dict[str, dict[str, Any]] = {
+    "qwen2-tied": {"model_type": "qwen2", "tie_word_embeddings": True},
+    "qwen2-untied": {"model_type": "qwen2", "tie_word_embeddings": False},
+    "qwen3-tied-wide-heads": {"model_type": "qwen3", "tie_word_embeddings": True, "head_dim": 16},
+    "llama-untied-biases": {
+        "model_type": "llama",
+        "attention_bias": True,
+        "mlp_bias": True,
+        "rope_parameters": LLAMA3_ROPE,
+    },
+    "llama-yarn": {"model_type": "llama", "rope_parameters": YARN_ROPE},
+    "mistral": {"model_type": "mistral", "sliding_window": None},
 }
 # Ragged, and longer and shorter than the 16 slots that attention reads at least.
 PROMPTS = [[1, 2], [4, 5, 6, 7, 1, 11], [9], [8, 2, 6, 18, 1, 5, 5, 12, 4, 7, 2, 16, 9, 10, 1, 4, 2, 13, 17]]
-SEEDS = [11, 12, 13, 14]
 
 
-def randomize(model: PreTrainedModel, seed: int) -> None:
-    """No weight keeps a special value: biases are not 0, norms are not 1."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            noise = torch.randn(weight.shape, generator=generator)
-            weight.copy_(1 + 0.2 * noise if "norm" in name else 0.25 * noise)
+def made(**stated: Any) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(**SIZES | stated))
 
 
 def build(name: str, seed: int = 0) -> PreTrainedModel:
-    model = MODELS[name]().eval()
+    model = made(**MODELS[name]).eval()
     randomize(model, seed)
     return model
 
@@ -112,10 +97,6 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 def numbers(seed: int, n: int, length: int) -> np.ndarray:
     torch.manual_seed(seed)
     return torch.rand(n, length, dtype=torch.float64).numpy()
-
-
-def tokens_of(groups: Sequence[Sequence[Rollout]]) -> list[list[list[int]]]:
-    return [[rollout.response for rollout in group] for group in groups]
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -347,22 +328,17 @@ def test_logits_that_are_not_finite_are_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "message"),
+    ("stated", "message"),
     [
-        (GPT2LMHeadModel(GPT2Config(vocab_size=9, n_embd=8, n_layer=1, n_head=1)), "model_type.* is 'gpt2'.*qwen2"),
-        (MistralForCausalLM(MistralConfig(**SIZES, sliding_window=8)), "sliding_window is 8"),
-        (Qwen2ForCausalLM(Qwen2Config(**SIZES, hidden_act="gelu")), "hidden_act is 'gelu'; allowed: silu"),
-        (
-            LlamaForCausalLM(
-                LlamaConfig(**SIZES, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0})
-            ),
-            "rope_type is 'dynamic'; allowed: default, linear",
-        ),
+        ({"model_type": "gpt2"}, "model_type.* is 'gpt2'.*qwen2"),
+        ({"model_type": "mistral", "sliding_window": 8}, "sliding_window is 8"),
+        ({"model_type": "qwen2", "hidden_act": "gelu"}, "hidden_act is 'gelu'; allowed: silu"),
+        ({"model_type": "llama", "rope_parameters": DYNAMIC_ROPE}, "rope_type is 'dynamic'; allowed: default, linear"),
     ],
 )
-def test_load_refuses_other_models(model: PreTrainedModel, message: str) -> None:
+def test_load_refuses_other_models(stated: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        EmbeddedEngine([EOS]).load(model)
+        EmbeddedEngine([EOS]).load(made(**stated))
 
 
 def test_generate_refuses_a_negative_temperature() -> None:

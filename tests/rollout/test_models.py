@@ -20,6 +20,7 @@ from harness.base.errors import UserError
 from harness.rollout import models
 from harness.rollout.models import Model
 from tasks import base_model
+from tasks.coloring.recipe import ColoringRecipe
 from tasks.countdown import Countdown, examples
 from tasks.countdown.recipe import CountdownRecipe as Recipe
 
@@ -190,18 +191,28 @@ def test_build_base_model_folder(tmp_path: Path, capfd: pytest.CaptureFixture[st
     assert models.resolve(str(tmp_path / "one")).parameters() == sum(p.numel() for p in network.parameters())
 
 
-@pytest.mark.parametrize("task", ["countdown", "countdown(count=4, largest=99, target=30)"])
-def test_tokenizer_spells_the_text(task: str) -> None:
-    recipe = Recipe(task=task, solving=0.5)
+@pytest.mark.parametrize(
+    ("recipe", "tokens"),
+    [
+        (Recipe(solving=0.5), 18),  # a token for each number, sign, bracket and blank, and for the box
+        (Recipe(task="countdown(count=4, largest=99, target=30)", solving=0.5), 24),
+        (ColoringRecipe(solving=0.5), 15),  # a row for each node but one, the colon, the box and six colors in it
+    ],
+    ids=lambda value: getattr(value, "task", value),
+)
+def test_tokenizer_spells_the_text(recipe: Recipe | ColoringRecipe, tokens: int) -> None:
     encoder = base_model.tokenizer(recipe)
     for prompt, response in islice(recipe.examples(), 500):
         text = prompt + response + base_model.END
         ids = encoder(text)["input_ids"]
         assert encoder.decode(ids) == text
         assert encoder.decode(encoder(response + base_model.END)["input_ids"], skip_special_tokens=True) == response
-        assert (
-            len(ids) == 6 * recipe.countdown.count
-        )  # a token for each number, sign, bracket and blank, and for the box
+        assert len(ids) == tokens
+    assert len(encoder) == recipe.shape().vocabulary
+
+
+def test_tokenizer_of_countdown() -> None:
+    encoder = base_model.tokenizer(Recipe())
     assert encoder.tokenize(r"\boxed{(12+7)*30}") == [r"\boxed{", "(", "12", "+", "7", ")", "*", "30", "}"]
     assert encoder.tokenize("12 7=30:") == ["12", base_model.BYTE_LEVEL_SPACE, "7", "=", "30", ":"]
 
@@ -266,10 +277,8 @@ def test_cells_of_a_hub_name_and_its_file(tmp_path: Path) -> None:
     assert named.identity() == filed.identity()
     assert named.shape() == filed.shape() is not None
     assert models.resolve("Qwen/Qwen2.5-0.5B-Instruct@main").shape() == named.shape()
-    both = config.load_config("smoke", ["models=[qwen2.5-0.5b-instruct,Qwen/Qwen2.5-0.5B-Instruct]"])
-    with pytest.raises(
-        UserError, match=r"models 'qwen2.5-0.5b-instruct' and 'Qwen/Qwen2.5-0.5B-Instruct' are the same"
-    ):
+    both = config.load_config("smoke", [f"models=[qwen2.5-0.5b-instruct,{named.path}]"])
+    with pytest.raises(UserError, match=f"models 'qwen2.5-0.5b-instruct' and '{named.path}' are the same"):
         matrix.cells(both)
     (tmp_path / "mine.yaml").write_text(f"path: Qwen/Qwen2.5-0.5B-Instruct@{COMMIT}\nsystem: Be brief.")
     mine = models.resolve(str(tmp_path / "mine.yaml"))

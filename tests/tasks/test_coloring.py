@@ -13,8 +13,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import tasks
-from harness.base.errors import UserError
 from harness.base.task import Answer, Countable
 from harness.rollout.embedded import EmbeddedEngine
 from harness.train.evaluate import Evaluator
@@ -202,31 +200,6 @@ def test_coloring_examples_cover_all_colorings() -> None:
         drawn.setdefault(edges_of(prompt), set()).add(response.removeprefix("\\boxed{").removesuffix("}"))
     for edges, answers in drawn.items():
         assert answers == set(colorings(tuple(edges.split()), 4, 3))
-
-
-def test_coloring_tokenizer_spells_the_text() -> None:
-    recipe = ColoringRecipe(solving=0.5)
-    encoder = base_model.tokenizer(recipe)
-    for prompt, response in islice(recipe.examples(), 200):
-        text = prompt + response + base_model.END
-        ids = encoder(text)["input_ids"]
-        assert encoder.decode(ids) == text
-        assert len(encoder(prompt)["input_ids"]) == 6  # a row for each node but one, and the colon
-        assert len(encoder(response + base_model.END)["input_ids"]) == 9  # the box, six colors, its end, and the end
-    assert len(encoder) == recipe.shape().vocabulary
-
-
-@pytest.mark.parametrize(
-    ("spec", "sentence"),
-    [
-        ("coloring(nodes=7)", "coloring.nodes is 7; allowed: 4 to 6"),
-        ("coloring(node=5)", "unknown key coloring.node; allowed: colors, nodes; did you mean 'nodes'?"),
-    ],
-)
-def test_coloring_options_out_of_range(spec: str, sentence: str) -> None:
-    with pytest.raises(UserError) as error:
-        tasks.build_task(spec)
-    assert str(error.value) == sentence
 
 
 def test_connected_graphs_are_told_from_others() -> None:

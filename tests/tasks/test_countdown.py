@@ -327,15 +327,20 @@ def test_large_tasks_are_a_bounded_draw() -> None:
         assert target in brute_force(numbers, 100)
 
 
+def problem_of(prompt: str) -> Problem:
+    shown, target = prompt.removesuffix(":").split("=")
+    key = key_of(tuple(sorted(map(int, shown.split()))), int(target))
+    return Problem(key, prompt, key)
+
+
 def test_examples_solve_training_problems_within_the_rules() -> None:
     task = Countdown()
     train = {problem.id for problem in task.problems("train")}
     texts = set()
     for prompt, response in itertools.islice(examples(task, seed=1, solving=1.0), 3_000):
-        shown, target = prompt.removesuffix(":").split("=")
-        key = key_of(tuple(sorted(map(int, shown.split()))), int(target))
-        assert key in train
-        assert task.verdict(Problem(key, prompt, key), response) is Verdict.RIGHT
+        problem = problem_of(prompt)
+        assert problem.id in train
+        assert task.verdict(problem, response) is Verdict.RIGHT
         values = values_of(response.removeprefix("\\boxed{").removesuffix("}"))
         assert all(0 <= value <= 60 for value in values)
         texts.add(response)
@@ -363,9 +368,7 @@ def test_examples_share_of_solutions() -> None:
         drawn = list(itertools.islice(examples(task, seed=2, solving=solving), 4_000))
         right = 0
         for prompt, response in drawn:
-            shown, target = prompt.removesuffix(":").split("=")
-            key = key_of(tuple(sorted(map(int, shown.split()))), int(target))
-            verdict = task.verdict(Problem(key, prompt, key), response)
+            verdict = task.verdict(problem_of(prompt), response)
             assert verdict is not Verdict.UNPARSED
             right += verdict is Verdict.RIGHT
         return right / len(drawn)

@@ -18,7 +18,6 @@ from trainers import SHORT, asked, sampled
 
 import tasks
 from harness import config
-from harness.base.errors import UserError
 from harness.base.task import SPLITS, Answer, Countable, Problem, Relabeling, Solving, Verdict
 from harness.matrix import Cell
 from harness.rollout.rendering import Chat, render_prompt
@@ -94,9 +93,7 @@ def test_solutions_are_right(task: LanguageTask) -> None:
         (Sentences(), "4 river", "The River, it is very deep!", "6 river"),
     ],
 )
-def test_a_response_of_another_length_is_right_in_hindsight(
-    task: Relabeling, key: str, response: str, solved: str
-) -> None:
+def test_hindsight_of_another_length(task: Relabeling, key: str, response: str, solved: str) -> None:
     assert isinstance(task, LanguageTask)
     problem = task.problem(key, (("1+1", "2"),))
     assert task.verdict(problem, response) == WRONG
@@ -106,7 +103,7 @@ def test_a_response_of_another_length_is_right_in_hindsight(
 
 
 @pytest.mark.parametrize("task", [Lists(), Sentences()], ids=str)
-def test_a_response_that_cannot_be_read_is_wrong_in_hindsight_too(task: LanguageTask) -> None:
+def test_hindsight_of_an_unreadable_response(task: LanguageTask) -> None:
     assert isinstance(task, Relabeling)
     for problem in task.problems("train")[:50]:
         other = task.hindsight(problem, "1. no 2. answer")
@@ -157,22 +154,6 @@ def test_problems_stay_the_same() -> None:
     }
     assert split_of("bottle") == "test"
     assert digest("bottle") % 7 == 0
-
-
-@pytest.mark.parametrize(
-    ("spec", "sentence"),
-    [
-        ("lists(least=5)", "lists.least is 5; allowed: up to lists.most (4)"),
-        ("sentences(most=3)", "sentences.least is 4; allowed: up to sentences.most (3)"),
-        ("sorting(count=2)", "sorting.count is 2; allowed: 3 to 10"),
-        ("sorting(shots=9)", "sorting.shots is 9; allowed: 0 to 8"),
-        ("lists(letters=some)", "lists.letters is 'some'; allowed: both, with, without"),
-    ],
-)
-def test_options_out_of_range(spec: str, sentence: str) -> None:
-    with pytest.raises(UserError) as error:
-        tasks.build_task(spec)
-    assert str(error.value) == sentence
 
 
 # Lists

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from portions import one_in
 
-import tasks
 from harness.base.errors import UserError
 from harness.base.task import SPLITS, Verdict
 from harness.verify.pool import VerifierPool
@@ -28,19 +27,11 @@ TRIVIAL = ["0", "1", "-1", "{}", "[]", "()", "None", "True", "False", "yes", "no
 PROBLEMS = 12
 
 
-@pytest.mark.parametrize("env", REFUSED)
-def test_build_task_refuses_environments(env: str) -> None:
-    with pytest.raises(UserError) as error:
-        tasks.build_task(f"rg(env={env})")
-    assert str(error.value) == f"rg.env={env} is refused: {REFUSED[env]}"
-
-
 def test_without_the_package_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
     questions.cache_clear()
-    with pytest.raises(UserError) as error:
+    with pytest.raises(UserError, match=r"task rg needs the package reasoning-gym: pip install -e '.\[reasoning\]'$"):
         Rg().problems("test")
-    assert str(error.value) == "the task rg needs the package reasoning-gym: pip install -e '.[reasoning]'"
 
 
 @pytest.mark.parametrize(

@@ -71,9 +71,7 @@ def test_task_table_with_an_installed_package(installed: Path) -> None:
         tasks.task_table()
 
 
-def test_cells_of_a_module_with_methods_and_tasks(
-    example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cells_of_methods_and_tasks_in_a_module(example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "from sums_example import TASKS\nfrom harness.methods.verbs import Control\n"
     (tmp_path / "both_offers.py").write_text(f"{text}class Idle(Control): ...\nMETHODS = {{'idle': Idle}}\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -85,9 +83,8 @@ def test_cells_of_a_module_with_methods_and_tasks(
 
 
 def test_response_count_of_a_plugin_task(example: str) -> None:
-    settings = config.load_config(
-        "smoke", [f"plugins=[{example}]", "tasks=['example_sums(largest=5)']", "train.filter={n: 8}"]
-    )
+    overrides = [f"plugins=[{example}]", "tasks=['example_sums(largest=5)']", "train.filter={n: 8}"]
+    settings = config.load_config("smoke", overrides)
     settings.eval.problems = None
     assert cost.evaluation_responses(settings)["example_sums(largest=5)"] == cost.ResponseCount(13, 16)
     assert cost.filter_responses(settings)["example_sums"] == cost.ResponseCount(12, 8)
@@ -157,9 +154,7 @@ YAML = (EXAMPLE / "sums_example" / "example_sums.yaml").read_text()
 
 
 @pytest.mark.parametrize("name", ["hellaswag", "arc_easy", "mmlu"])
-def test_assess_a_task_named_as_in_lm_eval(
-    name: str, offer: Callable[[str, str, str | None], str], tmp_path: Path
-) -> None:
+def test_assess_a_name_of_lm_eval(name: str, offer: Callable[[str, str, str | None], str], tmp_path: Path) -> None:
     """This holds for names of tasks and groups, with any YAML file next to the plugin."""
     plugin = offer(OTHERS.format(name=name), name, YAML.replace("task: example_sums", f"task: {name}"))
     for decoy in ("a.yaml", "results/smoke/grpo/config.yaml"):
@@ -237,9 +232,7 @@ MINE = YAML.replace("task: example_sums", "task: mine")
         ("include: ../math.yaml\ntask: mine", r"lacks the lm-eval file .*/math.yaml, which mine.yaml includes"),
     ],
 )
-def test_cells_refuse_an_incomplete_task_file(
-    yaml: str, words: str, offer: Callable[[str, str, str | None], str]
-) -> None:
+def test_cells_refuse_incomplete_files(yaml: str, words: str, offer: Callable[[str, str, str | None], str]) -> None:
     plugin = offer(f"{IMPORTS}class Mine(Sums):\n  name = 'mine'\nTASKS = {{'mine': Mine}}", "mine", yaml)
     with pytest.raises(UserError, match=words):
         matrix.cells(config.load_config("smoke", [f"plugins=[{plugin}]"]))

@@ -22,9 +22,8 @@ SMALL = ["train.prompts=8", "train.group=8", "train.updates=2", "train.lr=1e-3",
 @pytest.fixture(scope="module")
 def trainer(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
     torch.set_num_threads(1)
-    return build_trainer(
-        config.load_config("demo", SMALL), "grpo", str(tmp_path_factory.mktemp("cell")), VerifierPool()
-    )
+    folder = str(tmp_path_factory.mktemp("cell"))
+    return build_trainer(config.load_config("demo", SMALL), "grpo", folder, VerifierPool())
 
 
 def test_predictions_of_logit_steps_are_exact_in_the_limit_and_second_order_carries_further(trainer: Trainer) -> None:

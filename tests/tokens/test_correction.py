@@ -36,9 +36,8 @@ SETTINGS = [
 def drifted(seed: int, size: float = 0.4) -> Case:
     """Make a case whose engine gives other log-probabilities than the trainer."""
     made = case(seed)
-    noise_T = size * torch.randn(
-        len(made.old.logp), dtype=torch.float64, generator=torch.Generator().manual_seed(seed + 100)
-    )
+    generator = torch.Generator().manual_seed(seed + 100)
+    noise_T = size * torch.randn(len(made.old.logp), dtype=torch.float64, generator=generator)
     batch = dataclasses.replace(made.batch, behaviour_logp_T=made.old.logp + noise_T)
     return dataclasses.replace(made, batch=batch)
 
@@ -77,9 +76,8 @@ def test_factors_are_those_of_the_loops(given: Correction) -> None:
     for seed in range(5):
         made = drifted(seed)
         actual_T = correction_factors(made.batch, made.old.logp, given)
-        torch.testing.assert_close(
-            actual_T, torch.tensor(expected(made, given), dtype=torch.float64), rtol=1e-12, atol=0
-        )
+        wanted_T = torch.tensor(expected(made, given), dtype=torch.float64)
+        torch.testing.assert_close(actual_T, wanted_T, rtol=1e-12, atol=0)
         bound = given.high if given.kind == "truncated" else 0.0
         seen |= {value == bound for value in actual_T.tolist()}
     assert seen == {True, False}, "a bound that never or always holds would make this test empty"
@@ -108,9 +106,8 @@ def test_correct_multiplies_gradients_only(spec: str, settings: dict[str, object
         assert loss.item() == pytest.approx(wanted, rel=1e-9, abs=1e-12)
         assert made.logits_TV.grad is not None
         for t, slopes in gradient.items():
-            torch.testing.assert_close(
-                made.logits_TV.grad[t], torch.tensor(slopes, dtype=torch.float64), rtol=1e-8, atol=1e-12
-            )
+            wanted_V = torch.tensor(slopes, dtype=torch.float64)
+            torch.testing.assert_close(made.logits_TV.grad[t], wanted_V, rtol=1e-8, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -143,9 +140,7 @@ def test_correct_without_a_mismatch(dtype: torch.dtype) -> None:
         assert torch.equal(signal.weights_T, plain.weights_T)
 
 
-def test_training_with_a_correction_differs_where_the_engine_is_off(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_train_step_with_a_correction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     actual = []
     for name, overrides in (("off", []), ("on", ["correction.kind=truncated"])):
         trainer = build(tmp_path / name, "grpo", *overrides, "mismatch.float32.p99=null", "mismatch.float32.max=null")

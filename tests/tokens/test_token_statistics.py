@@ -73,9 +73,8 @@ def check(stats: TokenStats, p_TV: list[list[float]], targets_T: Tensor, toleran
         assert stats.logp[t].item() == pytest.approx(math.log(p[y]), rel=1e-5, abs=tolerance)
         assert stats.entropy[t].item() == pytest.approx(loops.entropy(p), rel=1e-5, abs=tolerance)
         assert stats.sum_p2[t].item() == pytest.approx(math.fsum(x**2 for x in p), rel=1e-5)
-        assert stats.sum_p2_logp[t].item() == pytest.approx(
-            math.fsum(x * loops.xlogx(x) for x in p), rel=1e-5, abs=tolerance
-        )
+        sum_p2_logp = math.fsum(x * loops.xlogx(x) for x in p)
+        assert stats.sum_p2_logp[t].item() == pytest.approx(sum_p2_logp, rel=1e-5, abs=tolerance)
         if stats.min_p_logp is not None:
             kept = [x for x in p if x >= 0.02 * max(p)]
             filtered = math.log(p[y] / math.fsum(kept)) if p[y] in kept else -math.inf
@@ -98,9 +97,8 @@ def test_gradients(backend: str, of_logp: float, of_entropy: float) -> None:
     """Expect dlogp/dz = (e_y - p) / T and dH/dz = -S / T, through the head to the hidden states and its weight."""
     temperature = 0.7
     hidden_TD, head, targets_T = inputs()
-    stats = token_stats(
-        hidden_TD, head, targets_T, temperature, entropy_grad=True, sum_p2=True, min_p=True, backend=backend
-    )
+    asked: dict[str, Any] = {"entropy_grad": True, "sum_p2": True, "min_p": True, "backend": backend}
+    stats = token_stats(hidden_TD, head, targets_T, temperature, **asked)
     weights_T = torch.linspace(-1, 2, TOKENS)
     assert stats.entropy is not None
     (weights_T * (of_logp * stats.logp + of_entropy * stats.entropy)).sum().backward()
@@ -145,12 +143,8 @@ def test_token_stats_gradients(backend: str) -> None:
     assert graph() == nothing | {"logp": True, "entropy": False}
     assert graph(entropy=False) == nothing | {"logp": True}
     assert graph(entropy=False, min_p=True) == nothing | {"logp": True, "min_p_logp": False}
-    assert graph(entropy_grad=True, sum_p2=True) == nothing | {
-        "logp": True,
-        "entropy": True,
-        "sum_p2": False,
-        "sum_p2_logp": False,
-    }
+    sums = {"sum_p2": False, "sum_p2_logp": False}
+    assert graph(entropy_grad=True, sum_p2=True) == nothing | sums | {"logp": True, "entropy": True}
     everything = dict.fromkeys(ASKED, False) | {"logp": True, "entropy": True}
     assert graph(entropy_grad=True, sum_p2=True, min_p=True) == everything
     with torch.no_grad():
@@ -219,23 +213,14 @@ def test_extreme_distributions(backend: str, name: str, temperature: float, upst
     hidden_TD = torch.zeros(1, 1, requires_grad=True)
     target = max(range(len(bias_V)), key=EXTREMES[name].__getitem__)
     head = Head(torch.ones(len(bias_V), 1), bias_V)
-    stats = token_stats(
-        hidden_TD,
-        head,
-        torch.tensor([target]),
-        temperature,
-        entropy_grad=True,
-        sum_p2=True,
-        min_p=True,
-        backend=backend,
-    )
+    asked: dict[str, Any] = {"entropy_grad": True, "sum_p2": True, "min_p": True, "backend": backend}
+    stats = token_stats(hidden_TD, head, torch.tensor([target]), temperature, **asked)
     p = loops.softmax([z / temperature for z in EXTREMES[name]])
     check(stats, [p], torch.tensor([target]))
     assert stats.entropy is not None
     (upstream * (stats.logp + stats.entropy)).sum().backward()
-    slopes = [
-        ((i == target) - x - s) / temperature for i, (x, s) in enumerate(zip(p, loops.discriminators(p), strict=True))
-    ]
+    pairs = enumerate(zip(p, loops.discriminators(p), strict=True))
+    slopes = [((i == target) - x - s) / temperature for i, (x, s) in pairs]
     assert bias_V.grad is not None
     result_V = bias_V.grad.double() / upstream
     torch.testing.assert_close(result_V, torch.tensor(slopes, dtype=torch.float64), rtol=1e-4, atol=1e-6)

@@ -93,9 +93,7 @@ def test_cells_of_a_seed_share_the_evaluation_before_training(evaluations: list[
 
 
 @pytest.mark.slow
-def test_cell_does_not_take_changed_answers(
-    evaluations: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_cell_with_changed_answers(evaluations: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = cells_in(tmp_path)
     matrix.claim(first.config)
     run(first)

@@ -104,32 +104,19 @@ def test_latest_passes_over_a_damaged_checkpoint(
         Checkpoints(tmp_path, CELL).latest()
 
 
-def empty(path: Path) -> None:
-    (path / "sums.json").write_text("{}")
+WITHOUT_OWNER: dict[str, Callable[[Path], object]] = {
+    "empty": lambda path: (path / "sums.json").write_text("{}"),
+    "null": lambda path: (path / "sums.json").write_text("null"),
+    "of another cell": lambda path: checksums.write_seal(path, "another", 4, checksums.read_seal(path, CELL)),
+    "an unsealed file": lambda path: (path / "shard-00001-of-00009.safetensors").write_text(""),
+    "another name": lambda path: path.rename(path.with_name("step-000009")),
+}
 
 
-def null(path: Path) -> None:
-    (path / "sums.json").write_text("null")
-
-
-def of_another_cell(path: Path) -> None:
-    checksums.write_seal(path, "another", 4, checksums.read_seal(path, CELL))
-
-
-def unsealed_file(path: Path) -> None:
-    (path / "shard-00001-of-00009.safetensors").write_text("")
-
-
-@pytest.mark.parametrize("harm", [empty, null, of_another_cell, unsealed_file])
-def test_latest_passes_over_a_checkpoint_without_an_owner(harm: Callable[[Path], None], tmp_path: Path) -> None:
+@pytest.mark.parametrize("harm", WITHOUT_OWNER)
+def test_latest_passes_over_a_checkpoint_without_an_owner(harm: str, tmp_path: Path) -> None:
     saved(tmp_path, 2, 4)
-    harm(tmp_path / "step-000004")
-    check(tmp_path, 2)
-
-
-def test_latest_passes_over_another_name(tmp_path: Path) -> None:
-    saved(tmp_path, 2, 4)
-    (tmp_path / "step-000004").rename(tmp_path / "step-000009")
+    WITHOUT_OWNER[harm](tmp_path / "step-000004")
     check(tmp_path, 2)
     assert [path.name for path in tmp_path.iterdir()] == ["step-000002"]
 

@@ -55,16 +55,9 @@ def test_ranks_get_equally_many_groups_of_each_minibatch_and_about_equally_many_
 def one_by_one(trainer: Trainer, step: int, size: int, batches: int, every: bool) -> dict[str, Any]:
     """Sample and judge one candidate after the other, and choose groups as the documentation describes."""
     parts, prompts, superset = trainer.parts, trainer.config.train.prompts, size * batches
-    row = list(
-        itertools.islice(
-            (
-                parts.pool.problems[i]
-                for number in itertools.count()
-                for i in permutation(parts.seed, number, len(parts.pool.problems))
-            ),
-            step * superset,
-        )
-    )[-superset:]
+    problems = parts.pool.problems
+    order = (i for number in itertools.count() for i in permutation(parts.seed, number, len(problems)))
+    row = [problems[i] for i in itertools.islice(order, (step - 1) * superset, step * superset)]
     candidates = []
     for batch in range(batches):
         for place in range(batch * size, (batch + 1) * size):

@@ -18,7 +18,6 @@ from harness.base.errors import UserError
 from harness.methods.batch import Rollout
 from harness.rollout import models
 from harness.rollout.embedded import EmbeddedEngine
-from harness.rollout.protocol import OnGroup
 from harness.rollout.rendering import render_prompt
 from harness.train.evaluate import EngineLM, Evaluation, Evaluator, quiet
 from harness.verify.pool import VerifierPool
@@ -72,23 +71,11 @@ class Canned:
     def load(self, model: Any) -> None:
         raise AssertionError("an evaluation changes no weights")
 
-    def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        n: int,
-        *,
-        seeds: Sequence[int],
-        temperature: float,
-        max_new_tokens: int,
-        on_group: OnGroup | None = None,
-    ) -> list[list[Rollout]]:
-        self.calls.append(
-            {"prompts": prompts, "n": n, "seeds": seeds, "temperature": temperature, "length": max_new_tokens}
-        )
+    def generate(self, prompts: Sequence[Sequence[int]], n: int, **settings: Any) -> list[list[Rollout]]:
+        self.calls.append({"prompts": prompts, "n": n, **settings})
         groups = [[self.rollout(list(prompt), text) for text in self.answers[tuple(prompt)][:n]] for prompt in prompts]
-        assert on_group is not None
         for number in reversed(range(len(groups))):  # in reverse order
-            on_group(number, groups[number])
+            settings["on_group"](number, groups[number])
         return groups
 
     def rollout(self, prompt: list[int], text: str) -> Rollout:
@@ -177,7 +164,7 @@ def test_equal_responses_are_decoded_and_judged_once(canned: Canned, monkeypatch
 def test_repeats_are_one_call_with_what_was_asked(canned: Canned) -> None:
     evaluated(canned)
     (call,) = canned.calls
-    assert (call["n"], call["temperature"], call["length"]) == (8, 0.7, 12)
+    assert (call["n"], call["temperature"], call["max_new_tokens"]) == (8, 0.7, 12)
     assert call["prompts"] == [render_prompt(ENCODER, problem) for problem in TASK.problems("test")[:7]]
 
 

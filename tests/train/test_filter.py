@@ -13,6 +13,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, ClassVar
 
+import invented
 import pytest
 import torch
 from mortal import Killed
@@ -26,7 +27,6 @@ from harness.cells.spec import CellSpec
 from harness.config import Filter, RolloutConfig
 from harness.methods.batch import Rollout
 from harness.rollout import models
-from harness.rollout.protocol import OnGroup
 from harness.rollout.rendering import Chat
 from harness.train import filter, parts
 from harness.train.evaluate import Evaluator
@@ -83,20 +83,11 @@ class Numbered:
     def load(self, model: Any) -> None:
         raise AssertionError("the filter changes no weights")
 
-    def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        n: int,
-        *,
-        seeds: Sequence[int],
-        temperature: float,
-        max_new_tokens: int,
-        on_group: OnGroup,
-    ) -> list[list[Rollout]]:
-        self.calls.append({"prompts": prompts, "n": n, "seeds": seeds, "how": (temperature, max_new_tokens)})
+    def generate(self, prompts: Sequence[Sequence[int]], n: int, **settings: Any) -> list[list[Rollout]]:
+        self.calls.append({"prompts": prompts, "n": n, **settings})
         groups = [[Rollout(list(prompt), [j], [0.0], False) for j in range(n)] for prompt in prompts]
         for number, group in reversed(list(enumerate(groups))):  # as they end
-            on_group(number, group)
+            settings["on_group"](number, group)
         return groups
 
 
@@ -136,20 +127,6 @@ def test_training_pool_bounds_in_decimals(n: int, low: float, high: float) -> No
         assert (fewest <= right <= most) == (exactly[0] < Fraction(right, n) < exactly[1])
 
 
-@pytest.mark.parametrize(
-    ("override", "words"),
-    [
-        ("train.filter=yes", "train.filter is True"),
-        ("train.filter={low: 0.9, high: 0.1}", "between low .0.9. and high .0.1.; allowed: low < high"),
-        ("train.filter.n=1", "no share of 1 lies strictly between"),
-        ("train.filter={n: 16, low: 0.07, high: 0.1}", "no share of 16 lies strictly between"),
-    ],
-)
-def test_load_config_refuses_filters(override: str, words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        config.load_config("demo", [override])
-
-
 # What is asked, and when
 
 
@@ -177,7 +154,7 @@ def test_training_pool_asks_as_in_training(tmp_path: Path) -> None:
     ask(who, tmp_path, Filter(n=4, low=0, high=1))
     calls = who.evaluator.engine.calls  # type: ignore[attr-defined]
     assert [len(call["prompts"]) for call in calls] == [5, 5, 5, 2]
-    assert {(call["n"], *call["how"]) for call in calls} == {(4, 0.5, 3)}
+    assert {(call["n"], call["temperature"], call["max_new_tokens"]) for call in calls} == {(4, 0.5, 3)}
     asked = [prompt for call in calls for prompt in call["prompts"]]
     assert asked == [[ord(c) for c in f"S\n\n{problem.prompt}"] for problem in Counting().problems("train")]
     assert len({seed for call in calls for seed in call["seeds"]}) == 17
@@ -336,10 +313,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache of its own, but with the model that is there already."""
-    made = models.resolve("countdown-tiny").folder()
-    monkeypatch.setenv("ENTROBENCH_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "cache" / "models").mkdir(parents=True)
-    (tmp_path / "cache" / "models" / made.name).symlink_to(made)
+    invented.prepare_in(tmp_path / "cache", monkeypatch)
     return tmp_path / "cache"
 
 

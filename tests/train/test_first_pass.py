@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from registered import method
 
-import baselines
 from harness.conformance import miniature
 from harness.conformance.miniature import Size
 from harness.methods.batch import TokenBatch
-from harness.methods.composition import Method
 from harness.tokens.metrics import Stopwatch
 from harness.train import trainer as loop
 
@@ -22,7 +21,7 @@ SPECS = ["grpo", "clip_b(share=0.1)", "ppo", "entropy_bonus", "lp_reg", "steer",
 
 def trained(spec: str, folder: Path, size: Size, micro: int) -> tuple[dict[str, float], torch.Tensor, int]:
     """Return the record of a step, the weights after it, and the tokens that passed through the policy."""
-    trainer = miniature.miniature_trainer(Method.of(spec, baselines.METHODS), folder / "model", folder, size, steps=1)
+    trainer = miniature.miniature_trainer(method(spec), folder / "model", folder, size, steps=1)
     trainer.policy.micro = micro
     forward, tokens = trainer.policy._forward, []
 
@@ -38,9 +37,7 @@ def trained(spec: str, folder: Path, size: Size, micro: int) -> tuple[dict[str, 
 
 @pytest.mark.parametrize(("updates", "micro"), [(1, 10**6), (2, 10**6), (2, 60)])
 @pytest.mark.parametrize("spec", SPECS)
-def test_first_pass_changes_no_number(
-    spec: str, updates: int, micro: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_first_pass(spec: str, updates: int, micro: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     size = Size(dtype=torch.float64, updates=updates)
     miniature.write_model(tmp_path / "model", size)
     record, weights, tokens = trained(spec, tmp_path, size, micro)
@@ -55,9 +52,7 @@ def test_first_pass_without_differing_rewards(tmp_path: Path) -> None:
     """No response would have a gradient, so no graph is kept."""
     size = Size(dtype=torch.float64)
     miniature.write_model(tmp_path / "model", size)
-    trainer = miniature.miniature_trainer(
-        Method.of("grpo", baselines.METHODS), tmp_path / "model", tmp_path, size, steps=1
-    )
+    trainer = miniature.miniature_trainer(method("grpo"), tmp_path / "model", tmp_path, size, steps=1)
     batch = trainer.batch_of(trainer.collector.collect(1, Stopwatch()), 1)
     assert loop.first_pass(trainer.policy, trainer.method, batch, frozenset()) is not None
     batch.rewards_B.fill_(1.0)

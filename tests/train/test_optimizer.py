@@ -1,25 +1,20 @@
-"""AdamW with moments of 8 bits: updates next to exact ones, resumed runs, memory, and refusals."""
+"""AdamW with moments of 8 bits: updates next to exact ones, resumed runs, and memory."""
 
 from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from absent import hide_package
-from commands import refusal
 from tiny import MODELS, randomize
 from torch import Tensor
-from trainers import check_resumed, planned, trained
+from trainers import check_resumed, trained
 
-from harness.base.errors import UserError
 from harness.config import Hardware, Train
 from harness.methods.batch import Rollout, TokenBatch
 from harness.plan import cost
 from harness.rollout import models
-from harness.train import parts
 from harness.train.optimizer import plain_tensors
 from harness.train.policy import Policy
 
@@ -108,37 +103,3 @@ def test_memory_is_what_is_planned(tmp_path: Path) -> None:
     (checkpoint,) = (tmp_path / "checkpoints").iterdir()
     size = sum(file.stat().st_size for file in checkpoint.iterdir())
     assert cost.disk_bytes(shape, settings, frozenset())[0] == pytest.approx(size, rel=0.1)
-
-
-def test_package_of_the_optimizer_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recorded: list[Any] = []
-    monkeypatch.setattr(parts.provenance, "begin_attempt", lambda *given, **_: recorded.append(given[-1]))
-    for overrides in ((), (EIGHT_BITS,)):
-        parts.record_attempt(tmp_path, planned(*overrides).settled, {}, "digest")
-    assert recorded == [[], ["torchao"]]
-
-
-REFUSED: dict[tuple[str, ...], str] = {
-    ("train.optimizer=adam",): r"train.optimizer is 'adam'; allowed: adamw, adamw8bit",
-    (EIGHT_BITS, "hardware.ranks=2"): r"a cell has 2 ranks .* and train.optimizer is 'adamw8bit', which trains on one",
-    (EIGHT_BITS, "hardware.nodes=2"): r"a cell has 2 ranks .* and train.optimizer is 'adamw8bit', which trains on one",
-    (EIGHT_BITS, "hardware.offload=true"): r"hardware.offload is true, .*adamw8bit is slow .*; allowed: one of the two",
-    (EIGHT_BITS, "train.backend=trl"): r"train.optimizer is adamw8bit, which train.backend=trl cannot do; .*: adamw$",
-}
-
-
-@pytest.mark.parametrize("overrides", REFUSED, ids=" ".join)
-def test_mistakes_are_one_sentence_before_anything_starts(overrides: tuple[str, ...], tmp_path: Path) -> None:
-    sentence = refusal("run", "demo", "models=[countdown-tiny]", f"results={tmp_path / 'results'}", *overrides)
-    with pytest.raises(UserError, match=REFUSED[overrides]):
-        raise UserError(sentence.strip())
-    assert not (tmp_path / "results").exists()
-
-
-def test_missing_torchao_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hide_package(monkeypatch, "torchao")
-    sentence = refusal("run", "demo", "models=[countdown-tiny]", f"results={tmp_path / 'results'}", EIGHT_BITS)
-    assert sentence == (
-        "entrobench: train.optimizer is 'adamw8bit', but torchao is not installed here; pip install -e '.[adamw8bit]'\n"
-    )
-    assert not (tmp_path / "results").exists()

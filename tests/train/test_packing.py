@@ -125,9 +125,7 @@ def varlen_attn(
 @pytest.mark.parametrize("grouped", [True, False])  # whether the kernel takes fewer heads of keys than of queries
 @pytest.mark.parametrize("name", BATCHES)
 @pytest.mark.parametrize("architecture", ["mistral", "qwen3"])
-def test_packed_forward_with_one_kernel(
-    architecture: str, name: str, grouped: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packed_forward_fused(architecture: str, name: str, grouped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "TAKES_GROUPED_HEADS", grouped)
     network = model(architecture)
     packing.prepare_for_packing(network)

@@ -7,24 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny import SIZES
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from harness.base.errors import UserError
 from harness.config import Hardware, Train, load_config
 from harness.methods import batch as batches
 from harness.methods.batch import Rollout, TokenBatch
 from harness.train.policy import Critic, Policy, layers_of
 
 LAYERS = 4
-SIZES = {
-    "vocab_size": 41,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-}
 
 
 def gradients(kind: type[Policy | Critic], folder: Path, share: float) -> tuple[list[torch.Tensor], list[int]]:
@@ -53,7 +44,7 @@ def test_gradients_with_a_share_of_the_layers(
     monkeypatch.setattr(batches, "LONG", long)
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    Qwen3ForCausalLM(Qwen3Config(**SIZES)).save_pretrained(tmp_path)
+    Qwen3ForCausalLM(Qwen3Config(**{**SIZES, "num_hidden_layers": LAYERS})).save_pretrained(tmp_path)
     expected, once = gradients(kind, tmp_path, 0.0)
     assert once == [1, 1, 1, 1]
     assert max(grad.abs().max().item() for grad in expected) > 1e-3
@@ -66,7 +57,3 @@ def test_gradients_with_a_share_of_the_layers(
 def test_recompute_takes_a_share_or_a_switch() -> None:
     for given, share in (("true", 1.0), ("false", 0.0), ("0.5", 0.5), ("1", 1.0)):
         assert load_config("demo", [f"hardware.recompute={given}"]).hardware.recompute == share
-    with pytest.raises(UserError, match=r"hardware\.recompute is 1\.5; allowed: 0 to 1"):
-        load_config("demo", ["hardware.recompute=1.5"])
-    with pytest.raises(UserError, match=r"hardware\.recompute is 'half'; it must be a number"):
-        load_config("demo", ["hardware.recompute=half"])

@@ -36,9 +36,7 @@ pytestmark = pytest.mark.slow
         ("grpo+clip_b", ["rollout.lag=1", "train.resample.multiplier=1.5", "correction.kind=truncated"]),
     ],
 )
-def test_same_seed_same_bits_and_a_resumed_run_is_the_uninterrupted_one(
-    method: str, overrides: list[str], tmp_path: Path
-) -> None:
+def test_run_again_and_resumed(method: str, overrides: list[str], tmp_path: Path) -> None:
     whole = trained(tmp_path / "whole", method, *overrides)
     again = build(tmp_path / "again", method, *overrides)
 

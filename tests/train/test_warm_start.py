@@ -144,9 +144,7 @@ def test_traces_are_of_training_problems_and_without_shots(task: Lists | Sorting
 
 
 @pytest.mark.parametrize("shots", [False, True])
-def test_shots_in_traces_are_a_setting(
-    shots: bool, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tokens_of_traces_with_shots(shots: bool, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Trace] = []
     monkeypatch.setattr(warm_start, "tokens_of", lambda trace, *rest: seen.append(trace))
     monkeypatch.setattr(warm_start, "train", lambda *given: None)
@@ -233,9 +231,7 @@ class Instructed(Sorting):
 
 
 @pytest.mark.parametrize("instruction", ["", "Use commas.", "Use spaces."])
-def test_a_held_out_problem_is_known_without_its_instruction_and_its_line_ends(
-    instruction: str, tmp_path: Path
-) -> None:
+def test_traces_of_file_with_held_out_problems(instruction: str, tmp_path: Path) -> None:
     task, key = Instructed(), Sorting().problems("test")[0].id
     prompt = Instructed(instruction=instruction).prompt(key).replace("\n", "\r\n")
     (tmp_path / "mine.jsonl").write_text(json.dumps({"prompt": f"{prompt} ", "response": key}))

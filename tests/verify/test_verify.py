@@ -24,6 +24,7 @@ import pytest
 from golden import hostile, triples
 from judging import judge_in_child
 from launched import write_launched
+from living import wait_until
 from patience import HANG
 from places import REAL, REPOSITORY
 
@@ -74,11 +75,8 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def gone(*pids: int, within_s: float = HANG) -> bool:
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline and any(map(is_alive, pids)):
-        time.sleep(0.05)
-    return not any(map(is_alive, pids))
+def wait_for_end(*pids: int) -> None:
+    wait_until(lambda: not any(map(is_alive, pids)))
 
 
 # Verdicts
@@ -152,9 +150,7 @@ def test_integers_need_no_worker() -> None:
     threads = threading.active_count()
     pairs = [("25", rf"\boxed{{{text}}}") for text in ("025", "25", "26", "٢٥", "25^\\circ", "")]
     with VerifierPool() as verifier:
-        assert verifier.verdicts(pairs) == [
-            Verdict(v) for v in ("right", "right", "wrong", "unparsed", "right", "unparsed")
-        ]
+        assert verifier.verdicts(pairs) == ["right", "right", "wrong", "unparsed", "right", "unparsed"]
         assert all(worker.process is None for worker in verifier.workers)
         assert threading.active_count() == threads
 
@@ -341,9 +337,8 @@ def test_integers_survive_their_spellings() -> None:
 
 
 def test_integer_with_other_digits() -> None:
-    others = [
-        chr(code) for code in range(128, sys.maxunicode + 1) if unicodedata.category(chr(code)) in ("Nd", "Nl", "No")
-    ]
+    signs = map(chr, range(128, sys.maxunicode + 1))
+    others = [sign for sign in signs if unicodedata.category(sign) in ("Nd", "Nl", "No")]
     assert len(others) > 1_500
     assert not [digit for digit in others if integer(digit) is not None or integer(f"1{digit}") is not None]
 
@@ -361,9 +356,7 @@ def test_integer_refuses_other_texts(text: str) -> None:
 
 
 @pytest.mark.processes
-def test_hostile_answers_cost_their_own_verdict(
-    caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hostile_answers(caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     harmless = [(f"{n}", Verdict.WRONG) for n in range(6, 206)] + [
         (rf"\frac{{{5 * n}}}{{{n}}}", Verdict.RIGHT) for n in range(2, 42)
@@ -484,25 +477,20 @@ def test_sympy_cannot_evaluate_text(in_judge: InJudge) -> None:
 
 @pytest.mark.processes
 def test_workers_end_with_their_caller() -> None:
-    caller = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "import os, threading; from harness.verify.pool import VerifierPool\n"
-            "verifier = VerifierPool(workers=1, limit_s=1.0)\n"
-            "verifier.verdicts([('5', r'\\boxed{1+4}')])\n"
-            "print(verifier.workers[0].process.pid, flush=True)\n"
-            f"verifier.verdicts([('5', {SLOW!r})] * 9)\n",
-        ],
-        stdout=subprocess.PIPE,
-        text=True,
+    code = (
+        "from harness.verify.pool import VerifierPool\n"
+        "verifier = VerifierPool(workers=1, limit_s=1.0)\n"
+        "verifier.verdicts([('5', r'\\boxed{1+4}')])\n"
+        "print(verifier.workers[0].process.pid, flush=True)\n"
+        f"verifier.verdicts([('5', {SLOW!r})] * 9)\n"
     )
+    caller = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert caller.stdout is not None
     worker = int(caller.stdout.readline())
     child = child_of(worker)
     caller.kill()
     caller.communicate()
-    assert gone(worker, child)
+    wait_for_end(worker, child)
 
 
 @pytest.mark.processes
@@ -512,7 +500,7 @@ def test_closing_ends_the_workers() -> None:
         pids = [running(worker) for worker in verifier.workers if worker.process]
         children = [child_of(pid) for pid in pids]
     assert pids
-    assert gone(*pids, *children)
+    wait_for_end(*pids, *children)
 
 
 # Sharing
@@ -522,15 +510,9 @@ def test_closing_ends_the_workers() -> None:
 def test_threads_share_a_verifier(verifier: VerifierPool) -> None:
     pairs = [(gold, output) for gold, output, _ in GOLDEN[100:160]]
     expected = [verdict for *_, verdict in GOLDEN[100:160]]
-    actual: dict[int, list[Verdict]] = {}
-    threads = [
-        threading.Thread(target=lambda i=i: actual.update({i: verifier.verdicts(pairs[i::4])})) for i in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert actual == {i: expected[i::4] for i in range(4)}
+    with ThreadPoolExecutor(4) as threads:
+        actual = list(threads.map(lambda i: verifier.verdicts(pairs[i::4]), range(4)))
+    assert actual == [expected[i::4] for i in range(4)]
 
 
 @pytest.mark.processes
@@ -567,7 +549,7 @@ def test_work_closes_its_verifier(error: Exception, tmp_path: Path, monkeypatch:
         cell.work(tmp_path)
     ((verifier, pid),) = seen
     assert [worker.process for worker in verifier.workers] == [None] * 3
-    assert gone(pid)
+    wait_for_end(pid)
 
 
 @pytest.mark.processes
@@ -580,7 +562,7 @@ def test_judged_by_another_judge() -> None:
         assert verifier.verdicts(boxed("1+4")) == [Verdict.RIGHT]
         pids = [running(worker) for worker in verifier.workers if worker.process]
         assert {worker.judge for worker in verifier.workers} == {"obedient_judge", "harness.verify.judge"}
-    assert all(map(gone, pids))
+    wait_for_end(*pids)
 
 
 # The share of failures

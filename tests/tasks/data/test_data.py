@@ -17,10 +17,9 @@ import loopback
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from commands import run_python
+from commands import run_command, run_python
 from places import REAL, REPOSITORY
 
-from harness import cli
 from harness.base import files
 from harness.base.errors import UserError
 from tasks.data import cache as kept
@@ -181,9 +180,7 @@ def test_samples_of_the_hubs_own_files(sample: str, name: str, first: str) -> No
     published = {row["problem"]: row["answer"] for file in REAL.glob("*.jsonl") for row in lines(file)}
     folded = {clean.fold(problem): answer for problem, answer in published.items()}
     assert [folded[clean.fold(problem)] for problem in result] == list(result.values())
-    assert [file.name for file in sources.local_files(entry.source, REAL / "raw_samples") if file.name == sample] == [
-        sample
-    ]
+    assert sample in [file.name for file in sources.local_files(entry.source, REAL / "raw_samples")]
 
 
 def lines(file: Path) -> list[dict[str, str]]:
@@ -230,10 +227,8 @@ def test_repair(damaged: str, whole: str, mended: list[str]) -> None:
 @pytest.mark.parametrize(
     ("given", "form"),
     [
-        *(
-            (text, "25")
-            for text in ("025", "25", "25.0", " 25 ", "$25$", "\\boxed{25}", "25^\\circ", "25^{\\circ}", "+25")
-        ),
+        *((text, "25") for text in ("025", "25", "25.0", " 25 ", "$25$", "+25")),
+        *((text, "25") for text in ("\\boxed{25}", "25^\\circ", "25^{\\circ}")),
         ("336^\\circ", "336"),
         ("so \\boxed{1} and \\boxed{\\mathrm{x}}", None),
         ("first \\boxed{3}, then \\boxed{{4}}", None),
@@ -277,9 +272,8 @@ def test_clean_counts_every_row() -> None:
 
 
 def test_clean_of_a_copy_without_one_answer() -> None:
-    result, counts = cleaned(
-        [("Which \n one?", "1"), ("Other?", "2")], conflicts=[clean.problem_digest("Which one?")[:12]]
-    )
+    conflict = clean.problem_digest("Which one?")[:12]
+    result, counts = cleaned([("Which \n one?", "1"), ("Other?", "2")], conflicts=[conflict])
     assert result == {"Other?": "2"}
     assert +counts.dropped == {clean.CONFLICT: 1}
 
@@ -360,10 +354,8 @@ def test_dapo_has_the_damage_that_is_known_and_no_other(dapo: list[dict[str, str
 
 @real
 def test_published_conflicts(dapo: list[dict[str, str]]) -> None:
-    pairs = (
-        "35/179 282/7665 2040/8017 2129/7414 3470/8382 4850/7807 5785/10267 5885/9921 5915/10714 5937/8582 7694/7708"
-    )
-    firsts = [tuple(map(int, pair.split("/"))) for pair in f"{pairs} 11659/11771".split()]
+    pairs = "35/179 282/7665 2040/8017 2129/7414 3470/8382 4850/7807 5785/10267 5885/9921 5915/10714 5937/8582"
+    firsts = [tuple(map(int, pair.split("/"))) for pair in f"{pairs} 7694/7708 11659/11771".split()]
     for first, second in firsts:
         assert clean.fold(dapo[first]["problem"]) == clean.fold(dapo[second]["problem"])
         assert dapo[first]["answer"] != dapo[second]["answer"]
@@ -503,19 +495,14 @@ def test_prepare_sets_by_default(small: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_prepare_sets_of_a_hub_folder(small: Path, tmp_path: Path) -> None:
     hub = tmp_path / "hub"
-    write(hub / "HuggingFaceH4" / "aime_2024" / "data" / "train-00000-of-00001.parquet", [
-        FORMS["HuggingFaceH4/aime_2024"](problem, answer) for problem, answer in invented(4, seed=5)
-    ])  # fmt: skip
+    aime = [FORMS["HuggingFaceH4/aime_2024"](problem, answer) for problem, answer in invented(4, seed=5)]
+    write(hub / "HuggingFaceH4" / "aime_2024" / "data" / "train-00000-of-00001.parquet", aime)
     ours(hub / "openai" / "gsm8k" / "main" / "train-00000.jsonl", SMALL[:2])
-    assert [about["name"] for about in sorted_cards(hub, ["gsm8k"])] == ["gsm8k"]
+    assert [about["name"] for about in prepare.prepare_sets(["gsm8k"], str(hub))] == ["gsm8k"]
     with pytest.raises(UserError, match="aime24 test has an answer that differs from all other copies"):
         prepare.prepare_sets(["aime24"], str(hub / "HuggingFaceH4" / "aime_2024"))
     with pytest.raises(UserError, match="prepared from a copy without the split test"):
         kept.problem_rows("gsm8k", "test")
-
-
-def sorted_cards(origin: Path, names: list[str]) -> list[dict[str, Any]]:
-    return sorted(prepare.prepare_sets(names, str(origin)), key=lambda about: about["name"])
 
 
 def test_prepare_sets_refuses_other_problems(small: Path, tmp_path: Path) -> None:
@@ -526,9 +513,8 @@ def test_prepare_sets_refuses_other_problems(small: Path, tmp_path: Path) -> Non
     short = ours(tmp_path / "short.jsonl", SMALL[:3])
     with pytest.raises(UserError, match="aime24 test must have 4 problems, but this copy has 3"):
         prepare.prepare_sets(["aime24"], str(short))
-    assert [row["answer"] for row in kept.problem_rows("aime24")] == [answer for _, answer in SMALL], (
-        "what was there stays"
-    )
+    kept_answers = [row["answer"] for row in kept.problem_rows("aime24")]
+    assert kept_answers == [answer for _, answer in SMALL], "what was there stays"
 
 
 def test_preparing_again_writes_nothing(small: Path) -> None:
@@ -602,9 +588,7 @@ def test_sources_have_whole_revisions() -> None:
     assert all(re.fullmatch("[0-9a-f]{40}", source.revision) for source in sources.SOURCES.values())
 
 
-def test_without_a_network_a_sentence_says_so_and_what_is_there_stays(
-    small: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prepare_sets_without_a_network(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def load_dataset(*_: Any, **__: Any) -> str:
         raise ConnectionError("Couldn't reach it on the Hub (ConnectError).\nPlease check your connection.")
 
@@ -715,7 +699,7 @@ def test_prepare_sets_in_a_read_only_cache(small: Path, tmp_path: Path, monkeypa
 # Checking
 
 
-def test_check_overlaps(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_overlaps(small: Path) -> None:
     prepare.prepare_sets(["aime24", "amc23"], str(small))
     assert check.flags("aime24") == [], "nothing is said of a training set that is not here"
     trained = [row for row in invented(200, seed=2) if not brute_force_held_out([row[0]])]
@@ -723,10 +707,7 @@ def test_check_overlaps(small: Path, capsys: pytest.CaptureFixture[str]) -> None
     ours(small / "dapo.jsonl", [*trained, ("Well: " + SMALL[0][0], "1"), (near, "2")])
     prepare.prepare_sets(["dapo_math"], str(small))
     assert check.flags("aime24") == ["overlap with dapo_math unknown; run `entrobench data check`"]
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["data", "check"])
-    assert stop.value.code == 0
-    table = [line.split() for line in capsys.readouterr().out.splitlines()]
+    table = [line.split() for line in run_command("data", "check").splitlines()]
     assert ["aime24", "4", "1", "2", "contaminated"] in table
     assert ["amc23", "4", "0", "0", "clean"] in table
     assert check.flags("aime24") == ["contaminated: 2 of 4 problems are also in dapo_math, 1 of them word for word"]
@@ -747,12 +728,10 @@ def test_check_overlaps(small: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 @pytest.mark.long
 @real
-def test_prepare_and_check_on_the_real_sets(dapo: list[dict[str, str]], capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in (["prepare", "--from", str(REAL)], ["check"]):
-        with pytest.raises(SystemExit) as stop:
-            cli.main(["data", *arguments])
-        assert stop.value.code == 0
-    table = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines() if line.strip()}
+def test_prepare_and_check_on_the_real_sets(dapo: list[dict[str, str]]) -> None:
+    run_command("data", "prepare", "--from", str(REAL))
+    printed = run_command("data", "check")
+    table = {line.split()[0]: line.split()[1:] for line in printed.splitlines() if line.strip()}
     assert table["amc23"] == ["40", "11", "22", "contaminated"]
     assert table["math500"] == ["500", "7", "25", "contaminated"]
     for name, problems in {"aime24": "30", "aime25": "30", "gsm8k": "1319", "dapo500": "500"}.items():
@@ -763,17 +742,14 @@ def test_prepare_and_check_on_the_real_sets(dapo: list[dict[str, str]], capsys: 
     assert {name: kept.card(name)["fingerprint"] for name in PRINTS} == PRINTS
     # The bound of the digests is that of the 500 smallest.
     everything = cleaned([(row["problem"], row["answer"]) for row in dapo], conflicts=sets.CONFLICTS)[0]
-    assert [row["id"] for row in held] == [
-        "dapo-" + digest[:12] for digest in sorted(map(clean.problem_digest, everything))[:500]
-    ]
+    smallest = sorted(map(clean.problem_digest, everything))[:500]
+    assert [row["id"] for row in held] == [f"dapo-{digest[:12]}" for digest in smallest]
     assert not {row["id"] for row in held} & {row["id"] for row in trained}
     assert check.flags("amc23") == ["contaminated: 22 of 40 problems are also in dapo_math, 11 of them word for word"]
     for name in ("aime24", "aime25", "amc23", "math500"):
-        published = lines(REAL / f"{name}.jsonl")
-        assert [row["answer"] for row in kept.problem_rows(name)] == [row["answer"] for row in published]
-        assert [clean.fold(row["problem"]) for row in kept.problem_rows(name)] == [
-            clean.fold(row["problem"]) for row in published
-        ]
+        ours_and_published = kept.problem_rows(name), lines(REAL / f"{name}.jsonl")
+        one, other = ([(clean.fold(row["problem"]), row["answer"]) for row in rows] for rows in ours_and_published)
+        assert one == other
     assert [len(kept.problem_rows("gsm8k", split)) for split in ("train", "test")] == [7473, 1319]
     with pytest.raises(UserError, match="aime24 test must have 30 problems, but this copy has 5"):
         prepare.prepare_sets(["aime24"], str(REAL / "raw_samples"))
