@@ -9,6 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import tasks
+from harness.base.errors import UserError, shown
 from harness.base.task import Countable, Judged, Problem, Task, Verdict, Verifier, judge_responses
 from harness.cells.evaluations import pass_at_k, powers_of_two
 from harness.verify import pool
@@ -93,7 +94,14 @@ def distinct_right(verdicts: Sequence[str], answers: Sequence[str | None]) -> in
 
 def solutions(task: Task, problem: Problem) -> int | None:
     """Return the number of right answers to a problem; None if the task cannot count them."""
-    return task.solutions(problem) if isinstance(task, Countable) else None
+    if not isinstance(task, Countable):
+        return None
+    number: Any = task.solutions(problem)  # a plugin's may be anything
+    if not isinstance(number, int) or number < 1:
+        raise UserError(
+            f"task {task.name} counts {shown(number)} solutions of {shown(problem.id)}; allowed: whole numbers from 1"
+        )
+    return number
 
 
 def scores(

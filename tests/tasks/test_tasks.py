@@ -460,6 +460,15 @@ def test_diversity_is_counted_in_answers() -> None:
     assert (repeated["right_distinct"], repeated["distinct_answers"], repeated["coverage"]) == (1, 0.5, 1 / 6)
 
 
+@pytest.mark.parametrize("number", [None, 0, 2.0])
+def test_solutions_of_a_plugin_that_are_no_number(number: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list without some problem's would give their numbers to other problems."""
+    monkeypatch.setattr(Countdown, "solutions", lambda self, problem: number)
+    task = Countdown()
+    with pytest.raises(UserError, match=rf"^task countdown counts {number or '.*'} solutions of '.*'; allowed: whole"):
+        scoring.solutions(task, task.problems("test")[0])
+
+
 def test_scores_without_coverage() -> None:
     assert scoring.solutions(tasks.build_task("math500"), Problem("p", "", "5")) is None
     scores = scoring.scores(["a", "b"], [Verdict.RIGHT, Verdict.RIGHT], ["5", "5"], [False, True], None)
