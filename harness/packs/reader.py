@@ -122,7 +122,8 @@ def added_cells(ours: Board, theirs: Board) -> list[Expected]:
     a number, if a pack before has given that name.
     """
     # The same cell in both packs counts once; another cell at the same place differs by its options.
-    present, places = {cell.cell for cell in ours.expected}, {cell.place for cell in ours.expected}
+    present = {cell.cell for cell in ours.expected}
+    places = {cell.place for cell in ours.expected}
     taken = {cell.method for cell in ours.expected}
     new = [cell for cell in theirs.expected if cell.cell not in present]
     names = {cell.method: cell.method for cell in new}

@@ -117,9 +117,7 @@ class Streaming(torch.autograd.Function):
                 removed = chosen - m < log(MIN_P)
                 columns_by_row["min_p_logp"].append((chosen - m - kept.log()).masked_fill(removed, -inf))
         dtype = torch.promote_types(hidden_TD.dtype, torch.float32)
-        joined = {}
-        for name, parts in columns_by_row.items():
-            joined[name] = torch.cat(parts).to(dtype) if parts else None
+        joined = {name: torch.cat(parts).to(dtype) if parts else None for name, parts in columns_by_row.items()}
         ctx.save_for_backward(hidden_TD, weight_VD, bias_V, targets_T, joined["m"], joined["log_s"], joined["entropy"])
         ctx.softcap, ctx.temperature, ctx.entropy_grad = softcap, temperature, entropy_grad
         fixed = ["sum_p2", "sum_p2_logp", "min_p_logp"]
