@@ -18,8 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commands import refusal, run_command, run_python
-from living import wait_until
-from patience import HANG, patient
+from patience import HANG, patient, wait_until
 from places import REPOSITORY
 
 from harness.cells import lease

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from living import wait_until
+from patience import wait_until
 from places import REPOSITORY
 
 SCRIPT = REPOSITORY / "benchmarks/gpu/run.sh"

@@ -13,8 +13,7 @@ from multiprocessing.synchronize import Barrier, Event
 from pathlib import Path
 
 import pytest
-from living import wait_until
-from patience import HANG
+from patience import HANG, wait_until
 
 from harness.base import files
 from harness.base.errors import Taken

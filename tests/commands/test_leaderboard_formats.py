@@ -17,15 +17,6 @@ from pyarrow import parquet
         (["--compare", "--format", "latex"], "--compare has no --format latex; allowed: table, md, csv, json"),
         (["--compare", "--format", "parquet", "--out", "x"], "--compare has no --format parquet"),
         (["--format", "parquet"], "--format parquet goes to a file, and --out names none"),
-    ],
-)
-def test_leaderboard_refuses_formats(arguments: list[str], words: str) -> None:
-    assert words in refusal("leaderboard", "demo", *arguments)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
         (["--compare", "--sort", "avg_at_k"], "--sort chooses in the table of scores, and --compare asks for another"),
         (["--format", "latex", "--sort", "hours"], "--sort chooses in the table of scores, and --format latex asks"),
         (["--before"], "leaderboard has no option '--before'"),
@@ -33,7 +24,7 @@ def test_leaderboard_refuses_formats(arguments: list[str], words: str) -> None:
         (["--where", "seed=1", "--where", "seed=2"], "--where asks for seed=1 and seed=2, and no cell has both"),
     ],
 )
-def test_leaderboard_refuses_choices_without_effect(arguments: list[str], words: str) -> None:
+def test_leaderboard_refuses_formats_and_choices_without_effect(arguments: list[str], words: str) -> None:
     assert words in refusal("leaderboard", "demo", *arguments)
 
 

@@ -10,7 +10,7 @@ from pandas import DataFrame
 
 from harness.base.errors import UserError
 from harness.diagnose.course import course_of, entropy_course
-from harness.diagnose.signals import VERL
+from harness.diagnose.signals import OURS, VERL
 from harness.table.verdict import collapsed_and_exploded
 
 
@@ -49,34 +49,22 @@ def test_entropy_course_verdicts(entropy: list[float], verdict: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("entropy", "shares", "verdict"),
+    ("trainer", "signals", "verdict"),
     [
-        ([1.0] * 10, [1.0] * 10, "nothing was learned"),
-        ([1.0] * 10, [1.0] * 9 + [0.99], "healthy"),
-        ([1.0], [1.0], "nothing was learned"),
-        ([1.0], [0.5], "too short to say"),
-        (ending(0.099), [1.0] * 40, "collapsed"),
+        (OURS, {"without_signal": [1.0] * 40}, "nothing was learned"),
+        (OURS, {"without_signal": [1.0] * 39 + [0.99]}, "healthy"),
+        (OURS, {"entropy": [1.0], "without_signal": [1.0]}, "nothing was learned"),
+        (OURS, {"entropy": [1.0], "without_signal": [0.5]}, "too short to say"),
+        (OURS, {"entropy": ending(0.099), "without_signal": [1.0] * 40}, "collapsed"),
+        # A log whose reward never varies, and equal means with a signal
+        (VERL, {"reward": [0.0] * 40}, "nothing was learned"),
+        (VERL, {"reward": [0.0] * 39 + [0.01]}, "healthy"),
+        (VERL, {"reward": [0.0]}, "healthy"),  # one value may be the mean of anything
+        (OURS, {"reward": [0.5] * 40, "without_signal": [0.9] * 40}, "healthy"),
     ],
 )
-def test_course_of_a_run_without_a_signal(entropy: list[float], shares: list[float], verdict: str) -> None:
-    assert course_of(logged_run(entropy=entropy, without_signal=shares)).verdict == verdict
-
-
-@pytest.mark.parametrize(
-    ("reward", "verdict"),
-    [
-        ([0.0] * 40, "nothing was learned"),
-        ([0.0] * 39 + [0.01], "healthy"),
-        ([0.0], "healthy"),  # one value may be the mean of anything
-    ],
-)
-def test_course_of_a_log_whose_reward_never_varies(reward: list[float], verdict: str) -> None:
-    assert course_of(logged_run(VERL, entropy=[1.0] * 40, reward=reward)).verdict == verdict
-
-
-def test_course_of_equal_means_with_a_signal() -> None:
-    curves = {"entropy": [1.0] * 40, "reward": [0.5] * 40, "without_signal": [0.9] * 40}
-    assert course_of(logged_run(**curves)).verdict == "healthy"
+def test_course_of_a_run_without_a_signal(trainer: str, signals: dict[str, list[float]], verdict: str) -> None:
+    assert course_of(logged_run(trainer, **{"entropy": [1.0] * 40, **signals})).verdict == verdict
 
 
 @pytest.mark.parametrize(

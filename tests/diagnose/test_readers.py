@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from known import known
 from logged_runs import geometric
 from places import REPOSITORY
 
@@ -49,10 +50,7 @@ def test_read_run_of_a_cell(cell: Path) -> None:
     run = read_run(cell)
     assert (run.trainer, run.method, run.stopped) == (OURS, "grpo", None)
     lines = [line["metrics"] for line in MetricsLog(cell).read()[1:]]
-    entropy, clipped, unparsed = run.signal("entropy"), run.signal("clipped"), run.signal("unparsed")
-    assert entropy is not None
-    assert clipped is not None
-    assert unparsed is not None
+    entropy, clipped, unparsed = (known(run.signal(name)) for name in ("entropy", "clipped", "unparsed"))
     assert entropy.steps == list(range(1, 61))
     assert entropy.values == [metrics["entropy/mean"] for metrics in lines]
     assert clipped.key == CLIPPED
@@ -69,13 +67,12 @@ def test_read_run_of_the_file_alone(cell: Path) -> None:
 
 
 def test_read_run_bonus_coefficient(pack: Pack) -> None:
-    [folder] = (pack.folder / "cells").glob("entropy_bonus-*-s10-*")
-    bonus = read_run(folder).signal("bonus")
-    assert bonus is not None
+    folders = pack.folder / "cells"
+    bonus, adaptive = (
+        known(read_run(next(folders.glob(f"{name}-*-s10-*"))).signal("bonus"))
+        for name in ("entropy_bonus", "adaptive_entropy")
+    )
     assert (bonus.key, bonus.values) == (BONUS, [0.03])
-    [folder] = (pack.folder / "cells").glob("adaptive_entropy-*-s10-*")
-    adaptive = read_run(folder).signal("bonus")
-    assert adaptive is not None
     assert (adaptive.key, len(adaptive.values)) == ("state/adaptive_entropy/coefficient", 60)
 
 
@@ -147,8 +144,7 @@ def test_trl_logs_the_keys_that_the_rules_read(trl_folder: Path) -> None:
     with_trl_keys = {name for name, (_, of_trl, _) in SIGNALS.items() if of_trl and not of_trl[0].startswith(DOOR)}
     # The differences from an engine need vLLM, TRL's adaptive coefficient its own option, and the KL a reference model.
     assert logged == with_trl_keys - {"mismatch", "bonus", "reference_kl"}
-    entropy = run.signal("entropy")
-    assert entropy is not None
+    entropy = known(run.signal("entropy"))
     assert entropy.steps == [1, 2]
     history = json.loads((trl_folder / "checkpoint-2/trainer_state.json").read_text())["log_history"]
     assert entropy.values == [entry["entropy"] for entry in history]
@@ -174,18 +170,14 @@ def test_read_run_of_the_newest_checkpoint(tmp_path: Path) -> None:
         folder.mkdir()
         document = {"best_metric": None, "log_history": history_of([1.0] * points)}
         (folder / "trainer_state.json").write_text(json.dumps(document, indent=2))
-    entropy = read_run(tmp_path).signal("entropy")
-    assert entropy is not None
-    assert entropy.steps == list(range(10, 101, 10))
+    assert known(read_run(tmp_path).signal("entropy")).steps == list(range(10, 101, 10))
 
 
 def test_evaluations_and_the_last_entry_of_a_history_are_no_steps_of_the_entropy(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
     entries = [*history_of([1.0, 0.9]), {"step": 20, "eval_entropy": 5.0}, {"step": 20, "train_runtime": 9.0}]
     path.write_text("".join(f"{json.dumps(entry)}\n" for entry in entries))
-    entropy = read_run(path).signal("entropy")
-    assert entropy is not None
-    assert entropy.values == [1.0, 0.9]
+    assert known(read_run(path).signal("entropy")).values == [1.0, 0.9]
 
 
 # verl
@@ -197,9 +189,7 @@ def test_read_run_of_verl(tmp_path: Path) -> None:
     lines = [{"step": 1, "data": first}, {"step": 2, "data": second}]
     path.write_text("".join(f"{json.dumps(line)}\n" for line in lines) + '{"step": 3, "da')
     run = read_run(path)
-    entropy = run.signal("entropy")
-    assert entropy is not None
-    assert (run.trainer, entropy.values) == (VERL, [0.9, 0.8])
+    assert (run.trainer, known(run.signal("entropy")).values) == (VERL, [0.9, 0.8])
     assert run.curves["actor/grad_norm"].lost == 1  # orjson writes NaN as null
 
 
@@ -207,9 +197,7 @@ def test_our_method_in_verl_and_trl_logs_masses(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     data = {"actor/entropy": 0.9, "entrobench/mass/positive": 0.4, "entrobench/mass/negative": 0.2}
     path.write_text("".join(f"{json.dumps({'step': step, 'data': data})}\n" for step in range(1, 12)))
-    mass = read_run(path).signal("positive_mass")
-    assert mass is not None
-    assert mass.values == [0.4] * 11
+    assert known(read_run(path).signal("positive_mass")).values == [0.4] * 11
 
 
 # CSV files
@@ -219,36 +207,26 @@ def test_read_run_of_a_csv_file(tmp_path: Path) -> None:
     path = tmp_path / "run.csv"
     path.write_text("run,step,actor/entropy,actor/grad_norm,val\na,1,0.9,,x\na,2,0.8,nan,\na,2,0.7,1.5,\n")
     run = read_run(path)
-    entropy, gradient = run.signal("entropy"), run.signal("gradient")
-    assert entropy is not None
-    assert gradient is not None
+    entropy, gradient = known(run.signal("entropy")), known(run.signal("gradient"))
     assert (run.trainer, entropy.steps, entropy.values) == (CSV, [1, 2], [0.9, 0.7])
     assert (gradient.steps, gradient.values, gradient.lost) == ([2], [1.5], None)
     path.write_text("step, actor/entropy\n1.0, 0.9\n2.0, 0.7\n")  # as pandas writes steps, and people columns
     assert read_run(path).signal("entropy") == MetricCurve("actor/entropy", [1, 2], [0.9, 0.7])
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", r"line 0 of .* \(its columns are \[\]\)"),
-        (b"step,loss\n1,0.5\n", "has no curve of the entropy; expected entropy/mean"),
-        (b"epoch;entropy\n1;0.5\n", r"needs a whole number in the column `step` .* columns are \['epoch;entropy'\]"),
-        (b"step,entropy\n,0.5\n", "line 2 of .* needs a whole number in the column `step`"),
-        (b"step,entropy\n1,0.5\n1.5,0.4\n", "line 3 of .* needs a whole number"),
-        (b"step,entropy\n1,low\n", "numbers under the keys of curves .*'low'"),
-        (b"step,entropy\n\xff,1\n", "line . of .* needs a whole number"),
-        (b"step,entropy\n1," + b"9" * 200_000, r"line . of .* \(field larger than field limit"),
-    ],
-)
-def test_refused_csv_files(tmp_path: Path, content: bytes, message: str) -> None:
-    path = tmp_path / "log.csv"
-    path.write_bytes(content)
-    with pytest.raises(UserError, match=message):
-        read_run(path)
-
-
 # Refusals
+
+
+CSV_FILES = [
+    (b"", r"line 0 of .* \(its columns are \[\]\)"),
+    (b"step,loss\n1,0.5\n", "has no curve of the entropy; expected entropy/mean"),
+    (b"epoch;entropy\n1;0.5\n", r"needs a whole number in the column `step` .* columns are \['epoch;entropy'\]"),
+    (b"step,entropy\n,0.5\n", "line 2 of .* needs a whole number in the column `step`"),
+    (b"step,entropy\n1,0.5\n1.5,0.4\n", "line 3 of .* needs a whole number"),
+    (b"step,entropy\n1,low\n", "numbers under the keys of curves .*'low'"),
+    (b"step,entropy\n\xff,1\n", "line . of .* needs a whole number"),
+    (b"step,entropy\n1," + b"9" * 200_000, r"line . of .* \(field larger than field limit"),
+]
 
 
 @pytest.mark.parametrize(
@@ -277,11 +255,12 @@ def test_refused_csv_files(tmp_path: Path, content: bytes, message: str) -> None
         ('{"step": 1, "loss": 0.1}\n[]\n', r"line 2 of .* is not a JSON object"),
         ('{"step": 1, "loss": 0.1}\n{"step"\n', r"line 2 of .* is not JSON"),
         ('{"step": 1, "loss": 0.1}\n', r"has no curve of the entropy; expected entropy/mean \(entrobench\), entropy"),
+        *CSV_FILES,
     ],
 )
-def test_refused_files(tmp_path: Path, content: str, message: str) -> None:
-    path = tmp_path / "log"
-    path.write_text(content)
+def test_refused_files(tmp_path: Path, content: str | bytes, message: str) -> None:
+    path = tmp_path / ("log.csv" if isinstance(content, bytes) else "log")
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(UserError, match=message):
         read_run(path)
 

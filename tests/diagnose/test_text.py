@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from commands import refusal, run_command, run_python
 from logged_runs import geometric, logged_run
 
 from harness.diagnose.rules import diagnose_run
-from harness.diagnose.signals import TRL
+from harness.diagnose.signals import TRL, LoggedRun
 from harness.diagnose.text import diagnosis_record, diagnosis_text
 
 FALL = geometric(1.0, 0.2)
@@ -36,29 +37,23 @@ def test_diagnosis_text_of_a_fall() -> None:
     assert effect.endswith("(since step 31)")
 
 
-def test_missing_curves_are_listed_with_their_keys() -> None:
-    text = diagnosis_text(diagnose_run(logged_run(TRL, entropy=[1.0] * 20)), None)
-    assert "not checked, since the log lacks the curve:" in text
-    assert "gradient spikes (grad_norm)" in text
-    assert "unreadable answers (entrobench: verdicts/unparsed)" in text
+SPIKE = [1.0] * 9 + [20.0] + [1.0] * 30
 
 
-def test_diagnosis_text_fall_without_a_known_cause() -> None:
-    text = diagnosis_text(diagnose_run(logged_run(entropy=FALL)), None)
-    assert "no known cause shows in these curves before the turn" in text
-
-
-def test_diagnosis_text_method() -> None:
-    run = logged_run(entropy=FALL, **REPEATED)
-    own = type(run)(run.path, run.trainer, run.curves, method="grpo+clip_b")
-    text = diagnosis_text(diagnose_run(own), None)
-    assert "entrobench, grpo+clip_b: 40 logged steps" in text
-
-
-def test_diagnosis_text_of_a_spike() -> None:
-    gradient = [1.0] * 9 + [20.0] + [1.0] * 30
-    text = diagnosis_text(diagnose_run(logged_run(entropy=FALL, gradient=gradient)), None)
-    assert "| gradient/norm  1 (step 1) -> 20 (step 10) -> 1 (step 40)" in text
+@pytest.mark.parametrize(
+    ("run", "words"),
+    [
+        (logged_run(TRL, entropy=[1.0] * 20), "not checked, since the log lacks the curve:"),
+        (logged_run(TRL, entropy=[1.0] * 20), "gradient spikes (grad_norm)"),
+        (logged_run(TRL, entropy=[1.0] * 20), "unreadable answers (entrobench: verdicts/unparsed)"),
+        (logged_run(entropy=FALL), "no known cause shows in these curves before the turn"),
+        (replace(logged_run(entropy=FALL), method="grpo+clip_b"), "entrobench, grpo+clip_b: 40 logged steps"),
+        (logged_run(entropy=FALL, gradient=SPIKE), "| gradient/norm  1 (step 1) -> 20 (step 10) -> 1 (step 40)"),
+    ],
+    ids=["missing curves", "their keys", "keys of others", "no known cause", "method", "spike"],
+)
+def test_diagnosis_text_says(run: LoggedRun, words: str) -> None:
+    assert words in diagnosis_text(diagnose_run(run), None)
 
 
 def test_sentences_are_folded_and_curves_are_not() -> None:

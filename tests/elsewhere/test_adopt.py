@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from commands import run_command
 from datasets import Dataset
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
-from harness import cli
 from harness import config as configs
 from harness.cells import evaluations
 from harness.cells.log import MetricsLog
@@ -37,9 +35,9 @@ SMALL += ["eval.problems=6", "eval.samples=4", "eval.k=2", "rollout.max_new_toke
 class Place:
     """A results folder with its MLflow store, and the command on it."""
 
-    def __init__(self, folder: Path, uri: str, capture: pytest.CaptureFixture[str]) -> None:
+    def __init__(self, folder: Path, uri: str) -> None:
         self.overrides = [*SMALL, f"results={folder / 'results'}", f"tracking.uri={uri}"]
-        self.uri, self.capture = uri, capture
+        self.uri = uri
 
     @property
     def config(self) -> Config:
@@ -50,16 +48,11 @@ class Place:
         return adopted_folders(self.config.folder)
 
     def call(self, *words: str, code: int = 0) -> str:
-        with pytest.raises(SystemExit) as end:
-            cli.main([*words, *self.overrides])
-        out, err = self.capture.readouterr()
-        assert end.value.code == code, out + err
-        return err if code else out
+        return run_command(*words, *self.overrides, code=code)
 
     def adopt(self, folder: Path, *words: str, code: int = 0) -> str:
-        defaults = {"--method": "grpo", "--seed": "0"}
         given = list(words)
-        for name, value in defaults.items():
+        for name, value in {"--method": "grpo", "--seed": "0"}.items():
             if name not in words:
                 given += [name, value]
         return self.call("adopt", str(folder), "smoke", *given, code=code)
@@ -70,8 +63,8 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path, mlflow_uri: str, capsys: pytest.CaptureFixture[str]) -> Place:
-    return Place(tmp_path, mlflow_uri, capsys)
+def place(tmp_path: Path, mlflow_uri: str) -> Place:
+    return Place(tmp_path, mlflow_uri)
 
 
 @pytest.fixture
@@ -143,42 +136,23 @@ def door_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def trained_by_trl(folder: Path, method: str | None) -> Path:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "vllm", None)  # trl would take the folder tests/vllm for it
-        pytest.importorskip("trl", reason="trl is not installed; the extra trl has it")
-        door: Any = importlib.import_module("harness.elsewhere.trl.trainer")
-    problems = {problem.prompt: problem for problem in Countdown().problems("train")[:64]}
+    from trl_trainers import door, trainer_of  # here, since other tests of this file do without trl
+
     base = models.resolve("countdown-tiny").folder()
-
-    def judged(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
-        return [float(len(text) % 2) for text in completions]
-
-    arguments = door.GRPOConfig(
-        output_dir=str(folder),
-        use_cpu=True,
-        bf16=False,
+    options: dict[str, Any] = {"save_strategy": "steps", "save_steps": 1, "learning_rate": 1e-3}
+    trainer = trainer_of(
+        method or "",
+        folder,
+        str(base),
+        kind=door.GRPOTrainer if method is None else None,
         max_steps=2,
-        save_steps=1,
-        logging_steps=1,
-        learning_rate=1e-3,
-        num_generations=4,
-        per_device_train_batch_size=8,
         max_completion_length=12,
-        report_to=[],
-        disable_tqdm=True,
+        train_dataset=Dataset.from_list([{"prompt": problem.prompt} for problem in Countdown().problems("train")[:64]]),
+        processing_class=AutoTokenizer.from_pretrained(base),
+        rollout_func=None,
+        **options,
     )
-    kind, more = (door.GRPOTrainer, {}) if method is None else (door.EntrobenchTrainer, {"method": method})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(door.GRPOTrainer, "_send_telemetry", lambda self: None)
-        trainer = kind(
-            model=str(base),
-            reward_funcs=judged,
-            args=arguments,
-            train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in problems]),
-            processing_class=AutoTokenizer.from_pretrained(base),
-            **more,
-        )
-        trainer.train()
+    trainer.train()
     return folder
 
 
@@ -213,9 +187,7 @@ def test_adopt_a_model_of_trl(place: Place, trl_folder: Path, tmp_path: Path) ->
     assert "holds the records of 1 cell" in place.call("sync", "smoke")
     place.adopt(trl_folder, "--seed", "1")  # the same weights under another seed are another cell
     assert place.rows()["grpo (trained elsewhere: trl)"]["seeds_done"] == 2
-    with pytest.raises(SystemExit):
-        cli.main(["leaderboard", "--experiment", "smoke", "--uri", place.uri])
-    assert "grpo (trained elsewhere: trl)" in place.capture.readouterr().out
+    assert "grpo (trained elsewhere: trl)" in run_command("leaderboard", "--experiment", "smoke", "--uri", place.uri)
 
 
 @pytest.mark.slow
@@ -296,6 +268,7 @@ def other_shape(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "sentence"),
     [
+        (lambda folder: shutil.rmtree(folder.parent), "theirs is not a folder"),
         (no_weights, "is not a Hugging Face model, it has no weights"),
         (weights_that_diverged, "has NaN or infinite weights (model.embed_tokens.weight): its training diverged"),
         (huge_step, "names a step that no store can hold"),
@@ -303,6 +276,7 @@ def other_shape(folder: Path) -> None:
         (swapped_tokens, "does not fit the model countdown-tiny: token '1' is"),
         (other_shape, "differs in shape from the model countdown-tiny"),
     ],
+    ids=lambda value: getattr(value, "__name__", "").replace("<lambda>", "missing") or None,
 )
 def test_adopt_refuses_other_folders(
     spoil: Callable[[Path], None], sentence: str, place: Place, checkpoint: Path
@@ -355,10 +329,6 @@ def test_adopt_command_mistakes(words: list[str], sentence: str, place: Place, c
     assert not place.folders
 
 
-def test_adopt_refuses_a_missing_folder(place: Place, tmp_path: Path) -> None:
-    assert "nowhere is not a folder" in place.adopt(tmp_path / "nowhere", code=2)
-
-
 @pytest.mark.slow
 def test_adopt_refuses_a_second_model(place: Place, checkpoint: Path) -> None:
     place.adopt(checkpoint, "--method", "my_idea", "--unregistered", "--trainer", "my_loop")
@@ -383,11 +353,9 @@ def test_adopt_continues_an_evaluation(place: Place, checkpoint: Path, monkeypat
         return evaluate(*given, step=step, **named)
 
     monkeypatch.setattr(adopt, "evaluate_cell", stopped)
-    with pytest.raises(SystemExit):
-        cli.main(["adopt", str(checkpoint), "smoke", "--method", "grpo", "--seed", "0", *place.overrides])
+    place.adopt(checkpoint, code=130)
     [folder] = place.folders
     assert State.read(folder).state == "running"
-    place.capture.readouterr()
     monkeypatch.setattr(adopt, "evaluate_cell", evaluate)
     printed = place.adopt(checkpoint)
     assert "the base model" not in printed
@@ -401,9 +369,7 @@ def test_adopt_repairs_a_damaged_record(place: Place, checkpoint: Path) -> None:
     before = right(folder, 5)
     path = evaluations.evaluation_path(folder, "countdown", 5)
     path.write_text(path.read_text().replace("1", "0", 1))
-    with pytest.raises(SystemExit):
-        cli.main(["sync", "smoke", *place.overrides])
-    assert "`entrobench adopt` repairs the cell" in place.capture.readouterr().out
+    assert "`entrobench adopt` repairs the cell" in place.call("sync", "smoke", code=1)
     assert "was evaluated before" not in place.adopt(checkpoint)
     assert right(folder, 5) == before
     assert place.rows()["grpo (trained elsewhere: trl)"]["seeds_done"] == 1

@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Sequence
 from itertools import combinations
@@ -20,13 +19,13 @@ from typing import Any
 import invented
 import pytest
 import torch
+from commands import refusal, run_command
 from intervals import slow_bounded
-from patience import HANG
+from patience import wait_until
 from places import REAL, REPOSITORY
 from rich.console import Console
 
 import tasks
-from harness import cli
 from harness.base import files
 from harness.base.errors import UserError
 from harness.commands import eval as command
@@ -152,7 +151,7 @@ def test_assess_samples_changed_responses_again(tmp_path: Path) -> None:
 
 
 def test_folders_of_one_name_have_results_of_their_own(
-    tmp_path: Path, calls: list[int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, calls: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As all have that training leaves: each cell's is called `model`."""
     monkeypatch.chdir(tmp_path)
@@ -166,10 +165,8 @@ def test_folders_of_one_name_have_results_of_their_own(
     asked = ["--tasks", "countdown", "--samples", "2", "--problems", "2", "--max-new-tokens", "4"]
 
     def call(model: str) -> Path:
-        with pytest.raises(SystemExit) as ended:
-            cli.main(["eval", "--model", model, *asked])
-        assert ended.value.code == 0
-        return Path(capsys.readouterr().out.splitlines()[-1].removeprefix("samples and results: "))
+        said = run_command("eval", "--model", model, *asked)
+        return Path(said.splitlines()[-1].removeprefix("samples and results: "))
 
     outs = [call(model) for model in ("one/model", "two/model", "two.yaml", "sub/two.yaml")]
     assert [out.parent for out in outs] == [Path("results/eval")] * 4
@@ -185,9 +182,7 @@ def test_folders_of_one_name_have_results_of_their_own(
 
 @pytest.mark.long
 @pytest.mark.processes
-def test_eval_killed_and_repeated_gives_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_eval_killed_and_repeated_gives_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = ["eval", "--model", "countdown-tiny", "--tasks", "countdown", "--samples", "128", "--problems", "24"]
     asked += ["--temperature", "1", "--out"]
     command = [sys.executable, "-m", "entrobench", *asked]
@@ -198,19 +193,12 @@ def test_eval_killed_and_repeated_gives_the_same(
         return sorted(out.glob("countdown*/samples/*.jsonl"))
 
     with subprocess.Popen([*command, str(tmp_path / "a")], env=environment, stdout=subprocess.DEVNULL) as process:
-        deadline = time.monotonic() + HANG
-        while len(parts(tmp_path / "a")) < 2:
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
+        wait_until(lambda: len(parts(tmp_path / "a")) >= 2 or process.poll() is not None, pause=0.005)
         process.send_signal(signal.SIGKILL)
     kept = {path: path.read_text() for path in parts(tmp_path / "a")}
     assert 2 <= len(kept) < 6
     for out in ("a", "b"):
-        with pytest.raises(SystemExit) as ended:
-            cli.main([*asked, str(tmp_path / out)])
-        assert ended.value.code == 0
-        assert capsys.readouterr().out.count("problems sampled") == 6
+        assert run_command(*asked, str(tmp_path / out)).count("problems sampled") == 6
     for path, text in kept.items():
         before, after = ([json.loads(line) for line in t.split("\n")[:-1]] for t in (text, path.read_text()))
         assert [{**record, "verdicts": None} for record in after] == [{**record, "verdicts": None} for record in before]
@@ -252,36 +240,26 @@ def test_half_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert untrained.half_of_memory("cpu") == 8
 
 
-def test_eval_with_a_failing_verifier(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_eval_with_a_failing_verifier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     invented.prepare_in(tmp_path / "cache", monkeypatch, "aime24")
     closed: list[VerifierPool] = []
     monkeypatch.setattr(VerifierPool, "verdicts", lambda verifier, pairs: [Verdict.TIMEOUT for _ in pairs])
     monkeypatch.setattr(VerifierPool, "close", lambda verifier: closed.append(verifier))
     monkeypatch.setattr(command, "console", Console(width=400))
     arguments = ["eval", "--model", "countdown-tiny", "--tasks", "aime24", "--samples", "4", "--max-new-tokens", "4"]
-    with pytest.raises(SystemExit) as ended:
-        cli.main([*arguments, "--out", str(tmp_path / "out")])
-    assert ended.value.code == 1
-    output = capsys.readouterr().out
+    output = run_command(*arguments, "--out", str(tmp_path / "out"), code=1)
     assert "16 of 16 answers (100.0%) could not be verified" in output
     assert "the samples are kept in" in output
     assert [record["verdicts"] for record in records(tmp_path / "out", "aime24")] == [["timeout"] * 4] * 4
     assert len(closed) == 1
 
 
-def test_flags_of_a_task_are_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_flags_of_a_task_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     invented.prepare_in(tmp_path / "cache", monkeypatch, "amc23")
     monkeypatch.setattr(check, "flags", lambda name: [f"{name} is known by heart"])
     monkeypatch.setattr(command, "console", Console(width=400))
     arguments = ["eval", "--model", "countdown-tiny", "--tasks", "amc23,countdown", "--problems", "3", "--samples", "4"]
-    with pytest.raises(SystemExit) as ended:
-        cli.main([*arguments, "--max-new-tokens", "4", "--out", str(tmp_path / "out")])
-    assert ended.value.code == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = run_command(*arguments, "--max-new-tokens", "4", "--out", str(tmp_path / "out")).splitlines()
     assert "amc23: amc23 is known by heart" in lines
     assert "amc23: the tokenizer leaves letters out of 3 of 3 prompts" in lines
     assert not any("countdown: the tokenizer" in line or "countdown is known" in line for line in lines)
@@ -305,19 +283,10 @@ def test_flags_of_a_task_are_shown(
     ],
 )
 def test_eval_command_mistakes(
-    arguments: list[str],
-    words: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    arguments: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     invented.prepare_in(tmp_path / "cache", monkeypatch)
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["eval", *arguments, "--out", str(tmp_path / "out")])
-    assert ended.value.code == 2
-    message = capsys.readouterr().err
-    assert words in message
-    assert message.count("\n") == 1
+    assert words in refusal("eval", *arguments, "--out", str(tmp_path / "out"))
 
 
 def test_assess_the_real_contests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 from commands import end_of, refusal, run_command, run_python
 from huggingface_hub import metadata_load
-from inbox import TOKEN, inbox
+from loopback import TOKEN, inbox
 from transformers import AutoTokenizer
 
 from harness import runs
@@ -205,11 +205,7 @@ def test_export_refuses_other_cells(
     ],
 )
 def test_export_command_mistakes(
-    words: list[str],
-    sentence: str,
-    trained: tuple[Config, Path],
-    exported: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    words: list[str], sentence: str, trained: tuple[Config, Path], exported: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
     given = [word.format(out=exported) for word in words]

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launched import lines, planned
+from launched import Watcher, lines, planned
 from patience import HANG, patient
 from places import RARELY_SEARCHING
-from watchers import Watcher
 
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # it listens on loopback alone; read when Ray is imported
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"

@@ -6,12 +6,21 @@ import itertools
 import math
 
 import numpy as np
+from known import known
 from scipy.integrate import quad
 from scipy.optimize import brentq
 from scipy.special import stdtr, stdtrit
 
+from harness.table.statistics import Estimate
+
 LEAST_OF_SEEDS = 0.01
 NEAR_BOUND = 3
+
+
+def limits(estimate: Estimate | None) -> tuple[float, float, float]:
+    """Return the mean and the limits of an estimate of the harness, which must all be there."""
+    whole = known(estimate)
+    return whole.mean, known(whole.low), known(whole.high)
 
 
 def slow_parts(x_SJ: np.ndarray) -> tuple[float, float, float]:

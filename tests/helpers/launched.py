@@ -1,16 +1,18 @@
-"""Cells as a launcher leaves them, run here or by several ranks."""
+"""Cells as a launcher leaves them, run here or by several ranks, and watchers of a launcher."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from cells import write_cell
 
 from harness import config
-from harness.launch import cell
+from harness.launch import cell, launcher
+from harness.launch.launcher import Snapshot
 from harness.matrix import Cell
 
 # Critic, reference model, entropy with gradient, a control with a memory, batch statistics: everything ranks may share.
@@ -47,3 +49,16 @@ def lines(folder: Path) -> dict[int, dict[str, float]]:
     """Return the metrics by step, without those that depend on a clock."""
     found = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     return {line["step"]: {k: v for k, v in line["metrics"].items() if not k.startswith("time/")} for line in found}
+
+
+class Watcher(launcher.Watcher):
+    """Records the cells that have ended, and acts while cells run."""
+
+    def __init__(self, tick: Callable[[list[Cell]], None] = lambda running: None) -> None:
+        self.act, self.heard = tick, list[Cell]()
+
+    def tick(self, running: list[Snapshot], waiting: int) -> None:
+        self.act([snapshot.cell for snapshot in running])
+
+    def ended(self, cell: Cell, reason: str | None) -> None:
+        self.heard.append(cell)

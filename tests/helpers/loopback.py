@@ -1,17 +1,17 @@
-"""A server on this machine that answers like the Hugging Face Hub for one model or one data set."""
+"""Servers on this machine that answer like the Hugging Face Hub: one has a model or a data set, one takes files."""
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import re
-import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler
+from dataclasses import dataclass, field
 from urllib.parse import parse_qs
 
-from patient_server import PatientServer
+from patient_server import QuietHandler, serving
 
 
 @contextmanager
@@ -39,7 +39,7 @@ def hub(
         paths = inside if recursive else dict.fromkeys("/".join(file.split("/")[: depth + 1]) for file in inside)
         return [each for path in paths for each in describe(path)]
 
-    class Speaker(BaseHTTPRequestHandler):
+    class Speaker(QuietHandler):
         def do_GET(self) -> None:
             path, _, query = self.path.partition("?")
             asked.append(path)
@@ -58,7 +58,7 @@ def hub(
         do_HEAD = do_GET
 
         def do_POST(self) -> None:
-            sent = self.rfile.read(int(self.headers["Content-Length"])).decode()
+            sent = self.sent().decode()
             if self.path != f"{api}/paths-info/{commit}":
                 self.send_error(404)
                 return
@@ -68,22 +68,61 @@ def hub(
         def answer(self, found: bytes) -> None:
             wanted = re.fullmatch(r"bytes=([0-9]+)-([0-9]*)", self.headers.get("Range", ""))
             content = found[int(wanted[1]) : int(wanted[2] or len(found)) + 1] if wanted else found
-            self.send_response(206 if wanted else 200)
-            for header, value in (
-                ("Content-Length", str(len(content))),
-                ("ETag", f'"{hashlib.sha256(found).hexdigest()}"'),
-                ("X-Repo-Commit", commit),
-            ):
-                self.send_header(header, value)
+            headers = {"ETag": f'"{hashlib.sha256(found).hexdigest()}"', "X-Repo-Commit": commit}
             if wanted:
-                self.send_header("Content-Range", f"bytes {wanted[1]}-{int(wanted[1]) + len(content) - 1}/{len(found)}")
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(content)
+                last = int(wanted[1]) + len(content) - 1
+                headers["Content-Range"] = f"bytes {wanted[1]}-{last}/{len(found)}"
+            self.reply(content, 206 if wanted else 200, headers)
 
-        def log_message(self, *_: object) -> None: ...
+    with serving(Speaker) as address:
+        yield address, asked
 
-    with PatientServer(("127.0.0.1", 0), Speaker) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}", asked
-        server.shutdown()
+
+TOKEN = "hf_of_a_test"
+
+
+@dataclass
+class Inbox:
+    """What a server has received."""
+
+    address: str
+    repositories: list[dict[str, object]] = field(default_factory=list)  # as they were asked for
+    metadata: str = ""  # of a card, which is sent ahead to be checked
+    files: dict[str, bytes] = field(default_factory=dict)
+    commits: list[str] = field(default_factory=list)  # their messages
+
+
+@contextmanager
+def inbox(repository: str, *, full: bool = False) -> Iterator[Inbox]:
+    """Yield the inbox of a repository, which takes small files with the token alone; `full`: it refuses each commit."""
+
+    class Taker(QuietHandler):
+        def do_POST(self) -> None:
+            sent = self.sent()
+            if self.headers["Authorization"] != f"Bearer {TOKEN}":
+                self.answer({"error": "Invalid username or password."}, 401)
+            elif self.path == "/api/validate-yaml":
+                received.metadata = json.loads(sent)["content"].partition("---\n")[2].partition("---\n")[0]
+                self.answer({})
+            elif self.path == "/api/repos/create":
+                received.repositories.append(json.loads(sent))
+                self.answer({"url": f"{address}/{repository}"})
+            elif self.path == f"/api/models/{repository}/preupload/main":
+                paths = [file["path"] for file in json.loads(sent)["files"]]
+                modes = [{"path": path, "uploadMode": "regular", "shouldIgnore": False} for path in paths]
+                self.answer({"files": modes})
+            elif self.path == f"/api/models/{repository}/commit/main" and not full:
+                header, *operations = map(json.loads, sent.splitlines())
+                received.commits.append(header["value"]["summary"])
+                for operation in operations:
+                    received.files[operation["value"]["path"]] = base64.b64decode(operation["value"]["content"])
+                self.answer({"commitUrl": f"{address}/{repository}/commit/1", "commitOid": "1" * 40})
+            else:
+                self.answer({"error": "No more room."}, 403)
+
+        def answer(self, content: dict[str, object], status: int = 200) -> None:
+            self.reply(json.dumps(content).encode(), status, {"X-Error-Message": str(content.get("error", ""))})
+
+    with serving(Taker) as address:
+        received = Inbox(address)
+        yield received

@@ -15,11 +15,10 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
-from patient_server import PatientServer
+from patient_server import QuietHandler, serving
 from places import RARELY_SEARCHING
 
 LIMIT_S = 120  # starting takes seconds, and much longer on a busy machine
@@ -119,11 +118,11 @@ class Between:
         self.silent = threading.Event()
         self.heard = threading.Event()
 
-    def answer(self, to: BaseHTTPRequestHandler) -> None:
+    def answer(self, to: QuietHandler) -> None:
         self.calls += 1
         self.heard.set()
         number = self.calls
-        body = to.rfile.read(int(to.headers.get("Content-Length", 0)))
+        body = to.sent()
         if self.silent.is_set():
             time.sleep(3600)
         time.sleep(self.late)
@@ -154,7 +153,7 @@ def between(behind: str) -> Iterator[tuple[str, Between]]:
     """Yield the address of a proxy for a server, and the object that controls the proxy."""
     found = Between(behind)
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
@@ -162,9 +161,5 @@ def between(behind: str) -> Iterator[tuple[str, Between]]:
 
         do_POST = do_PUT = do_PATCH = do_GET
 
-        def log_message(self, *_: object) -> None: ...
-
-    with PatientServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}", found
-        server.shutdown()
+    with serving(Handler) as address:
+        yield address, found

@@ -58,12 +58,7 @@ MOMENTS = (*PHASES, "importing", "checkpoint", "line", "done", "any")
 WAIT = 60.0  # seconds to wait for a moment on an idle machine
 WAIT_ONCE = 600.0  # for a moment that comes once in each matrix
 # The kill comes at a random time within this many seconds after the moment; 0.05 for all others.
-DELAYS = {
-    "any": 3.0,
-    "importing": 3.0,
-    "making the model": 1.0,
-    "making the store": 0.3,
-}
+DELAYS = {"any": 3.0, "importing": 3.0, "making the model": 1.0, "making the store": 0.3}
 ORPHANS = 10.0  # seconds in which the cells of a killed runner must end
 KEPT = 4  # a file counts as leaked after this many ends of cells: twice the cells that two cores run at once
 GROWTH = 32 * 2**20  # bytes by which the runner may grow after a quarter of its cells

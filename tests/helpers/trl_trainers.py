@@ -81,20 +81,18 @@ def odd(completion_ids: Sequence[Sequence[int]], **_: Any) -> list[float]:
 
 
 def trainer_of(spec: str, folder: Path, model: Any = None, reward: Any = odd, kind: Any = None, **options: Any) -> Any:
-    """Return a trainer of a tiny model by a method, or by TRL's own `kind`; options are of GRPOConfig."""
-    keys = ("peft_config", "eval_dataset", "plugins")
-    more: dict[str, Any] = {name: options.pop(name) for name in keys if name in options}
+    """Return a trainer of a tiny model by a method, or by TRL's own `kind`; options are of GRPOConfig or a trainer."""
+    more: dict[str, Any] = {
+        "train_dataset": Dataset.from_list([{"prompt": str(i)} for i in range(2, 34)]),
+        "processing_class": tokenizer(),
+        "rollout_func": scripted,
+    }
+    for name in (*more, "peft_config", "eval_dataset", "plugins"):
+        if name in options:
+            more[name] = options.pop(name)
     if kind is None:
         kind, more["method"] = door.EntrobenchTrainer, spec
-    return kind(
-        model=model or tiny(),
-        reward_funcs=reward,
-        args=arguments(folder, **options),
-        train_dataset=Dataset.from_list([{"prompt": str(i)} for i in range(2, 34)]),
-        processing_class=tokenizer(),
-        rollout_func=scripted,
-        **more,
-    )
+    return kind(model=model or tiny(), reward_funcs=reward, args=arguments(folder, **options), **more)
 
 
 def losses(trainer: Any) -> list[float]:

@@ -16,11 +16,10 @@ from pathlib import Path
 import pytest
 from cells import write_cell
 from commands import run_command
-from living import wait_until
-from patience import HANG
+from launched import Watcher
+from patience import HANG, wait_until
 from places import REPOSITORY
 from rich.console import Console
-from watchers import Watcher
 
 from harness import config, matrix
 from harness.base.errors import Damaged, UserError

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from watchers import Watcher
+from launched import Watcher
 
 from harness import config, matrix
 from harness.cells import state

@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 from companions import forkserver
 from launched import lines, write_launched
-from living import wait_until
-from patience import HANG
+from patience import HANG, wait_until
 from places import RARELY_SEARCHING
 from servers import free_port
 

@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launched import lines, planned
-from living import wait_until
-from watchers import Watcher
+from launched import Watcher, lines, planned
+from patience import wait_until
 
 from harness import matrix
 from harness.base.errors import UserError

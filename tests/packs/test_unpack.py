@@ -99,8 +99,7 @@ def test_unpack_leaves_out_other_settings(tmp_path: Path) -> None:
     _, counts = received(tmp_path, pack, "methods=[grpo,ppo]", "seeds=[0]")
     assert counts == Unpacked(put=2, of_others=2)
     with pytest.raises(
-        UserError,
-        match=r"made\.zip \(matrix 'made'\) is one of the matrix 'third'; the protocols differ in train.lr",
+        UserError, match=r"made\.zip \(matrix 'made'\) is one of the matrix 'third'; the protocols differ in train.lr"
     ):
         received(tmp_path, pack, "train.lr=0.5", name="third")
     assert not (tmp_path / "receiver" / "third").exists()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
-from frames import made_up_frames
+from frames import comparison, made_up_frames
+from known import known
 from pandas import DataFrame
 
 from harness.page import scores
@@ -69,9 +69,7 @@ def significant_by_loop(differences: Mapping[str, np.ndarray]) -> set[str]:
     p_values = {method: crossed_p_value(x_SJ) for method, x_SJ in differences.items()}
     rejected: set[str] = set()
     for place, method in enumerate(sorted(p_values, key=lambda method: p_values[method] or 0.0)):
-        p = p_values[method]
-        assert p is not None
-        if p >= 0.05 / (len(p_values) - place):
+        if known(p_values[method]) >= 0.05 / (len(p_values) - place):
             break
         rejected.add(method)
     return rejected
@@ -116,24 +114,21 @@ def test_finding_sentences_on_the_baseline() -> None:
 
 def test_forest_plot_has_the_numbers_of_compare(rights: dict[str, dict[int, np.ndarray]]) -> None:
     frames = made_up_frames(rights)
-    drawn = forest_plot(table_of(frames))
-    assert drawn is not None
+    drawn = known(forest_plot(table_of(frames)))
     assert [score["name"] for score in drawn["scores"]] == ["Pass@2", "Avg@K"]
     compared = {(one.score, one.method): one for one in comparisons(frames, "grpo", {"countdown": K})}
     means = differences_by_loop(rights, "Pass@2")
     assert [line["verdict"] for line in drawn["lines"]] == ["wins", "wins", "", "loses"]
     assert [line["method"] for line in drawn["lines"]] == sorted(means, key=lambda method: -means[method].mean())
     for line, (place, score) in itertools.product(drawn["lines"], enumerate(drawn["scores"])):
-        cell, comparison = line["cells"][place], compared[score["name"], line["method"]]
-        difference = comparison.difference
-        assert difference is not None
-        assert comparison.p_holm is not None
+        cell, one = line["cells"][place], compared[score["name"], line["method"]]
+        difference = known(one.difference)
         assert cell["value"] == difference.mean
         assert cell["text"] == format_estimate(difference, "+")
-        assert cell["significant"] == (comparison.p_holm < 0.05)
+        assert cell["significant"] == (known(one.p_holm) < 0.05)
         # Places are a straight line through those of the axis's ticks.
-        known = [(float(tick["text"]), tick["place"]) for tick in score["ticks"]]
-        (first, at_first), *_, (last, at_last) = known
+        places = [(float(tick["text"]), tick["place"]) for tick in score["ticks"]]
+        (first, at_first), *_, (last, at_last) = places
         for end in ("low", "mean", "high"):
             value = getattr(difference, end)
             expected = at_first + (value - first) / (last - first) * (at_last - at_first)
@@ -144,27 +139,12 @@ def test_forest_plot_has_the_numbers_of_compare(rights: dict[str, dict[int, np.n
 def test_forest_plot_names_another_trainer() -> None:
     two = [compared("clip_b", Estimate(0.1, 0.0, 0.2), 0.1), compared("grpo", None, None)]
     two[0] = replace(two[0], trainer="trl")
-    drawn = forest_plot(ScoreTable("countdown, tiny", [], DataFrame(), [], two))
-    assert drawn is not None
+    drawn = known(forest_plot(ScoreTable("countdown, tiny", [], DataFrame(), [], two)))
     assert [(line["method"], line["name"]) for line in drawn["lines"]] == [("clip_b", "clip_b (trained by trl)")]
 
 
 def compared(method: str, difference: Estimate | None, p_holm: float | None, verdict: str = "") -> Comparison:
-    no: dict[str, Any] = dict.fromkeys(("mean", "iqm", "improvement", "detectable", "rank_best", "rank_worst"))
-    return Comparison(
-        task="countdown",
-        model="tiny",
-        score="Pass@2",
-        method=method,
-        baseline="grpo",
-        seeds=2,
-        difference=difference,
-        p=None if p_holm is None else p_holm / 2,
-        p_holm=p_holm,
-        best=False,
-        verdict=verdict,
-        **no,
-    )
+    return comparison(method, score="Pass@2", difference=difference, p_holm=p_holm, verdict=verdict)
 
 
 UP, DOWN, TIE = Estimate(0.1, 0.05, 0.15), Estimate(-0.1, -0.15, -0.05), Estimate(0.01, -0.2, 0.22)

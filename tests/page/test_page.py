@@ -20,6 +20,7 @@ import pytest
 import scipy.stats
 import yaml
 from cells import set_state, write_cell
+from intervals import limits
 from matrices import (
     HOSTILE,
     HOSTILE_TEXT,
@@ -78,26 +79,25 @@ def titled(of: PageContent, title: str) -> figures.Figure:
 # From the records to the story
 
 
-TWO_BY_TWO = ["name=matrix", "methods=[grpo,clip_b]", "seeds=[0,1]", "eval.k=2", "eval.samples=4"]
-
-
-def write_done_or_failed(cell: Cell, config: Config) -> None:
-    """Write the records of a cell; one cell of the matrix has failed."""
-    if (cell.method, cell.seed) == ("clip_b", 1):
-        write_failed(cell.folder, cell.spec, "no memory")
-    else:
-        write_done(cell.folder, cell.spec, config.methods.index(cell.method))
+def published(root: Path, uri: str, *overrides: str) -> tuple[Config, list[Cell]]:
+    """Write and send the cells of a configuration of two methods, of which seed 1 of clip_b has failed."""
+    given = ["name=matrix", "methods=[grpo,clip_b]", "seeds=[0,1]", "eval.k=2", "eval.samples=4", *overrides]
+    config = configs.load_config("smoke", [*given, f"tracking.uri={uri}", f"results={root / 'results'}"])
+    matrix = cells(config)
+    for cell in matrix:
+        if (cell.method, cell.seed) == ("clip_b", 1):
+            write_failed(cell.folder, cell.spec, "no memory")
+        else:
+            write_done(cell.folder, cell.spec, config.methods.index(cell.method))
+        (cell.folder / "log.txt").write_text("started\n")
+        sync.sync(cell.folder, uri)
+    publish(config, matrix)
+    return config, matrix
 
 
 def test_content_of_config_and_of_experiment(tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    settings = [*TWO_BY_TWO, "axes={train.lr: [1e-3, 1e-1]}"]
-    config = configs.load_config("smoke", [*settings, f"tracking.uri={mlflow_uri}", "results=results"])
-    matrix = cells(config)
-    for cell in matrix:
-        write_done_or_failed(cell, config)
-        sync.sync(cell.folder, mlflow_uri)
-    publish(config, matrix)
+    config, matrix = published(Path(), mlflow_uri, "axes={train.lr: [1e-3, 1e-1]}")
     here = content.content_of_config(config, matrix, "entrobench run smoke")
     there = content_of_experiment(mlflow_uri, "matrix")
     assert (here.command, there.command) == ("entrobench run smoke", None)
@@ -123,14 +123,7 @@ def test_content_of_config_and_of_experiment(tmp_path: Path, mlflow_uri: str, mo
 
 
 def test_write_page_links_files(tmp_path: Path, mlflow_uri: str) -> None:
-    places = [f"tracking.uri={mlflow_uri}", f"results={tmp_path / 'results'}"]
-    config = configs.load_config("smoke", [*TWO_BY_TWO, *places])
-    matrix = cells(config)
-    for cell in matrix:
-        write_done_or_failed(cell, config)
-        (cell.folder / "log.txt").write_text("started\n")
-        sync.sync(cell.folder, mlflow_uri)
-    publish(config, matrix)
+    config, matrix = published(tmp_path, mlflow_uri)
     of_config = content.content_of_config(config, matrix, None)
     of_experiment = content_of_experiment(mlflow_uri, "matrix")
     folders = {(cell.method, cell.seed): cell.folder for cell in matrix}
@@ -165,13 +158,7 @@ def linked_files(path: Path | None, text: str = "") -> list[Path]:
 
 
 def test_content_without_changed_answers(tmp_path: Path, mlflow_uri: str) -> None:
-    settings = ["name=matrix", "methods=[grpo,clip_b]", "seeds=[0]", "eval.k=2", "eval.samples=4"]
-    config = configs.load_config("smoke", [*settings, f"tracking.uri={mlflow_uri}", f"results={tmp_path / 'results'}"])
-    matrix = cells(config)
-    for cell in matrix:
-        write_done(cell.folder, cell.spec, config.methods.index(cell.method))
-        sync.sync(cell.folder, mlflow_uri)
-    publish(config, matrix)
+    config, matrix = published(tmp_path, mlflow_uri, "seeds=[0]")
 
     def content_now() -> list[PageContent]:
         return [content.content_of_config(config, matrix, None), content_of_experiment(mlflow_uri, "matrix")]
@@ -234,13 +221,7 @@ def test_watch_report(tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.Monke
     assert (config.folder / "report" / "report.html").read_text() == written[-1]
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("matrix", "has no experiment 'matrix'"),
-        ("empty", "holds no table"),
-    ],
-)
+@pytest.mark.parametrize(("name", "words"), [("matrix", "has no experiment 'matrix'"), ("empty", "holds no table")])
 def test_content_of_an_empty_experiment(name: str, words: str, mlflow_uri: str) -> None:
     from mlflow import MlflowClient
 
@@ -328,13 +309,11 @@ def test_figures_of_scores_over_steps(page_content: PageContent) -> None:
 def test_figure_of_entropy_kept(page_content: PageContent) -> None:
     figure = titled(page_content, "Avg@K against entropy kept")
     ends = [[metrics_of(1, seed, step)["entropy/mean"] for seed in SEEDS] for step in (1, STEPS)]
-    kept = mean_interval(np.log(np.array(ends[1]) / np.array(ends[0])))
-    assert kept.low is not None
-    assert kept.high is not None
-    assert values(figure, "x")["clip_b"] == pytest.approx([np.exp(kept.mean)], rel=1e-4)
+    mean, low, high = np.exp(limits(mean_interval(np.log(np.array(ends[1]) / np.array(ends[0])))))
+    assert values(figure, "x")["clip_b"] == pytest.approx([mean], rel=1e-4)
     assert values(figure, "x_limits")["clip_b"] == {
-        "low": pytest.approx([np.exp(kept.low)], rel=1e-4),
-        "high": pytest.approx([np.exp(kept.high)], rel=1e-4),
+        "low": pytest.approx([low], rel=1e-4),
+        "high": pytest.approx([high], rel=1e-4),
     }
 
 
@@ -378,9 +357,8 @@ def test_figure_of_seeds(page_content: PageContent) -> None:
     assert values(figure, "text")["clip_b"] == ["seed 0", "seed 1"]
 
 
-def test_figures_by_task_and_model(tmp_path: Path, mlflow_uri: str) -> None:
-    send_matrix(tmp_path, mlflow_uri, tasks=["one", "two"], models=["tiny", "small"], seeds=[0])
-    page_content = content_of_experiment(mlflow_uri, "matrix")
+def test_figures_by_task_and_model(tmp_path: Path, migrated: Path) -> None:
+    page_content = told_of(migrated, tmp_path, tasks=["one", "two"], models=["tiny", "small"], seeds=[0])
     titles = {f"{task}, {model}" for task in ("one", "two") for model in ("tiny", "small")}
     assert {table.title for table in page_content.tables} == titles
     for section in page.sections_of(page_content):
@@ -466,9 +444,8 @@ def titled_in(of: PageContent, group: str, title: str) -> figures.Figure:
     return matching
 
 
-def test_figure_without_a_missing_number(tmp_path: Path, mlflow_uri: str) -> None:
-    send_matrix(tmp_path, mlflow_uri)
-    page_content = content_of_experiment(mlflow_uri, "matrix")
+def test_figure_without_a_missing_number(tmp_path: Path, migrated: Path) -> None:
+    page_content = told_of(migrated, tmp_path)
     cells = page_content.cells.loc[page_content.cells["method"] == "grpo", "cell"]
     at_step_2 = (page_content.curves["metric"] == "reward/mean") & (page_content.curves["step"] == 2)
     first, second = page_content.curves[at_step_2 & page_content.curves["cell"].isin(cells)].index
@@ -483,17 +460,14 @@ def test_figure_without_a_missing_number(tmp_path: Path, mlflow_uri: str) -> Non
 # Sentences
 
 
-def test_summary_of_one_seed(tmp_path: Path, mlflow_uri: str) -> None:
-    send_matrix(tmp_path, mlflow_uri, seeds=[0])
-    page_content = content_of_experiment(mlflow_uri, "matrix")
-    said = [sentence for _, each in finding.summary(page_content) for sentence in each]
+def test_summary_of_one_seed(tmp_path: Path, migrated: Path) -> None:
+    said = [sentence for _, each in finding.summary(told_of(migrated, tmp_path, seeds=[0])) for sentence in each]
     assert any("significance are unknown" in sentence for sentence in said)
     assert not any("excludes 0" in sentence for sentence in said)
 
 
-def test_summary_with_a_failed_cell(tmp_path: Path, mlflow_uri: str) -> None:
-    send_matrix(tmp_path, mlflow_uri, failed=[("clip_b", 1)])
-    [(_, said), _] = finding.summary(content_of_experiment(mlflow_uri, "matrix"))
+def test_summary_with_a_failed_cell(tmp_path: Path, migrated: Path) -> None:
+    [(_, said), _] = finding.summary(told_of(migrated, tmp_path, failed=[("clip_b", 1)]))
     assert said[0] == "3 of 4 cells are done, 1 failed."
     assert said[1].startswith("Not every expected seed is done for clip_b;")
 

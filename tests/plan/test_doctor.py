@@ -86,11 +86,7 @@ def test_find_sets() -> None:
 def test_doctor_exit_code(
     state: str, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(
-        doctor,
-        "findings",
-        lambda config: [Finding("python", OK, "3"), Finding("x", state, "y", "z")],
-    )
+    monkeypatch.setattr(doctor, "findings", lambda config: [Finding("python", OK, "3"), Finding("x", state, "y", "z")])
     assert command.call(cli.parse_command(["doctor", "--format", "json"])) == code
     assert json.loads(capsys.readouterr().out)[1] == {"what": "x", "state": state, "found": "y", "remedy": "z"}
 

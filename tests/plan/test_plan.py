@@ -768,12 +768,7 @@ SCANT = dataclasses.replace(CPU, ram=2**20)
     [
         ("paper", CPU, [], r"hardware.device is cuda, but this machine has no CUDA device; each cell needs 8"),
         ("paper", CPU, ALONE, r"hardware.device is cuda, but this machine has no CUDA device\n"),
-        (
-            "paper",
-            CPU,
-            ALONE,
-            r"with grpo, .* GiB in 1 process; a GPU is assumed \(--gpu\) to have 74.5 GiB",
-        ),
+        ("paper", CPU, ALONE, r"with grpo, .* GiB in 1 process; a GPU is assumed \(--gpu\) to have 74.5 GiB"),
         ("paper", CPU, LARGE, r"with grpo, .* GiB in each of 8 processes; a GPU is assumed \(--gpu\) to have 74.5 GiB"),
         ("paper", with_devices(NODE, *NODE.devices[:2]), [], r"cell needs 8 devices \(hardware.ranks\), but .* has 2"),
         ("standard", TWO_SMALL, [], "0.5b-instruct with ppo needs .* in 1 process; the largest GPU has 10.0 GiB"),
@@ -783,12 +778,7 @@ SCANT = dataclasses.replace(CPU, ram=2**20)
         ("demo", SCANT, ["hardware.ranks=2", "train.updates=2"], "grpo, .* needs .* in 2 processes; .* has 1 MiB"),
         ("demo", dataclasses.replace(CPU, ram=2 * GIB), [], "too much for 4 cells side by side; use --jobs 2"),
         ("standard", dataclasses.replace(BIG, ram=GIB), [], "needs 6.1 GiB of this machine's memory for .*has 1.0 GiB"),
-        (
-            "paper",
-            dataclasses.replace(NODE, ram=64 * GIB),
-            [],
-            "with ppo.* of this machine's memory .* has 64.0 GiB",
-        ),
+        ("paper", dataclasses.replace(NODE, ram=64 * GIB), [], "with ppo.* of this machine's memory .* has 64.0 GiB"),
         ("paper", NODE, ["hardware.cache_gib=0.25"], "one sequence of 8,192 tokens needs 0.4 GiB; set hardware"),
         ("standard", dataclasses.replace(BIG, free=GIB), [], "need .* GiB of disk, but 1.0 GiB are free"),
         ("standard", BIG, [], r"not prepared: gsm8k, math500 \(`entrobench data prepare gsm8k math500`\)"),

@@ -13,7 +13,7 @@ import pytest
 import torch
 from companions import forkserver, on_ranks, run_ranks
 from launched import ONE, divided, lines, write_launched
-from living import at_work, wait_until
+from patience import at_work, wait_until
 from safetensors.torch import load_file
 from tiny import SIZES
 from trainers import build, sampled

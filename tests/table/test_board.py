@@ -161,15 +161,9 @@ def test_leaderboard_of_several_experiments(tmp_path: Path, mlflow_uri: str, at:
 
 def test_made_of_compositions(tmp_path: Path, mlflow_uri: str, at: list[str]) -> None:
     methods = "methods=[grpo,dapo,psr+clip_b]"
-    made = smoke_matrix(tmp_path, mlflow_uri, methods, "seeds=[0]")
-    for cell in made.cells:
-        made.send(cell)
+    smoke_matrix(tmp_path, mlflow_uri, methods, "seeds=[0]").send_all()
     from_config = ["smoke", f"results={tmp_path}", f"tracking.uri={mlflow_uri}", "name=made", "seeds=[0]", methods]
-    notes = [
-        "dapo = grpo(clip_high=0.28, dual_clip=10)+overlong",
-        "psr+clip_b = w_reinforce(right=1, wrong=0)+clip_b",
-    ]
-    publish(made.config, made.cells)
+    notes = ["dapo = grpo(clip_high=0.28, dual_clip=10)+overlong", "psr+clip_b = w_reinforce(right=1, wrong=0)+clip_b"]
     for asked in (from_config, ["--experiment", "made", *at]):
         assert [line for line in show_table(*asked).splitlines() if " = " in line] == notes
         compositions = {row["method"]: row["made_of"] for row in json_rows(*asked)}
@@ -195,11 +189,7 @@ def test_leaderboard_without_a_summary(tmp_path: Path, mlflow_uri: str, at: list
     ids=["a section", "an inner section"],
 )
 def test_leaderboard_with_further_axes(
-    second: str,
-    further: list[str],
-    tmp_path: Path,
-    mlflow_uri: str,
-    at: list[str],
+    second: str, further: list[str], tmp_path: Path, mlflow_uri: str, at: list[str]
 ) -> None:
     axes = f"axes={{train.lr: [1e-3, 2e-3], {second}: [1, 2]}}"
     made = smoke_matrix(tmp_path, mlflow_uri, "methods=[grpo,clip_b]", axes, *further)

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
-from frames import joined_frames, made_up_frames
+from frames import comparison, joined_frames, made_up_frames
+from intervals import limits
+from known import known
 
 from harness.base.errors import UserError
 from harness.table import compare, formats
@@ -55,11 +57,9 @@ def test_comparisons_by_paired_differences() -> None:
         assert one.difference == difference_interval(ours - base)
         assert (one.p, one.p_holm) == (p_values[i], adjusted[i])
         assert one.detectable == detectable(ours - base)
-        assert one.improvement is not None
         share = np.mean([1.0 if a > b else 0.5 if a == b else 0.0 for a, b in zip(ours.flat, base.flat, strict=True)])
-        assert one.improvement.mean == pytest.approx(share)
-        assert one.iqm is not None
-        assert one.iqm.mean == pytest.approx(iqm(ours.mean(axis=1)))
+        assert known(one.improvement).mean == pytest.approx(share)
+        assert known(one.iqm).mean == pytest.approx(iqm(ours.mean(axis=1)))
         assert one.mean == share_interval(ours)
         assert one.seeds == 3
     grpo = of(compared, "grpo")
@@ -132,16 +132,12 @@ def test_comparisons_weigh_tasks_of_any_size_alike() -> None:
     compared = comparisons(both, "grpo", {"aime": 4, "amc": 4})
     one = of(compared, "clip_b", task="all tasks")
     means = {m: (scores(small[m]).mean(), scores(large[m]).mean()) for m in small}
-    assert one.mean is not None
-    assert one.difference is not None
-    assert one.mean.mean == pytest.approx(np.mean(means["clip_b"]))
-    assert one.difference.mean == pytest.approx(np.mean(means["clip_b"]) - np.mean(means["grpo"]))
-    of_tasks = [of(compared, "clip_b", task=task).improvement for task in ("aime", "amc")]
-    assert one.improvement is not None
-    assert one.improvement.mean == pytest.approx(np.mean([each.mean for each in of_tasks if each]))
+    assert known(one.mean).mean == pytest.approx(np.mean(means["clip_b"]))
+    assert known(one.difference).mean == pytest.approx(np.mean(means["clip_b"]) - np.mean(means["grpo"]))
+    of_tasks = [known(of(compared, "clip_b", task=task).improvement).mean for task in ("aime", "amc")]
+    assert known(one.improvement).mean == pytest.approx(np.mean(of_tasks))
     runs = np.array([[x.mean() for x in right["clip_b"].values()] for right in (small, large)])
-    assert one.iqm is not None
-    assert one.iqm.mean == pytest.approx(iqm(runs))
+    assert known(one.iqm).mean == pytest.approx(iqm(runs))
     assert [each.score for each in compared if each.task == "all tasks"] == ["Avg@K", "Avg@K", "Pass@4", "Pass@4"]
     unlike = comparisons(both, "grpo", {"aime": 4, "amc": 8})
     assert [each.score for each in unlike if each.task == "all tasks"] == ["Avg@K", "Avg@K", "Pass@k", "Pass@k"]
@@ -154,9 +150,7 @@ def test_comparisons_of_a_task_in_two_halves() -> None:
     joined = comparisons(in_two, "grpo", {"one": 4, "two": 4})
     one = of(joined, "clip_b", task="all tasks")
     all_of_it = of(comparisons(made_up_frames(whole), "grpo", {"countdown": 4}), "clip_b")
-    assert one.difference is not None
-    assert all_of_it.difference is not None
-    assert one.difference.mean == pytest.approx(all_of_it.difference.mean)
+    assert known(one.difference).mean == pytest.approx(known(all_of_it.difference).mean)
 
 
 @pytest.mark.slow
@@ -171,11 +165,9 @@ def test_pooled_interval_coverage(seed_sd: float) -> None:
             level + seed_S1 + random.normal(0, 0.2, size) + random.normal(0, 0.1, (3, size))
             for size, level in zip(sizes, levels, strict=True)
         ]
-        interval = crossed_interval(pooled(tasks))
-        assert interval.mean == pytest.approx(np.mean([x_SJ.mean() for x_SJ in tasks]))
-        assert interval.low is not None
-        assert interval.high is not None
-        held += interval.low <= sum(levels) / 3 <= interval.high
+        mean, low, high = limits(crossed_interval(pooled(tasks)))
+        assert mean == pytest.approx(np.mean([x_SJ.mean() for x_SJ in tasks]))
+        held += low <= sum(levels) / 3 <= high
     assert 0.93 <= held / 1000 <= 0.98
 
 
@@ -193,11 +185,10 @@ def test_comparisons_of_several_trainings() -> None:
 
 # Showing
 
-ROW = Comparison(
-    task="countdown", model="tiny", score="Avg@K", method="clip|b", baseline="grpo", mean=Estimate(0.5, 0.4, 0.6),
-    iqm=Estimate(0.5, 0.45, 0.55), seeds=3, difference=Estimate(-0.125, -0.25, 0.0), p=0.05, p_holm=0.0001,
-    improvement=Estimate(0.25, 0.125, 0.375), detectable=0.2, rank_best=1, rank_worst=2, best=True, ranked=2,
-    verdict="loses",
+ROW = comparison(
+    "clip|b", mean=Estimate(0.5, 0.4, 0.6), iqm=Estimate(0.5, 0.45, 0.55), difference=Estimate(-0.125, -0.25, 0.0),
+    p=0.05, p_holm=0.0001, improvement=Estimate(0.25, 0.125, 0.375), detectable=0.2, rank_best=1, rank_worst=2,
+    best=True, ranked=2, verdict="loses",
 )  # fmt: skip
 BASE = dataclasses.replace(
     ROW, method="grpo", verdict="", difference=None, p=None, p_holm=None, improvement=None, detectable=None, best=False

@@ -8,19 +8,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from frames import made_up_frames
+from frames import comparison, made_up_frames
 from pyarrow import parquet
 
 from harness.table import formats
 from harness.table.compare import Comparison
 from harness.table.statistics import Estimate
 
-NONE = dict.fromkeys(("iqm", "difference", "p", "p_holm", "improvement", "detectable", "rank_best", "rank_worst"))
-
 
 def place(method: str, mean: Estimate | None, best: bool, **changes: Any) -> Comparison:
-    kept: dict[str, Any] = {"task": "aime_24", "model": "tiny", "score": "Avg@K", "seeds": 3, **NONE, **changes}
-    return Comparison(method=method, baseline="grpo", mean=mean, best=best, **kept)
+    return comparison(method, mean=mean, best=best, **{"task": "aime_24", **changes})
 
 
 def test_render_latex() -> None:

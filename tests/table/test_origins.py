@@ -74,10 +74,7 @@ def test_mixed_code_in_every_format(tmp_path: Path, mlflow_uri: str) -> None:
     assert "\nclip\\_b\\textsuperscript{\\S} & " in latex
     [summary] = (tmp_path / "mlartifacts").rglob("leaderboard.md")
     assert f"- {note}\n" in summary.read_text()
-    for content in (
-        content_of_experiment(mlflow_uri, "made"),
-        content_of_config(made.config, made.cells, None),
-    ):
+    for content in (content_of_experiment(mlflow_uri, "made"), content_of_config(made.config, made.cells, None)):
         text = html.unescape(page.render_page(content))
         assert f"<li>{note}</li>" in text
         assert f"<li>§ {sentence[0].upper()}{sentence[1:]}.</li>" in text

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 from boards import json_rows, show_table, smoke_matrix
+from frames import leaderboard_row
 
 from harness.base.terminal import visible
 from harness.table import formats, publish, render
-from harness.table.leaderboard import LeaderboardRow
 from harness.table.statistics import Estimate
 from harness.tracking import store
 
@@ -129,8 +129,7 @@ def test_publish_after_an_interruption(tmp_path: Path, mlflow_uri: str, monkeypa
 def test_write_description_as_far_as_it_has_room(methods: int) -> None:
     rows = []
     for number in range(methods):
-        score, name = Estimate(0.5, 0.4, 0.6), f"method_number_{number}"
-        rows.append(LeaderboardRow(name, "t", "m", 2, "grpo", score, {2: score}, score, score, score, {2: score}, 2, 2))
+        rows.append(leaderboard_row(f"method_number_{number}", 2, Estimate(0.5, 0.4, 0.6)))
     experiment = SimpleNamespace(tags={})
     written: list[str] = []
     client = SimpleNamespace(
@@ -191,9 +190,8 @@ def test_outcomes_of_a_summary_are_checked(tmp_path: Path, mlflow_uri: str) -> N
 
 
 def test_as_html_escapes_names() -> None:
-    some = Estimate(0.5, 0.25, 0.75)
-    first = LeaderboardRow("grpo", "easy", "tiny", 2, "grpo", some, {2: some}, some, some, some, {2: some}, 2, 2)
-    new = LeaderboardRow("new<", "easy", "tiny", 2, "grpo", None, {}, None, None, None, {}, 0, 2)
+    first = leaderboard_row("grpo", 2, Estimate(0.5, 0.25, 0.75), seeds_done=2, seeds_expected=2)
+    new = leaderboard_row("new<", 2, None, seeds_done=0, seeds_expected=2)
     page = formats.as_html("a<b", [first, new])
     assert "<h1>a&lt;b</h1>" in page
     assert "<td>new&lt;</td>" in page
@@ -205,7 +203,7 @@ def test_as_html_escapes_names() -> None:
 
 def test_as_html_of_control_characters() -> None:
     steering, written = "a\u202eb\x1b[31m", r"a\u202eb\x1b[31m"
-    row = LeaderboardRow(steering, "easy", "tiny", 2, "grpo", None, {}, None, None, None, {}, 0, 2, flags=[steering])
+    row = leaderboard_row(steering, 2, None, task="easy", seeds_done=0, flags=[steering])
     page = formats.as_html(steering, [row])
     assert visible(page) == page
     for place in (f"<h1>{written}</h1>", f"<td>{written}</td>", f"easy: {written}</p>"):

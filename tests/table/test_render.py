@@ -7,6 +7,7 @@ import dataclasses
 import io
 
 import pytest
+from frames import leaderboard_row
 
 from harness.base.terminal import visible
 from harness.cells.log import NO_SIGNAL
@@ -16,22 +17,7 @@ from harness.table.statistics import Estimate
 
 
 def row(method: str, mean: float) -> LeaderboardRow:
-    estimate = Estimate(mean, mean - 0.125, mean + 0.125)
-    return LeaderboardRow(
-        method=method,
-        task="countdown",
-        model="tiny",
-        k=16,
-        baseline="grpo",
-        avg_at_k=estimate,
-        pass_at_k={16: estimate},
-        entropy_initial=estimate,
-        entropy_final=estimate,
-        delta_to_baseline=estimate,
-        delta_pass_at_k={16: estimate},
-        seeds_done=3,
-        seeds_expected=3,
-    )
+    return leaderboard_row(method, 16, Estimate(mean, mean - 0.125, mean + 0.125))
 
 
 ROWS = [row("grpo", 0.25), row("adaptive_entropy", 0.5), row("a\x1b[2Jb", 0.5)]

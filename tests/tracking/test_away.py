@@ -16,7 +16,7 @@ import mlflow  # noqa: F401  loaded before any clock runs
 import pytest
 from cells import set_state
 from matrices import STEPS, specs, write_done
-from patience import HANG, patient
+from patience import HANG, patient, wait_until
 from places import REPOSITORY
 from servers import Between, between, free_port, mlflow_server
 
@@ -127,10 +127,8 @@ def test_feeder_with_a_slow_store(server: tuple[str, Between], tmp_path: Path) -
     uri, proxy = server
     folder = running_cell(tmp_path / "cell", "slow")
     proxy.late = 3.0
-    try:
-        assert fed(uri, folder) == []
-    finally:
-        proxy.late = 0.0
+    assert fed(uri, folder) == []
+    proxy.late = 0.0
     sync.sync(folder, uri)
     check_whole(uri, "slow")
 
@@ -142,11 +140,9 @@ def test_feeder_with_a_store_that_refuses_calls(
     monkeypatch.setattr(feeder, "PAUSE", 0.2)
     folder = running_cell(tmp_path / "cell", "refuses")
     proxy.refuses = lambda number: number % 5 < 2  # so that one more try does not help
-    try:
-        said = fed(uri, folder)
-        time.sleep(1)
-    finally:
-        proxy.refuses = lambda number: False
+    said = fed(uri, folder)
+    time.sleep(1)
+    proxy.refuses = lambda number: False
     assert len(said) == 1, "it is said once"
     assert said[0].startswith(f"MLflow is not fed: the MLflow store at {uri} cannot be used: ")
     assert said[0].endswith("The records are kept; `entrobench sync` feeds it later.")
@@ -168,10 +164,7 @@ def test_feeder_with_a_locked_database(tmp_path: Path, mlflow_uri: str, monkeypa
         time.sleep(0.5)
     assert len(said) == 1
     assert said[0].startswith(f"MLflow is not fed: the MLflow store at {mlflow_uri} cannot be used: ")
-    deadline = time.monotonic() + HANG
-    while feeding.queue or not (folder / "mlflow.json").exists():  # which is asked for again, without a word
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_until(lambda: not feeding.queue and (folder / "mlflow.json").exists())  # asked for again, without a word
     feeding.close()
     sync.sync(folder, mlflow_uri)
     monkeypatch.undo()

@@ -10,17 +10,16 @@ import resource
 import shutil
 import socket
 import sqlite3
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from http.server import BaseHTTPRequestHandler
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from boards import smoke_matrix
 from commands import end_of, run_python
 from matrices import write_done
-from patient_server import PatientServer
+from patient_server import QuietHandler, serving
 
 from harness import config as configs
 from harness.base.errors import UserError
@@ -41,37 +40,28 @@ ODD_ANSWERS = [  # JSON in another shape than MLflow's
 KNOWN = {"experiment": EXPERIMENT, "experiments": [EXPERIMENT]}
 
 
+@dataclass
 class Foreign:
     """A server that gives the same answer to all."""
 
-    def __init__(self) -> None:
-        self.body = b""
-        foreign = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(foreign.body)))
-                self.end_headers()
-                self.wfile.write(foreign.body)
-
-            do_POST = do_PUT = do_PATCH = do_GET
-
-            def log_message(self, *_: object) -> None: ...
-
-        self.server = PatientServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-        self.uri = f"http://127.0.0.1:{self.server.server_port}"
+    uri: str = ""
+    body: bytes = b""
 
 
 @pytest.fixture
 def foreign(monkeypatch: pytest.MonkeyPatch) -> Iterator[Foreign]:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     one = Foreign()
-    yield one
-    one.server.shutdown()
-    one.server.server_close()
+
+    class Handler(QuietHandler):
+        def do_GET(self) -> None:
+            self.sent()
+            self.reply(one.body)
+
+        do_POST = do_PUT = do_PATCH = do_GET
+
+    with serving(Handler) as one.uri:
+        yield one
 
 
 def end_and_output(*arguments: str) -> tuple[object, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -10,11 +11,11 @@ from statistics import fmean
 import boards
 import pytest
 import requests
+from commands import Ended, end_of
 from matrices import STEPS, right_of, send_matrix, specs, write_done
 from rich.console import Console
 from servers import PASSWORD, between
 
-from harness import cli
 from harness import config as configs
 from harness import runs as library
 from harness.base.errors import UserError
@@ -30,28 +31,15 @@ pytestmark = [pytest.mark.processes, pytest.mark.long]
 SMALL = ["eval.samples=4", "eval.k=2"]  # as made-up cells are evaluated
 
 
-class Caller:
-    """Someone who calls commands on a matrix of one cell that is done."""
-
-    def __init__(self, folder: Path, uri: str, capsys: pytest.CaptureFixture[str]) -> None:
-        self.settings, self.capsys = (
-            [f"results={folder}", f"tracking.uri={uri}", "name=guarded", "methods=grpo", *SMALL],
-            capsys,
-        )
-        [cell] = cells(configs.load_config("smoke", self.settings))
-        write_done(cell.folder, cell.spec)
-
-    def __call__(self, command: str, *arguments: str) -> tuple[int | str | None, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            cli.main([command, "smoke", *self.settings, *arguments])
-        return ended.value.code, *self.capsys.readouterr()
-
-
 @pytest.fixture
-def call(tmp_path: Path, guarded: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Caller:
+def call(tmp_path: Path, guarded: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ended]:
+    """A function that calls commands on a matrix of one cell that is done."""
     monkeypatch.setattr(library, "console", Console(width=4000))
     monkeypatch.chdir(tmp_path)
-    return Caller(tmp_path / "results", guarded, capsys)
+    settings = [f"results={tmp_path / 'results'}", f"tracking.uri={guarded}", "name=guarded", "methods=grpo", *SMALL]
+    [cell] = cells(configs.load_config("smoke", settings))
+    write_done(cell.folder, cell.spec)
+    return lambda command, *arguments: end_of(command, "smoke", *settings, *arguments)
 
 
 def say_who(monkeypatch: pytest.MonkeyPatch, user: str | None, password: str | None) -> None:
@@ -66,7 +54,9 @@ def nobody_reads(password: str, folder: Path) -> None:
         assert not path.is_file() or password.encode() not in path.read_bytes(), path
 
 
-def test_sync_to_a_guarded_server(call: Caller, guarded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sync_to_a_guarded_server(
+    call: Callable[..., Ended], guarded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     say_who(monkeypatch, "admin", PASSWORD)
     code, out, err = call("sync")
     assert (code, err) == (0, "")
@@ -105,7 +95,7 @@ def test_sync_without_a_login(
     user: str | None,
     password: str | None,
     words: str,
-    call: Caller,
+    call: Callable[..., Ended],
     guarded: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

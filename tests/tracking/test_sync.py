@@ -59,6 +59,13 @@ def log_steps(folder: Path, *steps: int, offset: float = 0.0) -> None:
         MetricsLog(folder).append(step, 1000.5 + step + offset, metrics)
 
 
+def done_cell(folder: Path, *steps: int, **given: Any) -> Path:
+    make_cell(folder, **given)
+    log_steps(folder, *steps)
+    set_state(folder, "done", durable_step=steps[-1])
+    return folder
+
+
 def refused(folder: Path, uri: str, words: str) -> None:
     """Send a cell to a store that cannot take it, which is one sentence."""
     with pytest.raises(UserError, match=words) as error:
@@ -392,15 +399,23 @@ def test_sync_of_a_failed_cell_killed_at_any_call(
     assert mortal.calls > 0, "the last of them was not killed"
 
 
-def test_sync_of_values_that_are_not_finite(tmp_path: Path, mlflow_uri: str) -> None:
+def test_sync_of_names_and_values_that_mlflow_refuses(tmp_path: Path, mlflow_uri: str) -> None:
     folder = make_cell(tmp_path / "cell")
-    MetricsLog(folder).append(0, 1.0, {"a": math.nan, "b": math.inf, "c": -math.inf})
+    values = {
+        "a": math.nan,
+        "b": math.inf,
+        "c": -math.inf,
+        "eval/countdown/pass@16": 0.5,
+        "weights/clip_b(share)": 0.25,
+    }
+    MetricsLog(folder).append(0, 1.0, values)
     set_state(folder, "failed", durable_step=-1, reason="the loss is not finite")
     sync.sync(folder, mlflow_uri)
     metrics = runs(mlflow_uri)[0].data.metrics
-    assert math.isnan(metrics["a"])
-    assert metrics["b"] == sys.float_info.max  # as MLflow writes infinity
-    assert metrics["c"] == -sys.float_info.max
+    assert math.isnan(metrics.pop("a"))
+    largest = sys.float_info.max  # as MLflow writes infinity
+    named = {"eval/countdown/pass_at_16": 0.5, "weights/clip_b_share_": 0.25}
+    assert metrics == {"b": largest, "c": -largest, **named}
 
 
 def test_sync_of_more_points_than_a_call_takes(tmp_path: Path, mlflow_uri: str) -> None:
@@ -413,18 +428,8 @@ def test_sync_of_more_points_than_a_call_takes(tmp_path: Path, mlflow_uri: str) 
         assert history(mlflow_uri, f"m/{i}") == [(step, 1000 * step, step * i / 7) for step in range(61)]
 
 
-def test_sync_of_names_that_mlflow_refuses(tmp_path: Path, mlflow_uri: str) -> None:
-    folder = make_cell(tmp_path / "cell")
-    MetricsLog(folder).append(0, 1.0, {"eval/countdown/pass@16": 0.5, "weights/clip_b(share)": 0.25})
-    set_state(folder, "done", durable_step=0)
-    sync.sync(folder, mlflow_uri)
-    assert runs(mlflow_uri)[0].data.metrics == {"eval/countdown/pass_at_16": 0.5, "weights/clip_b_share_": 0.25}
-
-
 def test_sync_to_a_new_store(tmp_path: Path, mlflow_uri: str, migrated: Path) -> None:
-    folder = make_cell(tmp_path / "cell")
-    log_steps(folder, 0, 1, 2)
-    set_state(folder, "done", durable_step=2)
+    folder = done_cell(tmp_path / "cell", 0, 1, 2)
     sync.sync(folder, mlflow_uri)
     (tmp_path / "other").mkdir()
     other = f"sqlite:///{shutil.copy(migrated, tmp_path / 'other' / 'mlflow.db')}"
@@ -436,10 +441,8 @@ def test_sync_to_a_new_store(tmp_path: Path, mlflow_uri: str, migrated: Path) ->
 
 
 def test_sync_with_the_run_id_of_another_cell(tmp_path: Path, mlflow_uri: str) -> None:
-    one, two = make_cell(tmp_path / "1"), make_cell(tmp_path / "2", cell="ba9876543210", method="clip_v")
-    for folder, steps in ((one, (0, 1)), (two, (0, 1, 2))):
-        log_steps(folder, *steps)
-        set_state(folder, "done", durable_step=steps[-1])
+    one = done_cell(tmp_path / "1", 0, 1)
+    two = done_cell(tmp_path / "2", 0, 1, 2, cell="ba9876543210", method="clip_v")
     sync.sync(one, mlflow_uri)
     shutil.copy(one / "mlflow.json", two / "mlflow.json")
     sync.sync(two, mlflow_uri)
@@ -450,9 +453,7 @@ def test_sync_with_the_run_id_of_another_cell(tmp_path: Path, mlflow_uri: str) -
 
 
 def test_sync_after_a_run_was_deleted(tmp_path: Path, mlflow_uri: str) -> None:
-    folder = make_cell(tmp_path / "cell")
-    log_steps(folder, 0, 1)
-    set_state(folder, "done", durable_step=1)
+    folder = done_cell(tmp_path / "cell", 0, 1)
     sync.sync(folder, mlflow_uri)
     with store.store(mlflow_uri, write=True) as client:
         client.delete_run(runs(mlflow_uri)[0].info.run_id)
@@ -464,9 +465,7 @@ def test_sync_after_a_run_was_deleted(tmp_path: Path, mlflow_uri: str) -> None:
 
 
 def test_sync_of_two_attempts(tmp_path: Path, mlflow_uri: str) -> None:
-    folder = make_cell(tmp_path / "cell")
-    log_steps(folder, 0, 1)
-    set_state(folder, "done", durable_step=1)
+    folder = done_cell(tmp_path / "cell", 0, 1)
     sync.sync(folder, mlflow_uri)
     [first] = runs(mlflow_uri)
     # The folder's id is of another attempt: of its own past, or copied with the rest from somewhere else.
@@ -510,12 +509,9 @@ def test_sync_of_a_cell_that_failed_before_it_began(kept: bool, tmp_path: Path, 
 
 
 def finished(folder: Path, uri: str) -> Path:
-    make_cell(folder)
-    log_steps(folder, 0, 1)
     for step in (0, 1):
         dataclasses.replace(EVALUATION, step=step).write(folder)
-    set_state(folder, "done", durable_step=1)
-    sync.sync(folder, uri)
+    sync.sync(done_cell(folder, 0, 1), uri)
     return folder
 
 
@@ -602,9 +598,7 @@ def test_sync_with_a_chosen_artifact_location(tmp_path: Path, mlflow_uri: str) -
 
 
 def test_second_sync_needs_no_client(tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = make_cell(tmp_path / "cell")
-    log_steps(folder, 0, 1)
-    set_state(folder, "done", durable_step=1)
+    folder = done_cell(tmp_path / "cell", 0, 1)
     assert sync.sync(folder, mlflow_uri)
     mortal = Mortal(store.client_of(mlflow_uri), calls=math.inf)
     monkeypatch.setattr(store, "client_of", lambda uri: mortal)
@@ -649,9 +643,7 @@ def test_sync_to_a_deleted_experiment(tmp_path: Path, mlflow_uri: str) -> None:
 
 @pytest.mark.processes
 def test_sync_prints_nothing_and_leaves_no_files(tmp_path: Path) -> None:
-    folder = make_cell(tmp_path / "cell")
-    log_steps(folder, 0, 1)
-    set_state(folder, "done", durable_step=1)
+    folder = done_cell(tmp_path / "cell", 0, 1)
     (tmp_path / "here").mkdir()
     code = (
         "import sys; from pathlib import Path; from harness.tracking import sync; "

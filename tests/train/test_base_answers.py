@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from living import wait_until
-from patience import HANG
+from patience import HANG, wait_until
 from trainers import records
 
 from harness import config, matrix

@@ -24,8 +24,7 @@ import pytest
 from golden import hostile, triples
 from judging import judge_in_child
 from launched import write_launched
-from living import wait_until
-from patience import HANG
+from patience import HANG, wait_until
 from places import REAL, REPOSITORY
 
 from harness.base.errors import CellFailure, UserError

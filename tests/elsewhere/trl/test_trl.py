@@ -6,7 +6,6 @@ import dataclasses
 import importlib
 import json
 import os
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,13 +21,12 @@ from ragged import Case, case
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl_cells import become_rank
-from trl_trainers import BUDGET, arguments, door, losses, tiny, tokenizer, trainer_of
+from trl_trainers import BUDGET, arguments, door, losses, tiny, trainer_of
 
 import baselines
 import entrobench
 from harness import config
 from harness.base import seeds
-from harness.conformance import miniature
 from harness.elsewhere.checkpoints import MEMORY
 from harness.elsewhere.portable import PortableMethod
 from harness.methods.composition import Method
@@ -174,27 +172,6 @@ def test_train_as_with_trls_loss(spec: str, options: dict[str, Any], tmp_path: P
         torch.testing.assert_close(weight, other, rtol=0, atol=3e-4, msg=name)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("spec", ["clip_b(share=0.1)+top_entropy+siren", "bapo+entropy_bonus+clip_v"])
-def test_train_in_other_micro_batches(spec: str, tmp_path: Path) -> None:
-    """One update in one part, or in four of another padding each."""
-    by_parts = []
-    for parts in (1, 4):
-        trainer = trainer_of(
-            spec,
-            tmp_path,
-            max_steps=4,
-            num_iterations=2,
-            per_device_train_batch_size=16 // parts,
-            gradient_accumulation_steps=parts,
-            learning_rate=1e-2,
-        )
-        trainer.train()
-        by_parts.append(losses(trainer))
-    assert len(set(by_parts[0])) == 4
-    assert by_parts[0] == pytest.approx(by_parts[1], rel=2e-5, abs=1e-6)
-
-
 def passes_of(trainer: Any) -> list[int]:
     """Return a list to which a trainer appends the responses of each time that it scores."""
     passes: list[int] = []
@@ -209,94 +186,35 @@ def passes_of(trainer: Any) -> list[int]:
 
 
 @pytest.mark.slow
-def test_train_with_one_pass(tmp_path: Path) -> None:
-    """One micro-batch of one update is scored once, and has the losses of two micro-batches, which are scored twice."""
+@pytest.mark.parametrize(
+    ("spec", "iterations"),
+    [
+        ("clip_b(share=0.1)+top_entropy+siren", 2),
+        ("bapo+entropy_bonus+clip_v", 2),
+        ("clip_v(share=0.1)+entropy_bonus", 1),
+    ],
+)
+def test_train_in_other_micro_batches(spec: str, iterations: int, tmp_path: Path) -> None:
+    """One update in one part, or in four of another padding each. The only update on a batch, in one part, is scored
+    once: its own pass gives the policy before it, too."""
     by_parts = []
-    for parts in (1, 2):
+    for parts in (1, 4):
         trainer = trainer_of(
-            "clip_v(share=0.1)+entropy_bonus",
+            spec,
             tmp_path,
-            max_steps=3,
+            max_steps=4,
+            num_iterations=iterations,
             per_device_train_batch_size=16 // parts,
             gradient_accumulation_steps=parts,
             learning_rate=1e-2,
         )
         passes = passes_of(trainer)
         trainer.train()
-        assert len(passes) == 3 * (1 if parts == 1 else 1 + parts)
+        if iterations == 1:
+            assert len(passes) == 4 * (1 if parts == 1 else 1 + parts)
         by_parts.append(losses(trainer))
+    assert len(set(by_parts[0])) == 4
     assert by_parts[0] == pytest.approx(by_parts[1], rel=2e-5, abs=1e-6)
-
-
-# Ten steps of our own trainer
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("spec", ["clip_b(share=0.1)+clip_servo(target=1)", "grpo(kl_coef=0.1)+siren"])
-def test_train_ten_steps(spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    size = miniature.Size(lr=3e-3)
-    folder = tmp_path / "model"
-    miniature.write_model(folder, size)
-    method = Method.of(spec, baselines.table())
-    ours = miniature.miniature_trainer(method, folder, tmp_path, size, 10)
-    collected: list[Any] = []
-    expected: list[float] = []
-    collect = ours.collector.collect
-
-    def kept(step: int, watch: Stopwatch) -> Any:
-        collected.append(collect(step, watch))
-        return collected[-1]
-
-    def each_kept(of_updates: Sequence[float]) -> float:
-        expected.extend(of_updates)  # of both updates of a step, whose mean is logged
-        return 0.0
-
-    monkeypatch.setattr(ours.collector, "collect", kept)
-    monkeypatch.setattr("harness.train.record.mean_loss", each_kept)
-    for step in range(1, 11):
-        ours.train_step(step, Stopwatch())
-
-    asked: list[Any] = []
-
-    def sampled(prompts: Sequence[str], trainer: Any) -> dict[str, Any]:
-        asked.append(collected[len(asked)])
-        rollouts = [rollout for group in asked[-1].groups for rollout in group]
-        return {
-            "prompt_ids": [rollout.prompt for rollout in rollouts],
-            "completion_ids": [rollout.response for rollout in rollouts],
-            "logprobs": [rollout.logp for rollout in rollouts],
-        }
-
-    monkeypatch.setattr("trl.trainer.grpo_trainer.shuffle_sequence_dict", lambda batch: batch)
-    # Each step has two updates, each of them on half of the batch in two parts.
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    theirs = door.EntrobenchTrainer(
-        method=spec,
-        model=model,
-        reward_funcs=lambda completions, **_: [reward for group in asked[-1].answered for reward in group.rewards],
-        args=arguments(
-            tmp_path,
-            max_steps=20,
-            num_generations=size.group,
-            per_device_train_batch_size=size.prompts * size.group // 4,
-            gradient_accumulation_steps=2,
-            steps_per_generation=4,
-            max_completion_length=size.longest,
-            learning_rate=size.lr,
-            lr_scheduler_type="constant",
-            max_grad_norm=1.0,
-            temperature=ours.config.rollout.temperature,
-        ),
-        train_dataset=Dataset.from_list([{"prompt": str(i)} for i in range(size.prompts)]),
-        processing_class=tokenizer(size.vocabulary),
-        rollout_func=sampled,
-    )
-    theirs.train()
-    assert len(expected) == len(losses(theirs)) == 20
-    assert losses(theirs) == pytest.approx(expected, rel=1e-5, abs=1e-5)
-    assert max(map(abs, expected)) > 1e-3
-    for name, state in method.state().items():
-        assert theirs.method.state()[name] == pytest.approx(state, rel=1e-4)
 
 
 # Ten steps of our own trainer on the embedded model, by one process and by two
@@ -307,7 +225,8 @@ EMBEDDED = [f"train.steps={STEPS}", f"train.updates={UPDATES}", "train.betas=[0.
 
 
 def recorded_losses(spec: str, folder: Path, patch: pytest.MonkeyPatch) -> list[list[float]]:
-    """Train by our own trainer, writes the responses of its steps, and returns the loss and norm of each update."""
+    """Train by our own trainer, and write the responses of its steps; return the loss and norm of each update, and
+    last the method's memory."""
     ours = trainers.build(folder, spec, *EMBEDDED)
     steps: list[dict[str, Any]] = []
     updates: list[list[float]] = []
@@ -340,7 +259,11 @@ def recorded_losses(spec: str, folder: Path, patch: pytest.MonkeyPatch) -> list[
     for step in range(1, STEPS + 1):
         ours.train_step(step, Stopwatch())
     (folder / RECORDED).write_text(json.dumps(steps))
-    return updates
+    return [*updates, memory_of(ours.method)]
+
+
+def memory_of(method: Method | PortableMethod) -> list[float]:
+    return [x for state in method.state().values() for x in state.values()]
 
 
 def rows_of_process(number: int, process: int, world: int) -> list[int]:
@@ -355,7 +278,7 @@ def rows_of_process(number: int, process: int, world: int) -> list[int]:
 
 
 def losses_on_recorded(spec: str, folder: Path) -> list[list[float]]:
-    """Train by EntrobenchTrainer on the same weights and responses; returns the loss and norm of each update."""
+    """Train by EntrobenchTrainer on the same weights and responses, and return the same numbers."""
     steps = json.loads((folder / RECORDED).read_text())
     number = len(steps[0]["responses"])
     base, settings = models.resolve("countdown-tiny").folder(), config.load_config("demo", [*trainers.SHORT, *EMBEDDED])
@@ -401,12 +324,13 @@ def losses_on_recorded(spec: str, folder: Path) -> list[list[float]]:
             rollout_func=sampled,
         )
         theirs.train()
-    return [[line["loss"], line["grad_norm"]] for line in theirs.state.log_history if "loss" in line]
+    updates = [line for line in theirs.state.log_history if "loss" in line]
+    return [*([line["loss"], line["grad_norm"]] for line in updates), memory_of(theirs.method)]
 
 
 # Two ranks, started once for all tests, train on the recorded responses by two methods, and on scripted ones by two
 # others.
-ON_RECORDED = ["grpo", "grpo+clip_b(share=0.02)"]
+ON_RECORDED = ["grpo(kl_coef=0.1)+siren", "clip_b(share=0.1)+clip_servo(target=1)"]  # a reference, and a memory
 ON_SCRIPTED = ["clip_servo(target=1)+top_entropy", "siren(quantile=0.5)"]
 
 
@@ -425,7 +349,7 @@ def logged_on_scripted(spec: str, folder: Path, responses: int) -> list[list[flo
     names = ("loss", "grad_norm", "entropy", "entrobench/entropy/mean", "clip_ratio/high_mean")
     updates = [line for line in trainer.state.log_history if "loss" in line]
     logged = [[line.get(name, 0.0) for name in names] for line in updates]  # some once per rollout batch
-    return [*logged, [x for state in trainer.method.state().values() for x in state.values()]]
+    return [*logged, memory_of(trainer.method)]
 
 
 def train_on_rank(rank: int, folder: Path) -> tuple[list[list[list[float]]], list[list[list[float]]]]:
@@ -465,14 +389,15 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> OnRanks:
 @pytest.mark.processes
 @pytest.mark.parametrize("spec", ON_RECORDED)
 def test_train_ten_steps_on_the_embedded_model(spec: str, two_ranks: OnRanks) -> None:
-    expected = two_ranks.ours[spec]
+    *expected, memory = two_ranks.ours[spec]
     assert len(expected) == STEPS * UPDATES
     assert max(abs(loss) for loss, _ in expected) > 1e-3
-    for updates in (losses_on_recorded(spec, two_ranks.folder / spec), two_ranks.on_recorded[spec]):
-        assert len(updates) == len(expected)
+    for trained in (losses_on_recorded(spec, two_ranks.folder / spec), two_ranks.on_recorded[spec]):
+        *updates, their_memory = trained
         for (loss, norm), (expected_loss, expected_norm) in zip(updates, expected, strict=True):
             assert loss == pytest.approx(expected_loss, rel=0, abs=1e-5)
             assert norm == pytest.approx(expected_norm, rel=1e-3)
+        assert their_memory == pytest.approx(memory, rel=1e-4)
 
 
 @pytest.mark.slow
@@ -645,43 +570,3 @@ def test_benchmark_of_methods(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     for row in ("| TRL | ", "| EntrobenchTrainer, grpo | ", "| EntrobenchTrainer, clip_b | "):
         assert printed.count(row) == 1
-
-
-# Mistakes
-
-
-@pytest.mark.parametrize(
-    ("spec", "options", "sentence"),
-    [
-        (
-            "clip_b",
-            {"loss_type": "cispo"},
-            "loss_type is 'cispo', but method clip_b decides that; leave it at 'dapo' and",
-        ),
-        ("clip_b", {"epsilon_high": 0.28}, "epsilon_high is 0.28, but method clip_b decides that; .* clip_high"),
-        ("clip_b", {"beta": 0.1}, "beta is 0.1, but method clip_b decides that; .* kl_coef"),
-        ("grpo(kl_coef=0.2)", {"beta": 0.1}, "beta is 0.1, but method"),
-        ("clip_b", {"scale_rewards": False}, "scale_rewards is 'none', but .* dr_grpo"),
-        ("clip_b", {"entropy_coef": 0.1}, "entropy_coef is 0.1, but .* the control entropy_bonus"),
-        (
-            "clip_b",
-            {"gradient_accumulation_steps": 4, "steps_per_generation": 2, "per_device_train_batch_size": 4},
-            "steps_per_generation is 2; it must be a multiple of gradient_accumulation_steps, 4",
-        ),
-    ],
-)
-def test_trainer_refuses_contradictions(spec: str, options: dict[str, Any], sentence: str, tmp_path: Path) -> None:
-    with pytest.raises(entrobench.UserError, match=sentence):
-        trainer_of(spec, tmp_path, **options)
-
-
-def test_portable_method_warns_of_the_reference(tmp_path: Path) -> None:
-    method = PortableMethod("grpo(kl_coef=0.2)")
-    given = arguments(tmp_path)
-    with pytest.warns(UserWarning, match=r"beta is set to 0.2 for method grpo\(kl_coef=0.2\)"):
-        settled = door.settled_arguments(given, method)
-    assert (settled.beta, given.beta) == (0.2, 0.0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        door.settled_arguments(arguments(tmp_path, beta=0.2), method)
-        door.settled_arguments(arguments(tmp_path), PortableMethod("clip_b"))
