@@ -53,6 +53,7 @@ TABLES_OF_THEIR_OWN = ("demo", "coloring", "field", "laptop", "transfer")
 FURTHER = {
     "crossings": "overtaking/crossing.csv",
     "dynamic-sampling-settings": "dynamic-sampling/max_batches.csv",
+    "laptop-tokens": "laptop-matrix-sorting/tokens.csv",
     "lr-kl-clip-settings": "lr-kl-clip/lr.csv",
     "staleness-ends": "staleness/ends.csv",
 }

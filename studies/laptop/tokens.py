@@ -36,6 +36,7 @@ from harness.verify.pool import VerifierPool
 from studies.pages import REFERENCE
 
 MEASURED = REFERENCE / "laptop-matrix-sorting/tokens.json"
+TABLE = MEASURED.with_suffix(".csv")
 STEPS = (1, 4, 7, 10)
 SHARE = 0.02
 DRAWS = 4
@@ -180,7 +181,7 @@ def main(*arguments: str) -> None:
         for seed in map(int, arguments[1:]):
             if seed not in {measured["seed"] for measured in kept_measurements()}:
                 files.write_text(MEASURED, json.dumps([*kept_measurements(), *measure_seed(seed)], indent=1) + "\n")
-    print(table().to_string(index=False))
+    table().to_csv(TABLE, index=False)
 
 
 if __name__ == "__main__":
