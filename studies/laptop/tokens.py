@@ -43,7 +43,8 @@ DRAWS = 4
 NOTHING = "nothing"
 NEGATIVE, ANY = "as many of negative advantage", "as many with an advantage"  # at random
 
-# One entry for each seed and step: the tokens' share, GRPO's change there, and the mean change without them, by name.
+# One entry for each seed and step: the tokens' share, GRPO's change there, and the mean change without them, by name;
+# `trained` is the change by the step itself, which differs by the rounding of bfloat16.
 Measurement = Mapping[str, Any]
 
 
@@ -152,6 +153,11 @@ def of_seeds(measurements: Iterable[Measurement], name: str, number: str) -> np.
     return np.array([np.mean(numbers) for numbers in by_seed.values()])
 
 
+def mean_of(name: str, number: str) -> float:
+    """Return the mean over seeds of a number of a set of tokens."""
+    return float(of_seeds(kept_measurements(), name, number).mean())
+
+
 def part_of_tokens(name: str, other: str = NOTHING) -> Estimate:
     """Return how much more the entropy changes without some tokens than without others."""
     measurements = kept_measurements()
@@ -160,16 +166,15 @@ def part_of_tokens(name: str, other: str = NOTHING) -> Estimate:
 
 def table() -> DataFrame:
     """Return for each set its share of the tokens, of GRPO's change, and the change without it."""
-    measurements = kept_measurements()
-    own = of_seeds(measurements, NOTHING, "without").mean()
+    own = mean_of(NOTHING, "without")
     rows = []
-    for name in measurements[0]["sets"]:
+    for name in kept_measurements()[0]["sets"]:
         part = part_of_tokens(name)
         row = {
             "left out": name.replace("_", " "),
-            "share of the tokens": f"{of_seeds(measurements, name, 'share').mean():.1%}",
-            "of GRPO's change, there": f"{of_seeds(measurements, name, 'there').mean() / own:.0%}",
-            "change of the entropy": f"{of_seeds(measurements, name, 'without').mean():+.4f}",
+            "share of the tokens": f"{mean_of(name, 'share'):.1%}",
+            "of GRPO's change, there": "" if name == NOTHING else f"{mean_of(name, 'there') / own:.0%}",
+            "change of the entropy": f"{mean_of(name, 'without'):+.4f}",
             "less GRPO's own": "" if name == NOTHING else f"{part.mean:+.4f} [{part.low:+.4f}, {part.high:+.4f}]",
         }
         rows.append(row)

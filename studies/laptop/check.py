@@ -1,0 +1,36 @@
+"""What the page on a real language model says of tokens besides its table."""
+
+from __future__ import annotations
+
+from harness.table.statistics import Estimate
+from studies.checks import Page
+from studies.laptop import tokens
+
+PAGE = Page("docs/evidence/laptop.md")
+
+
+def shown(part: Estimate) -> str:
+    return f"{part.mean:+.3f} [{part.low:+.3f}, {part.high:+.3f}]"
+
+
+def percent(share: float, digits: int = 0) -> str:
+    return f"{100 * share:.{digits}f} %"
+
+
+def check_the_parts_of_grpo_s_fall() -> None:
+    own, clip_b, drawn = (tokens.mean_of(name, "without") for name in (tokens.NOTHING, "clip_b", tokens.NEGATIVE))
+    PAGE.states(
+        f"Without Clip_B's {percent(tokens.mean_of('clip_b', 'share'), 1)} of the tokens",
+        f"falls {percent(clip_b / own)} as far as with them",
+        f"of negative advantage, {percent(drawn / own)} as far",
+        f"{percent(tokens.mean_of('clip_b', 'there') / own)} of it is at Clip_B's tokens",
+    )
+    Page("README.md").states(f"lower the entropy by {percent(1 - clip_b / own)} less")
+
+
+def check_the_masks_touch_the_tokens_that_the_change_comes_from() -> None:
+    for clip, words in {"clip_b": "Clip_B", "clip_v": "Clip_V"}.items():
+        part = tokens.part_of_tokens(clip, tokens.NEGATIVE)
+        assert part.low is not None
+        assert part.low > 0
+        PAGE.states(f"{shown(part)} ({words})")
