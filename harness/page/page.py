@@ -354,7 +354,8 @@ def cell_files(of_cell: Path | None, evaluated: str | None) -> dict[str, Path]:
         return {}
     paths = {text: of_cell / name for text, name in FILES.items()}
     if evaluated is not None:
-        answers = sorted((of_cell / "samples").glob(f"evaluate-{glob.escape(evaluated)}-*.jsonl"))
+        # The digits of the step, since a task may be named as another and more: aime, aime-24.
+        answers = sorted((of_cell / "samples").glob(f"evaluate-{glob.escape(evaluated)}-{6 * '[0-9]'}*.jsonl"))
         if answers:
             paths["answers"] = answers[-1]
     return paths

@@ -139,6 +139,14 @@ def test_write_page_links_files(tmp_path: Path, mlflow_uri: str) -> None:
     assert linked_files(None, page.render_page(of_config)) == []
 
 
+def test_cell_files_of_tasks_with_one_beginning(tmp_path: Path) -> None:
+    (tmp_path / "samples").mkdir()
+    for name in ("aime-000000", "aime-000012", "aime-24-000012"):
+        (tmp_path / f"samples/evaluate-{name}.jsonl").touch()
+    for task in ("aime", "aime-24"):
+        assert page.cell_files(tmp_path, task)["answers"].name == f"evaluate-{task}-000012.jsonl"
+
+
 def test_run_address() -> None:
     address = "http://server:5000/#/experiments/3/runs/abc/artifacts"
     assert content.run_address("http://server:5000/", "3", "abc") == address
