@@ -13,7 +13,7 @@ from harness.commands.common import Commands, command, with_plugins
 from harness.rollout import models
 from harness.verify.pool import VerifierPool
 
-TEXT = "Avg@K, Pass@K and maj@K of any model, without training; samples are kept and never drawn again"
+TEXT = "Avg@K, Pass@K and maj@K of any model, without training; samples are kept, and the same command draws none again"
 EXAMPLES = (
     "entrobench eval --model countdown-tiny --tasks countdown --problems 20 --samples 8 --temperature 0.7 --seed 1",
     "entrobench eval --model ./my-model --tasks aime24,math500 --max-new-tokens 4096 --beyond-context --out mine",
