@@ -10,7 +10,7 @@ import pytest
 import torch
 from launched import divided, lines, write_launched
 from torch.distributed.tensor import DTensor
-from trainers import build, same, sampled, weights
+from trainers import build, same, sample_in_turn, sampled, weights
 
 from harness import config, matrix, ranks
 from harness.launch import cell
@@ -99,6 +99,20 @@ def test_adapters_reach_the_engine(tmp_path: Path) -> None:
     resumed = build(tmp_path, "grpo", *settings)
     resumed.resume()
     assert same(weights(resumed), weights(trainer))
+
+
+def test_sampling_beside_training(tmp_path: Path) -> None:
+    """On a stream of its own, with the weights that the engine has, as in turn."""
+    runs = []
+    for name in ("in-turn", "meanwhile"):
+        trainer = build(tmp_path / name, "grpo", "hardware.device=cuda", "train.dtype=float32", "rollout.lag=1")
+        if name == "in-turn":
+            sample_in_turn(trainer)
+        runs.append([trainer.train_step(step, Stopwatch()) for step in (1, 2, 3)])
+    for in_turn, meanwhile in zip(*runs, strict=True):
+        assert meanwhile["reward/mean"] == pytest.approx(in_turn["reward/mean"], abs=0.05)
+        assert meanwhile["entropy/mean"] == pytest.approx(in_turn["entropy/mean"], rel=0.02)
+        assert meanwhile["mismatch/max"] == pytest.approx(in_turn["mismatch/max"], rel=0.1, abs=1e-3)
 
 
 @pytest.mark.processes
