@@ -6,6 +6,7 @@ import atexit
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import tasks
@@ -97,11 +98,11 @@ def solutions(task: Task, problem: Problem) -> int | None:
     if not isinstance(task, Countable):
         return None
     number: Any = task.solutions(problem)  # a plugin's may be anything
-    if not isinstance(number, int) or number < 1:
+    if not isinstance(number, Integral) or number < 1:
         raise UserError(
             f"task {task.name} counts {shown(number)} solutions of {shown(problem.id)}; allowed: whole numbers from 1"
         )
-    return number
+    return int(number)
 
 
 def scores(

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import invented
+import numpy as np
 import pytest
 from commands import Commands, run_python
 from places import REPOSITORY
@@ -467,6 +468,13 @@ def test_solutions_of_a_plugin_that_are_no_number(number: Any, monkeypatch: pyte
     task = Countdown()
     with pytest.raises(UserError, match=rf"^task countdown counts {number or '.*'} solutions of '.*'; allowed: whole"):
         scoring.solutions(task, task.problems("test")[0])
+
+
+def test_solutions_of_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Countdown, "solutions", lambda self, problem: np.int64(3))
+    task = Countdown()
+    number = scoring.solutions(task, task.problems("test")[0])
+    assert (number, type(number)) == (3, int)
 
 
 def test_scores_without_coverage() -> None:
