@@ -49,13 +49,16 @@ def test_training_in_bfloat16_learns_with_float32_master_weights(method: str, tm
     assert max(record["mismatch/mean"] for record in records) < 0.05
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_packed_sequences_are_those_with_padding(dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("dtype", "compiled"), [("float32", False), ("bfloat16", False), ("bfloat16", True)])
+def test_packed_sequences_are_those_with_padding(
+    dtype: str, compiled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One kernel computes them in bfloat16, whose result is rounded to 8 bits; several calls in float32."""
     results: list[tuple[torch.Tensor, float]] = []
     for long in (10**6, 0):
         monkeypatch.setattr("harness.methods.batch.LONG", long)
-        trainer = build(tmp_path / str(long), "grpo", "hardware.device=cuda", f"train.dtype={dtype}")
+        settings = [f"train.dtype={dtype}", f"hardware.compile={compiled and long == 0}"]
+        trainer = build(tmp_path / str(long), "grpo", "hardware.device=cuda", *settings)
         if not results:
             groups = sampled(trainer, 1)
         batch = TokenBatch.of(groups, [0.0, 1.0] * 32, 20, "cuda")

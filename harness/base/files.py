@@ -277,7 +277,7 @@ def parse_yaml(content: bytes, path: Path) -> Any:
 
 
 def is_too_deep(content: bytes) -> bool:
-    """Return whether YAML has so many levels that the C loader, which calls itself for each, would crash."""
+    """Return whether YAML has more levels than the C loader, which crashes on too many, can read."""
     depth = 0
     for event in yaml.parse(content, YAML_LOADER):
         depth += isinstance(event, yaml.CollectionStartEvent)

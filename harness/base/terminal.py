@@ -6,6 +6,7 @@ Columns that do not fit are dropped, the least important first, and named below 
 from __future__ import annotations
 
 import io
+import logging
 import re
 import sys
 import textwrap
@@ -44,6 +45,20 @@ def without_bars() -> Iterator[None]:
     finally:
         if shown:
             logging.enable_progress_bar()
+
+
+@contextmanager
+def without_message(logger: logging.Logger, text: str) -> Iterator[None]:
+    """Silence the messages of a library's logger that contain a text."""
+
+    def wanted(record: logging.LogRecord) -> bool:
+        return text not in record.getMessage()
+
+    logger.addFilter(wanted)
+    try:
+        yield
+    finally:
+        logger.removeFilter(wanted)
 
 
 def visible(text: str) -> str:

@@ -315,6 +315,8 @@ class Hardware:
     """Tokens of one forward pass, padding included."""
     recompute: float = fraction(0.0)
     """Share of the layers whose activations are computed again in the backward pass instead of kept; true: all."""
+    compile: bool = False
+    """Compile the norms and the MLP of each layer (torch.compile), which takes a while in the first step."""
     offload: bool = False
     """Keep AdamW's moments and a copy of the weights in the machine's memory instead of the device's."""
     cache_gib: float | None = number(None, above=0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable
 from importlib import metadata
 
@@ -73,6 +75,7 @@ def check_backend(config: Config, method: Method) -> None:
         )
     hardware, train = config.hardware, config.train
     allowed_values = {  # by key: the value, whether TRL can honor it, and the values that it can
+        "hardware.compile": (hardware.compile, not hardware.compile, "false"),
         "hardware.offload": (hardware.offload, not hardware.offload, "false"),
         "rollout.engine": (config.rollout.engine, config.rollout.engine != "vllm", "auto or embedded, which evaluates"),
         "rollout.lag": (config.rollout.lag, not config.rollout.lag, "0"),
@@ -103,4 +106,6 @@ def trainer_obstacle(config: Config) -> str | None:
             metadata.version(package)
         except metadata.PackageNotFoundError:
             return f"{setting}, but {package} is not installed here; pip install -e '.[{extra}]'"
+    if config.hardware.compile and shutil.which(os.environ.get("CXX", "g++")) is None:
+        return "hardware.compile is true, but there is no C++ compiler here; Debian, Ubuntu: apt install g++"
     return None

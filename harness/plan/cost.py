@@ -163,8 +163,8 @@ def sequences_at_once(shape: Shape, config: Config, size: int, engine: EngineLim
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on the device of each rank. Of training and generation only the larger counts: they alternate, or training
-    includes the sampling beside it (`rollout.lag`)."""
+    """Bytes on the device of each rank. The larger of training and generation counts, since they alternate. With
+    `rollout.lag` both are in memory at once, and training has the engine's bytes, too."""
 
     training: dict[str, int]
     generation: dict[str, int]

@@ -39,7 +39,7 @@ SIZE = {
     "rollout": ("engine", "max_new_tokens", "max_prompt_tokens", "lag"),
     "eval": ("tasks", "split", "problems", "samples", "by_task"),
     "stop": ("tokens",),
-    "hardware": ("device", "nodes", "ranks", "threads", "share", "micro_tokens", "recompute", "offload"),
+    "hardware": ("device", "nodes", "ranks", "threads", "share", "micro_tokens", "recompute", "compile", "offload"),
 }
 NOT_STEPS = ("time/evaluate_s", "time/judging_s")  # not part of a step, or in parallel with one
 OTHERS = 64  # earlier cells whose configurations are read, the newest first: a folder may hold thousands

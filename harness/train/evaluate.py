@@ -7,7 +7,6 @@ every single response is kept along with its metrics, since intervals and compar
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from harness import ranks
 from harness.base import files, seeds
 from harness.base.errors import UserError
 from harness.base.task import Countable, Judged
+from harness.base.terminal import without_message
 from harness.cells import evaluations
 from harness.config import Config, Verify
 from harness.ranks import Work
@@ -342,15 +342,10 @@ def token_metrics(records: Sequence[Record]) -> dict[str, float]:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Silence lm-eval's bar over the problems, and its hint about metadata for datasets made by a function."""
-
-    def wanted(record: logging.LogRecord) -> bool:
-        return "Custom kwargs can be passed to `--metadata`" not in record.getMessage()
-
     bar = lm_eval.api.task.tqdm
     lm_eval.api.task.tqdm = partial(bar, disable=True)
-    lm_eval.api.task.eval_logger.addFilter(wanted)
     try:
-        yield
+        with without_message(lm_eval.api.task.eval_logger, "Custom kwargs can be passed to `--metadata`"):
+            yield
     finally:
-        lm_eval.api.task.eval_logger.removeFilter(wanted)
         lm_eval.api.task.tqdm = bar

@@ -60,6 +60,8 @@ class Learner:
         self.packing = packing.prepare_for_packing(model)
         if self.recompute:
             recompute_layers(model, self.recompute)
+        if hardware.compile:
+            compile_parts(model)
         # The order matters: weights are sharded before they are read, so that no rank ever holds a whole model, and the
         # optimizer comes last, since sharding replaces the parameters.
         self.sharded = ranks.several()
@@ -198,6 +200,17 @@ def recompute_layers(model: PreTrainedModel, share: float) -> None:
     layers = layers_of(model)
     for layer in layers[recomputed_layers(len(layers), share) :]:
         layer.gradient_checkpointing = False  # type: ignore[assignment]
+
+
+def compile_parts(model: PreTrainedModel) -> None:
+    """Let one kernel compute what takes several in the norms and the MLP of each layer.
+
+    Not in whole layers: their arguments differ with each packed row, and torch would compile them anew.
+    """
+    for layer in layers_of(model):
+        for name, part in layer.named_children():
+            if name != "self_attn":
+                part.compile(dynamic=True)
 
 
 class Scorer(nn.Module):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 
 from harness import ranks
 from harness.base.errors import UserError, short
+from harness.base.terminal import without_message
 
 # Arguments for reading weights. Pickled files are never read, since they may run code.
 HOW: Mapping[str, Any] = {"attn_implementation": "sdpa", "use_safetensors": True}
@@ -42,7 +42,8 @@ def read_whole(kind: Any, folder: Path | str, dtype: torch.dtype) -> PreTrainedM
 
     A body leaves the weights of the head unread.
     """
-    with without_load_report():
+    # Without transformers' table of missing and unread weights, since they are refused or expected.
+    with without_message(logging.getLogger("transformers.modeling_utils"), "LOAD REPORT"):
         # Other shapes are ignored here, since the report names them, and transformers' own error does not.
         model, report = opened(kind, folder, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **HOW)
     where = f"model {short(str(folder))}"
@@ -59,21 +60,6 @@ def read_whole(kind: Any, folder: Path | str, dtype: torch.dtype) -> PreTrainedM
             f"{where} has {listed(unread)}, which {type(model).__name__} does not read; it would be another"
         )
     return model
-
-
-@contextlib.contextmanager
-def without_load_report() -> Iterator[None]:
-    """Silence the table of missing and unread weights that transformers logs, since they are refused or expected."""
-
-    def wanted(record: logging.LogRecord) -> bool:
-        return "LOAD REPORT" not in record.getMessage()
-
-    logger = logging.getLogger("transformers.modeling_utils")
-    logger.addFilter(wanted)
-    try:
-        yield
-    finally:
-        logger.removeFilter(wanted)
 
 
 def listed(names: Sequence[str]) -> str:

@@ -98,7 +98,7 @@ def measure_batch(trainer: Trainer, step: int, batch: TokenBatch, generator: tor
 
 
 def sets_of_tokens(signal: Signal, batch: TokenBatch, generator: torch.Generator) -> dict[str, list[Tensor]]:
-    """Return the tokens that are left out, by name; several masks of those that are drawn at random."""
+    """Return the sets of tokens that are left out, by name: one mask of each, or one for each random draw."""
     old, advantages_T = signal.old, signal.advantages_T
     sets = {name: [mask_T] for name, mask_T in dynamics.quadrants(advantages_T, dynamics.deviation(old)).items()}
     for name, clip in {"clip_b": ClipB(share=SHARE), "clip_v": ClipV(share=SHARE)}.items():

@@ -88,6 +88,8 @@ def check_lines(folder: Path, steps: int) -> None:
 
 
 SAVING = ["hardware.recompute=true", "hardware.offload=true"]
+if shutil.which("g++"):
+    SAVING += ["hardware.compile=true"]
 AHEAD = ["rollout.lag=2", "train.resample.multiplier=1.5", "train.resample.max_batches=2"]
 
 

@@ -71,6 +71,15 @@ def test_run_without_a_package(
     assert not (tmp_path / "results").exists()
 
 
+def test_run_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    sentence = refusal("run", "demo", f"results={tmp_path / 'results'}", "hardware.compile=true")
+    assert sentence == (
+        "entrobench: hardware.compile is true, but there is no C++ compiler here; Debian, Ubuntu: apt install g++\n"
+    )
+    assert not (tmp_path / "results").exists()
+
+
 def test_record_attempt_with_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recorded: list[Any] = []
     monkeypatch.setattr(parts.provenance, "begin_attempt", lambda *given, **_: recorded.append(given[-1]))

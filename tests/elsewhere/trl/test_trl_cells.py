@@ -97,6 +97,7 @@ CANNOT = {
     "methods=[grpo,ppo]": "method 'ppo' needs a critic, which GRPOTrainer lacks; allowed: `entrobench list methods",
     "methods=[grpo,grpo(lr=1e-4)]": "sets the learning rate 0.0001",
     "methods=[grpo,outcome_exploration]": "compares the answers of a group",
+    "hardware.compile=true": "hardware.compile is true, which train.backend=trl cannot do; allowed: false",
     "hardware.offload=true": "hardware.offload is true, which train.backend=trl cannot do; allowed: false",
     "rollout.engine=vllm": "rollout.engine is vllm, which train.backend=trl cannot do; allowed: auto or embedded",
     "rollout.lag=1": "rollout.lag is 1, which train.backend=trl cannot do; allowed: 0",
