@@ -53,6 +53,17 @@ def curve(folder: Path, engine: str, seed: int) -> list[dict[str, Any]]:
     return records(folder)
 
 
+def killed(folder: Path, overrides: Sequence[str]) -> None:
+    """Run a cell until its process is killed after step 2, whose checkpoint is written beside the next steps."""
+
+    def kill(step: int) -> None:
+        raise Killed
+
+    with pytest.raises(Killed):  # its engine ends with this function: collected later, it would end the next one
+        build(folder, "vllm", 0, overrides).run(kill)
+    assert len(records(folder)) >= 3
+
+
 def mean(curves: Sequence[Sequence[dict[str, Any]]], key: str) -> float:
     return statistics.fmean(record[key] for steps in curves for record in steps)
 
@@ -116,15 +127,7 @@ def test_a_killed_run_ends_as_an_uninterrupted_one(adapters: list[str], tmp_path
     settings = [*SHORT, *adapters]
     whole = build(tmp_path / "whole", "vllm", 0, settings)
     whole.run(lambda step: None)
-
-    def kill(step: int) -> None:
-        raise Killed
-
-    again = build(tmp_path / "again", "vllm", 0, settings)
-    with pytest.raises(Killed):
-        again.run(kill)
-    assert len(records(tmp_path / "again")) >= 3, "the checkpoint of step 2 is written beside the next steps"
-    del again
+    killed(tmp_path / "again", settings)
     build(tmp_path / "again", "vllm", 0, settings).run(lambda step: None)
     steps = records(tmp_path / "whole")
     assert records(tmp_path / "again") == steps
@@ -137,14 +140,7 @@ def test_sampling_beside_training_changes_no_bit_nor_does_a_kill(tmp_path: Path)
     in_turn = build(tmp_path / "in-turn", "vllm", 0, settings)
     sample_in_turn(in_turn)
     in_turn.run(lambda step: None)
-
-    def kill(step: int) -> None:
-        raise Killed
-
-    meanwhile = build(tmp_path / "meanwhile", "vllm", 0, settings)
-    with pytest.raises(Killed):
-        meanwhile.run(kill)
-    del meanwhile  # an engine that is collected later would end the next one
+    killed(tmp_path / "meanwhile", settings)
     meanwhile = build(tmp_path / "meanwhile", "vllm", 0, settings)
     meanwhile.run(lambda step: None)
     steps = records(tmp_path / "in-turn")
