@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from cells import write_cell
@@ -45,18 +46,23 @@ def test_server_of_cells_does_not_import_torchao(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", program], env=environment, check=True)
 
 
+fork = multiprocessing.get_context("fork")
+begun = fork.Event()  # the process of a cell has come this far; the time that limits count stands still before
+
+
 def sleep(folder: Path) -> None:
+    begun.set()
     time.sleep(60)
 
 
 def start_work_and_sleep(folder: Path) -> None:
     State("running", durable_step=3, seconds=7.0).write(folder)
-    time.sleep(60)
+    sleep(folder)
 
 
 def finish_and_sleep(folder: Path) -> None:
     State("done").write(folder)
-    time.sleep(60)
+    sleep(folder)
 
 
 def die_at_once(folder: Path) -> None:
@@ -67,7 +73,7 @@ def forked(work_of: Callable[[Cell], Callable[[Path], None]], patch: pytest.Monk
     """Have the processes of cells forked from this one, and do something else."""
 
     def start(cell: Cell, gpus: Sequence[str]) -> BaseProcess:
-        process = multiprocessing.get_context("fork").Process(target=work_of(cell), args=(cell.folder,))
+        process = fork.Process(target=work_of(cell), args=(cell.folder,))
         process.start()
         return process
 
@@ -79,6 +85,9 @@ def ran(work: Callable[[Path], None], folder: Path, minutes: str, patch: pytest.
     settings = config.load_config("smoke", [f"results={folder}", f"hardware.timeout_minutes={minutes}"])
     cell, other = matrix.cells(settings)
     forked(lambda each: work if each is cell else print, patch)
+    begun.clear()
+    clock = SimpleNamespace(sleep=time.sleep, monotonic=lambda: begun.is_set() * time.monotonic())
+    patch.setattr(launcher, "time", clock)
     watcher = Watcher()
     launcher.run_cells([cell, other], Local(1, 1), watcher, poll=0.05)
     assert {each.id for each in watcher.heard} == {cell.id, other.id}, "the others go on"
@@ -116,20 +125,28 @@ def test_run_cells_with_a_lingering_process(minutes: str, tmp_path: Path, monkey
 
 def test_run_cells_with_a_cell_of_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One process works and holds the lease; the other run's process, which waits for that, takes too long."""
+    killed, mark_failed, states = fork.Event(), launcher.mark_failed, list[str]()
 
-    def work_for_a_second(folder: Path) -> None:
+    def work_until_the_other_is_killed(folder: Path) -> None:
         with lease.hold(folder):
             State("running").write(folder)
-            time.sleep(1.5)
+            killed.wait(HANG)
+            time.sleep(0.5)
             State("done").write(folder)
 
+    def mark(folder: Path, reason: str) -> None:
+        mark_failed(folder, reason)
+        states.append(State.read(folder).state)
+        killed.set()
+
+    monkeypatch.setattr(launcher, "mark_failed", mark)
     cell, _ = matrix.cells(config.load_config("smoke", [f"results={tmp_path}"]))
-    first = multiprocessing.get_context("fork").Process(target=work_for_a_second, args=(cell.folder,))
+    first = fork.Process(target=work_until_the_other_is_killed, args=(cell.folder,))
     first.start()
     wait_until(lambda: lease.holder(cell.folder) is not None)
     _, state = ran(sleep, tmp_path, "0.005", monkeypatch)
     first.join()
-    assert state == State("done")
+    assert (states, state) == (["running", "done"], State("done"))
 
 
 def test_fork_cell_with_a_dying_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
