@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from patience import wait_until
+from patience import HANG, patient, wait_until
 from places import REPOSITORY
 
 SCRIPT = REPOSITORY / "benchmarks/gpu/run.sh"
@@ -71,7 +71,7 @@ def packed(place: Path) -> list[str]:
 @pytest.mark.processes
 def test_a_row_that_fails_or_hangs_stops_no_other(rehearsal: Path) -> None:
     with start(rehearsal, limits="5", hangs="benchmarks.gpu.engine") as process:
-        output, _ = process.communicate(timeout=50)
+        output, _ = process.communicate(timeout=HANG)
     assert process.returncode == 1
     assert output.endswith(f"failed or over the limit, see in {rehearsal / 'out'}: tests.txt engine.md\n")
     files = {path.name: path.read_text() for path in (rehearsal / "out").glob("*.[tm][xd]*")}
@@ -88,12 +88,12 @@ def test_a_row_that_fails_or_hangs_stops_no_other(rehearsal: Path) -> None:
 def test_records_are_packed_where_the_script_is_stopped(number: signal.Signals, rehearsal: Path) -> None:
     with start(rehearsal, hangs='leaderboard "${demo[@]}"') as process:
         out = rehearsal / "out/run.txt"
-        wait_until(lambda: out.exists() and "hangs" in out.read_text(), seconds=30)
+        wait_until(lambda: out.exists() and "hangs" in out.read_text())
         (rehearsal / "out/records.tar.gz").unlink()
         begun = time.monotonic()
         process.send_signal(number)
-        process.communicate(timeout=20)
-    assert time.monotonic() - begun < 10, "it waits for the row that hangs"
+        process.communicate(timeout=HANG)
+    assert time.monotonic() - begun < patient(10), "it waits for the row that hangs"
     assert process.returncode == 143
     assert "results/cell/metrics.jsonl" in packed(rehearsal)
 

@@ -13,7 +13,7 @@ from multiprocessing.synchronize import Barrier, Event
 from pathlib import Path
 
 import pytest
-from patience import HANG, wait_until
+from patience import HANG, patient, wait_until
 
 from harness.base import files
 from harness.base.errors import Taken
@@ -26,7 +26,7 @@ fork = multiprocessing.get_context("fork")
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "PATIENCE", 0.4)
+    monkeypatch.setattr(lease, "PATIENCE", patient(0.4))
     monkeypatch.setattr(lease, "BEAT", 0.1)
     monkeypatch.setattr(lease, "POLL", 0.02)
 
@@ -95,7 +95,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_holder_killed_on_another_machine(tmp_path: Path, other: BaseProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere(monkeypatch)
     monkeypatch.setattr(lease.time, "time", lambda: 1e9)  # a clock that is wrong has no say
-    time.sleep(0.6)
+    time.sleep(1.5 * lease.PATIENCE)
     assert lease.holder(tmp_path) is not None, "it lives"
     other.kill()
     other.join()
@@ -215,7 +215,7 @@ def test_holder_that_died_with_a_clock_ahead(tmp_path: Path, monkeypatch: pytest
     began = time.monotonic()
     with lease.hold(tmp_path, wait=30) as mine:
         assert mine is not None
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < patient(10)
 
 
 @pytest.mark.processes
@@ -228,7 +228,7 @@ def test_holder_with_a_clock_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         process.start()
     assert ready.wait(HANG)
     elsewhere(monkeypatch)
-    with lease.hold(tmp_path, wait=2) as mine:
+    with lease.hold(tmp_path, wait=5 * lease.PATIENCE) as mine:
         assert mine is None
     process.kill()
     process.join()

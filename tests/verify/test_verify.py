@@ -58,13 +58,9 @@ def running(worker: verify.Worker) -> int:
 
 def child_of(pid: int) -> int:
     """The process that answers."""
-    deadline = time.monotonic() + HANG
-    while time.monotonic() < deadline:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        if children:
-            return int(children[0])
-        time.sleep(0.01)
-    raise AssertionError("no child")
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    wait_until(lambda: bool(children.read_text()), pause=0.01)
+    return int(children.read_text().split()[0])
 
 
 def is_alive(pid: int) -> bool:
