@@ -13,8 +13,6 @@ from trainers import planned
 
 from harness.train import parts
 
-pytest.importorskip("peft")
-
 ADAPTERS, EIGHT_BITS = "train.lora.rank=4", "train.optimizer=adamw8bit"
 REFUSED: dict[tuple[str, ...], str] = {
     ("train.lora.rank=0",): r"train.lora.rank is 0; allowed: 1 and more",
