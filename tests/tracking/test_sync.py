@@ -8,7 +8,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import pytest
 from cells import Answers, make_spec, set_state, write_cell
 from commands import run_command, run_python
 from mortal import Killed, Mortal
+from patience import wait_until
 
 from harness.base import files, identities
 from harness.base.errors import UserError
@@ -67,10 +67,9 @@ def done_cell(folder: Path, *steps: int, **given: Any) -> Path:
 
 
 def refused(folder: Path, uri: str, words: str) -> None:
-    """Send a cell to a store that cannot take it, which is one sentence."""
-    with pytest.raises(UserError, match=words) as error:
+    """Send a cell to a store that cannot take it."""
+    with pytest.raises(UserError, match=words):
         sync.sync(folder, uri)
-    assert "\n" not in str(error.value)
 
 
 def runs(uri: str) -> list[Any]:
@@ -263,9 +262,7 @@ def test_curves_of_a_killed_run(tmp_path: Path, mlflow_uri: str, monkeypatch: py
     words += ["--plugin", "patient_methods"]
     command = [sys.executable, "-c", program, *words]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, start_new_session=True) as run:
-        while len(sent_entropies(mlflow_uri)) < 3:
-            assert run.poll() is None, "it has ended before it was killed"
-            time.sleep(0.05)
+        wait_until(lambda: len(sent_entropies(mlflow_uri)) >= 3 or run.poll() is not None)
         os.killpg(run.pid, signal.SIGKILL)
     killed = sent_entropies(mlflow_uri)
     assert [point.step for point in killed] == [1, 2, 3]
@@ -399,7 +396,7 @@ def test_sync_of_a_failed_cell_killed_at_any_call(
     assert mortal.calls > 0, "the last of them was not killed"
 
 
-def test_sync_of_names_and_values_that_mlflow_refuses(tmp_path: Path, mlflow_uri: str) -> None:
+def test_sync_of_names_and_values_that_mlflow_changes(tmp_path: Path, mlflow_uri: str) -> None:
     folder = make_cell(tmp_path / "cell")
     values = {
         "a": math.nan,

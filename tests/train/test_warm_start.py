@@ -231,7 +231,7 @@ class Instructed(Sorting):
 
 
 @pytest.mark.parametrize("instruction", ["", "Use commas.", "Use spaces."])
-def test_traces_of_file_with_held_out_problems(instruction: str, tmp_path: Path) -> None:
+def test_held_out_problems_of_a_file_by_instruction(instruction: str, tmp_path: Path) -> None:
     task, key = Instructed(), Sorting().problems("test")[0].id
     prompt = Instructed(instruction=instruction).prompt(key).replace("\n", "\r\n")
     (tmp_path / "mine.jsonl").write_text(json.dumps({"prompt": f"{prompt} ", "response": key}))
