@@ -51,6 +51,14 @@ def lines(folder: Path) -> dict[int, dict[str, float]]:
     return {line["step"]: {k: v for k, v in line["metrics"].items() if not k.startswith("time/")} for line in found}
 
 
+def check_lines(one: Path, other: Path, steps: int) -> None:
+    """Compare what a cell has logged on other ranks with that of one process."""
+    whole, again = lines(one), lines(other)
+    assert list(again) == list(whole) == list(range(steps + 1))
+    for step, record in whole.items():
+        assert again[step] == pytest.approx(record, rel=1e-3, abs=1e-5), step
+
+
 class Watcher(launcher.Watcher):
     """Records the cells that have ended, and acts while cells run."""
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from companions import forkserver
-from launched import lines, write_launched
+from launched import check_lines, write_launched
 from patience import HANG, wait_until
 from places import RARELY_SEARCHING
 from servers import free_port
@@ -64,11 +64,7 @@ def test_divide_over_two_machines(start: Callable[[Path], list[int | None]], tmp
     assert start(tmp_path / "cell") == [0, 0]
     state = State.read(tmp_path / "cell")
     assert (state.state, state.where) == ("done", [socket.gethostname()] * 2)
-    alone, divided_lines = lines(tmp_path / "alone"), lines(tmp_path / "cell")
-    assert list(divided_lines) == list(alone) == [0, 1, 2]
-    for step, record in alone.items():
-        for name, value in record.items():
-            assert divided_lines[step][name] == pytest.approx(value, rel=1e-3, abs=1e-5), (step, name)
+    check_lines(tmp_path / "alone", tmp_path / "cell", steps=2)
     assert lease.holder(tmp_path / "cell") is None
 
 

@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 import torch
 from companions import forkserver, on_ranks, run_ranks
-from launched import ONE, divided, lines, write_launched
+from launched import ONE, check_lines, divided, lines, write_launched
 from patience import at_work, wait_until
 from safetensors.torch import load_file
 from tiny import SIZES
@@ -64,7 +64,7 @@ def test_work_by_one_two_and_one_ranks(tmp_path: Path) -> None:
     cell.work(tmp_path / "relay")
     assert "step 0" not in (tmp_path / "relay" / "log.txt").read_text(), "each goes on from an earlier checkpoint"
 
-    check_lines(tmp_path, steps=3)
+    check_lines(tmp_path / "whole", tmp_path / "relay", steps=3)
     for step in whole:
         name = f"evals/countdown-{step:06d}.json"
         one, other = (files.read_json(tmp_path / run / name) for run in ("whole", "relay"))
@@ -75,16 +75,6 @@ def test_work_by_one_two_and_one_ranks(tmp_path: Path) -> None:
     for name, weight in one.items():
         # Adam makes steps of the learning rate, 1e-3, out of gradients that are almost nothing but rounding.
         torch.testing.assert_close(other[name], weight, rtol=1e-4, atol=1e-4)
-
-
-def check_lines(folder: Path, steps: int) -> None:
-    """Compare what the cell `relay` has logged with the cell `whole` of one process."""
-    whole, relay = lines(folder / "whole"), lines(folder / "relay")
-    assert list(relay) == list(whole) == list(range(steps + 1))
-    for step, record in whole.items():
-        assert relay[step].keys() == record.keys()
-        for name, value in record.items():
-            assert relay[step][name] == pytest.approx(value, rel=1e-3, abs=1e-5), (step, name)
 
 
 SAVING = ["hardware.recompute=true", "hardware.offload=true"]
@@ -115,7 +105,7 @@ def test_work_on_rollouts_in_flight_of_killed_ranks(tmp_path: Path) -> None:
     cell.work(tmp_path / "relay")
     assert "step 0" not in (tmp_path / "relay" / "log.txt").read_text(), "it goes on from their checkpoint"
 
-    check_lines(tmp_path, steps=6)
+    check_lines(tmp_path / "whole", tmp_path / "relay", steps=6)
     one, other = (load_file(tmp_path / run / "model" / "model.safetensors") for run in ("whole", "relay"))
     for name, weight in one.items():
         # Adam makes steps of the learning rate, 1e-3, out of gradients that are almost nothing but rounding.
