@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -240,15 +240,6 @@ def test_run_leaves_folders_of_others_alone(tmp_path: Path) -> None:
     assert "belongs to the matrix 'mine'" in refusal("run", "demo", cwd=tmp_path)
 
 
-@pytest.fixture
-def hears_interrupts() -> Iterator[None]:
-    """Let Ctrl-C reach the processes of a test, also where a shell has started all tests in its background."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("hears_interrupts")
 @pytest.mark.parametrize(
     ("moment", "sent", "to_all"),
     [

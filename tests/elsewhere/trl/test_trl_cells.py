@@ -281,7 +281,8 @@ def test_run_resumed_after_killed_ranks(tmp_path: Path) -> None:
     whole, cut = prepared("whole"), prepared("cut")
     subprocess.run([*command, str(whole)], env=environment, cwd=tmp_path, check=True, timeout=HANG)
     process = subprocess.Popen([*command, str(cut)], env=environment, cwd=tmp_path)
-    wait_until(lambda: (cut / "metrics.jsonl").exists() and max(lines(cut), default=0) >= 3, pause=0.01)
+    log = cut / "metrics.jsonl"
+    wait_until(lambda: process.poll() is not None or (log.exists() and max(lines(cut), default=0) >= 3), pause=0.01)
     assert process.poll() is None
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
