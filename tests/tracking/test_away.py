@@ -8,7 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -67,7 +67,7 @@ def running_cell(folder: Path, name: str) -> Path:
     return folder
 
 
-def fed(uri: str, folder: Path) -> list[str]:
+def fed(uri: str, folder: Path, until: Callable[[], bool] | None = None) -> list[str]:
     """Feed a cell at each checkpoint and at its end, as a run does; return the messages."""
     said: list[str] = []
     feeding = Feeder(uri, said.append)
@@ -77,7 +77,11 @@ def fed(uri: str, folder: Path) -> list[str]:
         feeding.feed(folder)
         assert time.perf_counter() - began < patient(AT_ONCE)
         time.sleep(0.3)
+    if until is not None:
+        wait_until(until)
     feeding.close()
+    if until is not None and feeding.thread is not None:
+        feeding.thread.join(HANG)
     return said
 
 
@@ -140,8 +144,7 @@ def test_feeder_with_a_store_that_refuses_calls(
     monkeypatch.setattr(feeder, "PAUSE", 0.2)
     folder = running_cell(tmp_path / "cell", "refuses")
     proxy.refuses = lambda number: number % 5 < 2  # so that one more try does not help
-    said = fed(uri, folder)
-    time.sleep(1)
+    said = fed(uri, folder, lambda: proxy.calls > 11)  # by then it has failed twice
     proxy.refuses = lambda number: False
     assert len(said) == 1, "it is said once"
     assert said[0].startswith(f"MLflow is not fed: the MLflow store at {uri} cannot be used: ")
@@ -161,7 +164,8 @@ def test_feeder_with_a_locked_database(tmp_path: Path, mlflow_uri: str, monkeypa
         holder.execute("BEGIN EXCLUSIVE")
         set_state(folder, "done", durable_step=STEPS)
         feeding.feed(folder)
-        time.sleep(0.5)
+        wait_until(lambda: bool(said))
+        time.sleep(0.5)  # in which it fails again
     assert len(said) == 1
     assert said[0].startswith(f"MLflow is not fed: the MLflow store at {mlflow_uri} cannot be used: ")
     wait_until(lambda: not feeding.queue and (folder / "mlflow.json").exists())  # asked for again, without a word
