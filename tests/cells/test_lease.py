@@ -13,6 +13,7 @@ from multiprocessing.synchronize import Barrier, Event
 from pathlib import Path
 
 import pytest
+from known import known
 from patience import HANG, patient, wait_until
 
 from harness.base import files
@@ -74,16 +75,13 @@ def test_hold(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_holder_killed_on_this_machine(tmp_path: Path, other: BaseProcess) -> None:
-    owner = lease.holder(tmp_path)
-    assert owner is not None
-    assert owner.process == other.pid
+    assert known(lease.holder(tmp_path)).process == other.pid
     with lease.hold(tmp_path, wait=0) as mine:
         assert mine is None
     other.kill()
     wait_until(lambda: lease.holder(tmp_path) is None)  # the kernel has ended it; its exit code is still unread
     with lease.hold(tmp_path, wait=0) as mine:
-        assert mine is not None
-        assert mine.number == 2
+        assert known(mine).number == 2
 
 
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,12 +105,12 @@ def test_holder_killed_on_another_machine(tmp_path: Path, other: BaseProcess, mo
 @pytest.mark.processes
 @pytest.mark.usefixtures("impatient")
 def test_suspended_holder_writes_nothing(tmp_path: Path, other: BaseProcess) -> None:
-    assert other.pid is not None
-    os.kill(other.pid, signal.SIGSTOP)
+    pid = known(other.pid)
+    os.kill(pid, signal.SIGSTOP)
     with lease.hold(tmp_path, wait=30) as mine:
         assert mine is not None
         State("done").write(tmp_path)
-        os.kill(other.pid, signal.SIGCONT)
+        os.kill(pid, signal.SIGCONT)
         other.join(HANG)
         assert other.exitcode == 1
         assert lease.holder(tmp_path) == lease.Owner.me()
@@ -121,8 +119,7 @@ def test_suspended_holder_writes_nothing(tmp_path: Path, other: BaseProcess) -> 
 
 def test_fenced_in_the_middle_of_writing(tmp_path: Path) -> None:
     """The old owner is in the middle of a file, of a line and of a folder, and before each of them."""
-    old = lease.take(tmp_path)
-    assert old is not None
+    old = known(lease.take(tmp_path))
     with lease.fenced(old):
         State("running").write(tmp_path)
         MetricsLog(tmp_path).append(1, 0.0, {})
@@ -130,9 +127,7 @@ def test_fenced_in_the_middle_of_writing(tmp_path: Path) -> None:
         half.__enter__().write(b'{"late": 1}')
         place = folder.__enter__()
         with open(old.directory / ".." / ".." / "metrics.jsonl", "a") as line:
-            new = lease.next_after(tmp_path, old)
-            assert new is not None
-            with lease.fenced(new):
+            with lease.fenced(known(lease.next_after(tmp_path, old))):
                 MetricsLog(tmp_path).truncate(1)
             line.write("late")
         files.lease_dirs[tmp_path] = old.directory
@@ -176,13 +171,11 @@ def test_hold_of_many_at_once(tmp_path: Path) -> None:
 
 
 def test_next_after_an_old_lease(tmp_path: Path) -> None:
-    first = lease.take(tmp_path)
-    assert first is not None
+    first = known(lease.take(tmp_path))
     with lease.hold(tmp_path, wait=0) as none:
         assert none is None
     second = lease.next_after(tmp_path, first)
-    third = lease.next_after(tmp_path, second)
-    assert third is not None
+    third = known(lease.next_after(tmp_path, second))
     assert lease.next_after(tmp_path, first) is None, "of number 2, whose place is empty again"
     assert lease.newest_lease(tmp_path) == third
 
