@@ -96,10 +96,11 @@ def read_cell(folder: Path) -> LoggedRun:
 def bonus_coefficient(identity: Mapping[str, Any]) -> float | None:
     """Return the coefficient of a cell's fixed entropy bonus, 0 without a bonus; None if each step logs it."""
     for component in identity.get("method", ()):
-        if component.get("component") == "EntropyBonus":
-            return float(component["coefficient"])
         if component.get("component") == "AdaptiveEntropy":
             return None
+        if component.get("component") == "EntropyBonus":
+            coefficient = component["coefficient"]
+            return None if isinstance(coefficient, str) else float(coefficient)  # a text: it changes over the steps
     return 0.0
 
 

@@ -46,7 +46,7 @@ SIGNALS: Mapping[str, tuple[Keys, Keys, Keys]] = {
         ("sampling/sampling_logp_difference/mean",),
         ("training/rollout_probs_diff_mean",),
     ),
-    "bonus": ((BONUS, "state/adaptive_entropy/coefficient"), ("entropy_coef",), ()),
+    "bonus": ((BONUS, "entropy_bonus/coefficient", "state/adaptive_entropy/coefficient"), ("entropy_coef",), ()),
     "positive_mass": (("mass/positive",), (f"{DOOR}mass/positive",), (f"{DOOR}mass/positive",)),
     "negative_mass": (("mass/negative",), (f"{DOOR}mass/negative",), (f"{DOOR}mass/negative",)),
     "push_likely_right": (("dynamics/positive_above/push",), (), ()),

@@ -7,6 +7,7 @@ import os
 import shutil
 import tracemalloc
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from places import REPOSITORY
 from harness.base.errors import Damaged, UserError
 from harness.cells import lease, state
 from harness.cells.log import MetricsLog
+from harness.cells.spec import CellSpec
 from harness.cells.state import State
 from harness.diagnose.readers import read_run
 from harness.diagnose.rules import diagnose_run
@@ -74,6 +76,17 @@ def test_read_run_bonus_coefficient(pack: Pack) -> None:
     )
     assert (bonus.key, bonus.values) == (BONUS, [0.03])
     assert (adaptive.key, len(adaptive.values)) == ("state/adaptive_entropy/coefficient", 60)
+
+
+def test_read_run_of_a_bonus_that_changes_over_the_steps(cell: Path) -> None:
+    spec, lines = CellSpec.read(cell), MetricsLog(cell).read()
+    method = [*spec.identity["method"], {"component": "EntropyBonus", "coefficient": "linear(0.03, 0.0)"}]
+    replace(spec, identity=spec.identity | {"method": method}).write(cell)
+    for line in lines[1:]:
+        line["metrics"]["entropy_bonus/coefficient"] = 0.03 * (60 - line["step"]) / 59
+    MetricsLog(cell).write(lines)
+    bonus = known(read_run(cell).signal("bonus"))
+    assert (bonus.key, bonus.values[0], bonus.values[-1]) == ("entropy_bonus/coefficient", 0.03, 0.0)
 
 
 def test_half_a_line_at_the_end_is_left_out(cell: Path) -> None:
