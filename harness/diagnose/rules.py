@@ -289,9 +289,9 @@ def diagnose_run(run: LoggedRun) -> Diagnosis:
     diagnosis = Diagnosis(run, course)
     rules = [rule for rule in RULES if course.verdict in rule.verdicts]
     if course.verdict == TOO_SHORT:  # perhaps since the other numbers were lost
-        rules = [rule for rule in RULES if rule.find is lost_numbers and run.signal(*rule.needs)]
+        rules = [rule for rule in RULES if rule.find is lost_numbers and run.signal(*rule.needs, finite=False)]
     for rule in rules:
-        curves = [run.signal(name) for name in rule.needs]
+        curves = [run.signal(name, finite=rule.find is not lost_numbers) for name in rule.needs]
         present = tuple(curve for curve in curves if curve is not None)
         if len(present) < len(curves):
             owners = {owner for owner, _ in needed_keys(rule, run.trainer)}
@@ -301,7 +301,7 @@ def diagnose_run(run: LoggedRun) -> Diagnosis:
         since = rule.find(*present)
         if since is None:
             continue
-        cause = FoundCause(rule, since, present)
+        cause = FoundCause(rule, since, tuple(curve for curve in present if curve.steps))  # others cannot be drawn
         if course.turn is None or since <= course.turn:
             diagnosis.causes.append(cause)
         else:

@@ -122,11 +122,11 @@ class LoggedRun:
     stopped: int | None = None  # the step at which stop.entropy_below ended a cell of ours
     notes: list[str] = field(default_factory=list)
 
-    def signal(self, name: str) -> MetricCurve | None:
-        """Return the curve of a signal; None if the run has not logged it."""
+    def signal(self, name: str, *, finite: bool = True) -> MetricCurve | None:
+        """Return the curve of a signal; None if the run has not logged it, or if `finite` no finite value of it."""
         for key in signal_keys(name, self.trainer):
             curve = self.curves.get(key)
-            if curve is not None and curve.steps:
+            if curve is not None and (curve.steps or not finite):
                 return curve
         return None
 

@@ -169,6 +169,12 @@ def test_a_run_whose_entropy_was_lost_at_once_says_so() -> None:
     ]
 
 
+@pytest.mark.parametrize("entropy", [ENTROPY["fell"], [1.0]], ids=["fell", "too short"])
+def test_a_run_whose_gradient_was_never_finite_says_so(entropy: list[float]) -> None:
+    [cause, *others] = diagnose_run(logged_run(TRL, entropy=entropy, gradient=constant(nan))).causes
+    assert (cause.rule.name, cause.since, cause.curves, others) == ("gradient_not_finite", 1, (), [])
+
+
 def test_rules_are_about_known_signals_and_verdicts() -> None:
     names = [rule.name for rule in RULES]
     assert len(names) == len(set(names))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from math import nan
 from pathlib import Path
 
 import pytest
@@ -47,10 +48,11 @@ SPIKE = [1.0] * 9 + [20.0] + [1.0] * 30
         (logged_run(TRL, entropy=[1.0] * 20), "gradient spikes (grad_norm)"),
         (logged_run(TRL, entropy=[1.0] * 20), "unreadable answers (entrobench: verdicts/unparsed)"),
         (logged_run(entropy=FALL), "no known cause shows in these curves before the turn"),
+        (logged_run(entropy=FALL, gradient=[nan] * 40), "stops being a finite number (since step 1)\n   remedy: look"),
         (replace(logged_run(entropy=FALL), method="grpo+clip_b"), "entrobench, grpo+clip_b: 40 logged steps"),
         (logged_run(entropy=FALL, gradient=SPIKE), "| gradient/norm  1 (step 1) -> 20 (step 10) -> 1 (step 40)"),
     ],
-    ids=["missing curves", "their keys", "keys of others", "no known cause", "method", "spike"],
+    ids=["missing curves", "their keys", "keys of others", "no known cause", "no numbers", "method", "spike"],
 )
 def test_diagnosis_text_says(run: LoggedRun, words: str) -> None:
     assert words in diagnosis_text(diagnose_run(run), None)
