@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from harness.base import files, seal
-from harness.base.errors import Damaged, UserError
+from harness.base.errors import Damaged, UserError, root_cause
 from harness.packs import slim
 from harness.packs.protocol import PARTS, Protocol
 from harness.table.board import Board
@@ -46,7 +46,7 @@ RECORDS = ("config.yaml", "state.json", "made.json", "metrics.jsonl", "sums.json
 # A pack may come from a stranger: no other path is written to disk.
 NAMES = "|".join(re.escape(pattern).replace(r"\*", r"[^/\\]+") for pattern in RECORDS)
 MEMBER = re.compile(rf"{CELLS}/(?!\.{{1,2}}/)[^/\\]+/({NAMES})")
-BROKEN = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, tarfile.TarError, NotImplementedError, RuntimeError, EOFError)
+BROKEN = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, tarfile.TarError, RuntimeError, EOFError, OSError, ValueError)
 BLOCK = 1 << 16  # bytes that are read at once
 HEADERS = 4096 + 2 * tarfile.RECORDSIZE  # bytes between two records of a tar, with those that tarfile reads ahead
 # A small file may hold any number of zeros, and a stranger states any protocol: so the bounds follow from the bytes of
@@ -141,11 +141,10 @@ def check_replaceable(path: Path, sums: Mapping[str, Any]) -> None:
     It may come from another person under the same name, and be the only copy.
     """
     check_whole(path)
-    with zipfile.ZipFile(path) as archive:
+    with opened_zip(path) as archive:
         manifest = checked_manifest(read_text(archive, MANIFEST, path), path)
-        held = manifest["files"]
     lost = []
-    for name, entry in held.items():
+    for name, entry in manifest["files"].items():
         is_result = name == COLUMNS_FILE or name.split("/")[2:3] in (["evals"], ["samples"])
         if is_result and sums.get(name) != entry:
             lost.append(name)
@@ -218,26 +217,35 @@ def check_whole(path: Path) -> None:
     seal.check_file(path)
 
 
-def extracted(path: Path, folder: Path) -> dict[str, Any]:
-    """Write the files of a pack into a folder, and return its manifest; refuse files that do not fit it."""
+@contextmanager
+def opened_zip(path: Path) -> Iterator[zipfile.ZipFile]:
+    """Open the zip of a pack; refuse one that cannot be read, or whose files cannot be written."""
     try:
         with zipfile.ZipFile(path) as archive:
-            manifest = checked_manifest(read_text(archive, MANIFEST, path), path)
-            records = COLUMNS_FILE if COLUMNS_FILE in manifest["files"] else RECORDS_FILE
-            if {member.filename for member in archive.infolist()} != {MANIFEST, SUMMARY, records}:
-                raise Damaged(path, f"its files are not {MANIFEST}, {SUMMARY} and {records}")
-            summary = read_text(archive, SUMMARY, path)
-            check_sum(path, SUMMARY, entry_of(summary), manifest)
-            (folder / SUMMARY).write_bytes(summary)
-            with archive.open(records) as member:
-                extract = extract_columns if records == COLUMNS_FILE else extract_records
-                extract(Unpacking(member), path, folder, manifest)
-    except (*BROKEN, OSError) as error:
-        if reason := files.unwritten(error):
+            yield archive
+    except BROKEN as error:
+        if reason := files.unwritten(root_cause(error)):
             raise UserError(
-                f"{path} cannot be opened in {folder.parent}: {reason}; set TMPDIR to another folder"
+                f"{path} cannot be opened in {tempfile.gettempdir()}: {reason}; set TMPDIR to another folder"
             ) from error
+        if isinstance(error, UserError):
+            raise
         raise Damaged(path, f"it is not a zip that `entrobench pack` writes ({error})") from error
+
+
+def extracted(path: Path, folder: Path) -> dict[str, Any]:
+    """Write the files of a pack into a folder, and return its manifest; refuse files that do not fit it."""
+    with opened_zip(path) as archive:
+        manifest = checked_manifest(read_text(archive, MANIFEST, path), path)
+        records = COLUMNS_FILE if COLUMNS_FILE in manifest["files"] else RECORDS_FILE
+        if {member.filename for member in archive.infolist()} != {MANIFEST, SUMMARY, records}:
+            raise Damaged(path, f"its files are not {MANIFEST}, {SUMMARY} and {records}")
+        summary = read_text(archive, SUMMARY, path)
+        check_sum(path, SUMMARY, entry_of(summary), manifest)
+        (folder / SUMMARY).write_bytes(summary)
+        with archive.open(records) as member:
+            extract = extract_columns if records == COLUMNS_FILE else extract_records
+            extract(Unpacking(member), path, folder, manifest)
     return manifest
 
 

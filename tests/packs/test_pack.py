@@ -176,9 +176,14 @@ def test_check_whole_notices_every_byte(pack: Path, tmp_path: Path) -> None:
             archive.check_whole(changed)
 
 
-def test_unpacked_in_a_full_temporary_folder(pack: Path) -> None:
+@pytest.mark.parametrize("slim", [False, True])
+def test_unpacked_in_a_full_temporary_folder(slim: bool, pack: Path, tmp_path: Path) -> None:
+    room = 100
+    if slim:  # of which only a record of a cell is too large
+        column = json.dumps(["file state.json", {"x": "0" * 500_000}])
+        pack, room = with_columns(pack, tmp_path / "slim.zip", f"{column}\n".encode()), 200_000
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
     try:
         with (
             pytest.raises(
@@ -235,14 +240,19 @@ def test_leaderboard_refuses_an_edited_pack(pack: Path, tmp_path: Path) -> None:
 
 
 def with_records(
-    pack: Path, path: Path, records: dict[str, bytes], files: dict[str, Any], kind: bytes = tarfile.REGTYPE
+    pack: Path,
+    path: Path,
+    records: dict[str, bytes],
+    files: dict[str, Any],
+    kind: bytes = tarfile.REGTYPE,
+    pax: dict[str, str] | None = None,
 ) -> Path:
     """Copy a pack with these records, and with other entries in its manifest."""
     stream = io.BytesIO()
     with lzma.open(stream, "wb") as compressed:
         for name, content in records.items():
             header = tarfile.TarInfo(name)
-            header.size, header.type = len(content), kind
+            header.size, header.type, header.pax_headers = len(content), kind, pax or {}
             compressed.write(header.tobuf() + content + bytes(-len(content) % tarfile.BLOCKSIZE))
         compressed.write(bytes(2 * tarfile.BLOCKSIZE))  # the end of a tar
     changes: dict[str, bytes | None] = {
@@ -277,6 +287,32 @@ def test_unpacked_refuses_records_beyond_the_manifest(pack: Path, tmp_path: Path
     check_refused(with_records(pack, path, record, {name: [3, entry[1]]}), "is not the record that its manifest")
     check_refused(with_records(pack, path, record, {name: [2, "0" * 64]}), "state.json in it does not fit its sum")
     check_refused(edited(pack, path, {"more.json": b"{}"}, mend=True), "its files are not manifest.json, matrix.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "pax"),
+    [
+        ("cells/x\0y/state.json", {"path": "cells/x\0y/state.json"}),
+        ("cells/x/state.json", {"GNU.sparse.map": "a,b"}),
+    ],
+)
+def test_unpacked_refuses_headers_without_sense(pack: Path, tmp_path: Path, name: str, pax: dict[str, str]) -> None:
+    """Python's modules raise a plain ValueError for them."""
+    entry = [2, hashlib.sha256(b"{}").hexdigest()]
+    path = with_records(pack, tmp_path / "odd.zip", {name: b"{}"}, {name: entry}, pax=pax)
+    check_refused(path, "it is not a zip that `entrobench pack` writes")
+
+
+def test_commands_refuse_a_sealed_file_that_is_no_zip(pack: Path, tmp_path: Path) -> None:
+    odd = edited(pack, tmp_path / "odd.zip", {"\u00e9.json": b"{}"}, mend=False)
+    odd.write_bytes(odd.read_bytes().replace("\u00e9".encode(), b"\xff\xff"))  # a name that is not UTF-8
+    other = tmp_path / "other.zip"
+    other.write_bytes(b"PK\x03\x04" + bytes(500))
+    for path in (odd, other):
+        seal.close_file(path)
+        sentence = f"{path} is damaged: it is not a zip that `entrobench pack` writes"
+        assert sentence in refusal("leaderboard", "--pack", str(path))
+        assert sentence in refusal("pack", str(pack), "--slim", "--out", str(path))
 
 
 def test_unpacked_refuses_a_bomb(pack: Path, tmp_path: Path) -> None:
