@@ -7,6 +7,7 @@ steps of a cell were also trained again here, with the same metrics bit for bit.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -65,4 +66,5 @@ def mark_of_row(marks: Iterable[str]) -> str | None:
     for weakest in (REPORTED, COUNTED):
         if weakest in known:
             return weakest
-    return max(known - {JUDGED}, default=JUDGED)
+    # By their numbers: to step 10 is more than to step 9.
+    return max(known - {JUDGED}, key=lambda mark: [*map(int, re.findall(r"\d+", mark))], default=JUDGED)

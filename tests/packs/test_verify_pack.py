@@ -22,7 +22,7 @@ from harness.matrix import cells
 from harness.packs import replay
 from harness.packs.archive import unpacked
 from harness.packs.exchange import pack_matrix
-from harness.table.verified import marks_of_pack
+from harness.table.verified import mark_of_row, marks_of_pack
 
 pytestmark = pytest.mark.slow
 
@@ -49,6 +49,11 @@ def test_verify_a_wrong_verdict(forgery: Forgery, tmp_path: Path) -> None:
     assert "1 cell of 4 contradict" in output
     assert "clip_b 2 120 0 1 reported" in output
     assert "grpo 2 120 0 0 judged again" in output
+
+
+def test_mark_of_row_by_the_most_steps() -> None:
+    marks = [f"replayed to step {step} of 60" for step in (9, 10, 2)]
+    assert mark_of_row(["judged again", *marks]) == "replayed to step 10 of 60"
 
 
 def test_verify_counts_without_answers(forgery: Forgery, tmp_path: Path) -> None:
