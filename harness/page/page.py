@@ -48,7 +48,7 @@ from harness.table.frames import DONE
 TEMPLATES = Path(__file__).parent / "templates"
 PAGE, STYLE, SCRIPTS = "page.html.j2", "page.css", ("draw.js", "page.js")
 WATCH = 5  # seconds between two looks of `report --watch` at MLflow, and between two reloads of the page
-LEADING_NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
+LEADING_NUMBER = re.compile(r"[+-]?\d+(\.\d+)?(e[+-]?\d+)?")
 
 TableCell = dict[str, Any]  # text; mark: BETTER, WORSE or nothing; value: that it is sorted by, None for its text
 SEEDS = "Lines are means over seeds; bands are their 95 % intervals."

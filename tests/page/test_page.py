@@ -147,6 +147,14 @@ def test_cell_files_of_tasks_with_one_beginning(tmp_path: Path) -> None:
         assert page.cell_files(tmp_path, task)["answers"].name == f"evaluate-{task}-000012.jsonl"
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1e-05", 1e-5), ("0.0003", 3e-4), ("-2.5e+20", -2.5e20), ("+0.125 ±0.062", 0.125), ("3 of 5", 3.0), ("e5", None)],
+)
+def test_table_cell_is_sorted_by_its_number(text: str, value: float | None) -> None:
+    assert page.table_cell(text)["value"] == value
+
+
 def test_run_address() -> None:
     address = "http://server:5000/#/experiments/3/runs/abc/artifacts"
     assert content.run_address("http://server:5000/", "3", "abc") == address
