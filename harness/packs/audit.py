@@ -26,7 +26,7 @@ from harness.methods.composition import Method
 from harness.packs.archive import Pack
 from harness.packs.protocol import Protocol, departures, protocol_sections
 from harness.rollout import models
-from harness.table.board import AXES, Board, Expected
+from harness.table.board import AXES, Board
 from harness.table.verified import COUNTED, JUDGED, REPORTED
 from harness.tracking.sync import params_of
 from harness.verify.pool import FAILURES, TooManyFailures, check_failures
@@ -396,17 +396,13 @@ def other_matrix(board: Board, protocol: Protocol, specs: Iterable[CellSpec]) ->
             continue
         if list(expected[spec.id].eval_tasks) != list(evaluation_specs(spec)):
             yield f"its evaluations of {spec.key.run_name} are not those of the cell"
-        if claims_of(expected[spec.id]) != claims_of_spec(spec):
+        cell, factors = expected[spec.id], tuple(spec.key.tags().values())
+        if claims(cell.place[: len(AXES)], cell.params, cell.made_of) != claims(factors, params_of(spec), spec.made_of):
             yield f"its values of {spec.key.run_name} ({spec.id}) are not those of the cell"
         if spec.settings.get("baseline") != board.baseline:
             yield f"its baseline is {shown(board.baseline)}, and that of {spec.key.run_name} another one"
 
 
-def claims_of(cell: Expected) -> dict[str, Any]:
-    params = {key: value for key, value in cell.params.items() if key != HEADLINE}
-    return {"factors": cell.place[: len(AXES)], "params": params, "made_of": cell.made_of}
-
-
-def claims_of_spec(spec: CellSpec) -> dict[str, Any]:
-    params = {key: value for key, value in params_of(spec).items() if key != HEADLINE}
-    return {"factors": tuple(map(str, spec.key.factors().values())), "params": params, "made_of": spec.made_of}
+def claims(factors: tuple[str, ...], params: Mapping[str, str], made_of: str | None) -> tuple[Any, ...]:
+    """Return what a pack says of a cell, in its matrix or in its record, to be compared."""
+    return factors, {key: value for key, value in params.items() if key != HEADLINE}, made_of
