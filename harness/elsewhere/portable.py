@@ -504,14 +504,17 @@ class PortableMethod:
         numbers["answers"] = [None] * len(some_BT)
         groups = [row // size for row in range(len(some_BT))]
         mask = torch.ones_like(some_BT)
-        try:
-            signal = self.signal(some_BT, rewards, groups, mask=mask, **numbers)
+
+        def learn(entropy: Tensor | None) -> None:
+            signal = self.signal(some_BT, rewards, groups, mask=mask, entropy=entropy, **numbers)
             if self.marks_steps:
                 signal = self.for_step(signal, some_BT, entropy=some_BT.abs())
             self.loss(signal, some_BT, entropy=some_BT.abs())
-        except UserError as error:
-            if "give entropy" not in str(error):
-                raise
+
+        try:
+            learn(None)
+        except UserError:
+            learn(some_BT.abs())  # raises again if anything else is wrong
             return True
         return False
 
