@@ -182,4 +182,5 @@ def is_adopted(folder: Path) -> bool:
 
 
 def adopted_folders(matrix: Path) -> list[Path]:
-    return [folder for folder in sorted(matrix.glob(f"*{MARK}*")) if is_adopted(folder)]
+    """Return the folders of adopted cells; a command that was killed at once may have left one without a record."""
+    return [folder for folder in sorted(matrix.glob(f"*{MARK}*")) if any(map(Path.is_file, folder.glob("*")))]

@@ -363,6 +363,24 @@ def test_adopt_continues_an_evaluation(place: Place, checkpoint: Path, monkeypat
 
 
 @pytest.mark.slow
+def test_adopt_again_after_a_stop_before_the_first_record(
+    place: Place, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from harness.elsewhere import adopt
+
+    def stopped(cell: adopt.AdoptedCell) -> bool:
+        raise KeyboardInterrupt(2)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(adopt, "begin_evaluation", stopped)
+        place.adopt(checkpoint, code=130)
+    assert "trained elsewhere" not in place.call("status", "smoke")
+    place.adopt(checkpoint)
+    [folder] = place.folders
+    assert State.read(folder).state == "done"
+
+
+@pytest.mark.slow
 def test_adopt_repairs_a_damaged_record(place: Place, checkpoint: Path) -> None:
     place.adopt(checkpoint)
     [folder] = place.folders
