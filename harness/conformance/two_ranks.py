@@ -167,14 +167,14 @@ def run_pair(specs: Sequence[str], plugins: Sequence[str], folder: Path) -> str:
     processes = []
     for rank in range(WORLD):
         of_rank = {"RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"}
-        process = subprocess.Popen(
-            command,
-            env={**os.environ, **shared, **of_rank},
-            stdin=subprocess.PIPE,  # closes when this process ends, for any reason
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        with open(folder / f"errors{rank}", "wb") as errors:  # a pipe would fill up, and a rank wait for its reader
+            process = subprocess.Popen(
+                command,
+                env={**os.environ, **shared, **of_rank},
+                stdin=subprocess.PIPE,  # closes when this process ends, for any reason
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+            )
         processes.append(process)
     files_seen, last_sign_s = 0, time.monotonic()
     while True:
@@ -191,13 +191,12 @@ def run_pair(specs: Sequence[str], plugins: Sequence[str], folder: Path) -> str:
     timed_out = None in codes and not any(codes)
     for process in processes:
         process.kill()
-    errors = [process.communicate()[1].strip() for process in processes]
+        process.communicate()
     if timed_out:
         return f"a rank waited {PATIENCE_S:.0f} s for another that did not come"
-    for error in errors:
-        if error:
-            return error.splitlines()[-1]  # of a traceback, the error itself
-    return "a rank ended without a message"
+    texts = [(folder / f"errors{rank}").read_text(errors="replace").strip() for rank in range(WORLD)]
+    # Of a traceback, the error itself.
+    return next((text.splitlines()[-1] for text in texts if text), "a rank ended without a message")
 
 
 def check_as_rank() -> None:

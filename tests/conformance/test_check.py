@@ -730,6 +730,7 @@ def test_check_command_mistakes(arguments: list[str], words: str) -> None:
 # Ranks
 
 ON_RANKS = """
+import sys
 from dataclasses import dataclass
 from functools import cached_property
 from baselines.grpo import Grpo
@@ -789,9 +790,15 @@ class OwnNumber(Control):
     def weights(self, old, advantages_T, batch):
         return 1.0 + ranks.own_rank()
 
+@dataclass(frozen=True)
+class Loud(Control):
+    def weights(self, old, advantages_T, batch):
+        print("x" * 200_000, file=sys.stderr)  # more than a pipe holds
+        return (advantages_T >= 0) * 1.0
+
 METHODS = {
     "own_mean": OwnMean, "waits": Waits, "own_metric": OwnMetric, "longest": Longest, "responses": Responses,
-    "own_baseline": OwnBaseline, "own_marks": OwnMarks, "own_number": OwnNumber,
+    "own_baseline": OwnBaseline, "own_marks": OwnMarks, "own_number": OwnNumber, "loud": Loud,
 }
 """
 
@@ -814,7 +821,7 @@ def test_check_on_two_ranks_of_right_and_wrong_methods(tmp_path: Path, monkeypat
         "own_marks": "on 2 ranks",
         "own_number": "weights differ",
     }
-    right = ["ppo+clip_v(share=0.2)", "grpo(normalise=sequence)+adaptive_entropy"]
+    right = ["ppo+clip_v(share=0.2)", "grpo(normalise=sequence)+adaptive_entropy", "loud"]
     findings = two_ranks.check_on_two_ranks([*wrong, *right], ["on_ranks"])
     for spec, words in wrong.items():
         assert not findings[spec].passed, spec
