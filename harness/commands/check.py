@@ -59,17 +59,12 @@ def call(arguments: argparse.Namespace) -> int:
     specs = list(dict.fromkeys(arguments.methods))
     if arguments.methods == ["all"]:
         specs = [*table, *refused]
-    faults, sound = {}, []
-    for spec in specs:
-        why = fault_of(spec, table, refused)
-        if why is None:
-            sound.append(spec)
-        else:
-            faults[spec] = why
+    faults = {spec: fault_of(spec, table, refused) for spec in specs}
+    sound = [spec for spec, why in faults.items() if why is None]
     from harness.conformance import check  # imports torch, so only after the names have been checked
 
     report_of = {report.method: report for report in check.check_methods(sound, arguments.plugin)}
-    report_of |= {spec: check.construction_failed(spec, why) for spec, why in faults.items()}
+    report_of |= {spec: check.construction_failed(spec, why) for spec, why in faults.items() if why is not None}
     reports = [report_of[spec] for spec in specs]
     if arguments.format == "json":
         print(json.dumps([report.plain() for report in reports], indent=1))

@@ -106,11 +106,9 @@ def audit_table(pack: Pack, audits: Sequence[CellAudit]) -> str:
         by_method.setdefault(audit.spec.key.method, []).append(audit)
     lines = [["method", "cells", "answers judged", "undecided", "wrong", "mark"]]
     for method, group in by_method.items():
-        answers = undecided = wrong = 0
-        for audit in group:
-            answers += audit.answers
-            undecided += audit.undecided
-            wrong += bool(audit.findings)
+        answers = sum(audit.answers for audit in group)
+        undecided = sum(audit.undecided for audit in group)
+        wrong = sum(bool(audit.findings) for audit in group)
         mark = mark_of_row(audit.mark for audit in group) or ""
         lines.append([method, str(len(group)), f"{answers:,}", f"{undecided:,}", f"{wrong:,}", mark])
     return boxed(pack.matrix, lines, None, [], "--format csv")
