@@ -69,10 +69,8 @@ def composition(subject: Subject) -> str:
                 unsound.append(name)
                 continue
             raise Failed(f"{spec}: {first_line_of(error)}") from error
-        if accepted:
-            works += 1
-        else:
-            refused += 1
+        works += accepted
+        refused += not accepted
     summary = f"works with {works} others"
     if refused:
         summary += f", is refused with {refused} in a sentence"

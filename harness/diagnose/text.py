@@ -16,8 +16,7 @@ SHOWN = ("entropy", "reward", "distinct")  # signals whose curves are shown belo
 
 def diagnosis_text(diagnosis: Diagnosis, width: int | None) -> str:
     """Return a diagnosis as lines of at most this width, apart from curves."""
-    lines = list(diagnosis_lines(diagnosis))
-    return "".join(f"{folded_line(line, width)}\n" for line in lines)
+    return "".join(f"{folded_line(line, width)}\n" for line in diagnosis_lines(diagnosis))
 
 
 def folded_line(line: str, width: int | None) -> str:
