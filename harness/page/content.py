@@ -15,7 +15,6 @@ group within which curves may share a figure.
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -449,7 +448,8 @@ def evaluations_of_runs(experiment: Experiment, runs: Mapping[str, Run]) -> Data
         texts = experiment.source.texts([runs[cell] for cell in cells], path)
         for cell, text in zip(cells, texts, strict=True):
             if text is not None:
-                evaluations.append(evaluation_frame(cell, json.loads(text)))
+                record = files.parsed_json(text, Path(runs[cell].name, path))
+                evaluations.append(evaluation_frame(cell, record))
     return pandas.concat(evaluations, ignore_index=True) if evaluations else DataFrame(columns=EVALUATIONS)
 
 

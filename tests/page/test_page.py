@@ -39,7 +39,7 @@ from pandas import DataFrame
 from pandas.testing import assert_frame_equal
 
 from harness import config as configs
-from harness.base.errors import UserError
+from harness.base.errors import Damaged, UserError
 from harness.base.terminal import visible
 from harness.cells.state import STOP_MARK
 from harness.config import Config
@@ -191,6 +191,18 @@ def test_content_without_changed_answers(tmp_path: Path, mlflow_uri: str) -> Non
             f"Answers are left out: {damaged} is damaged: one of its lines does not fit its sum."
         ]
         assert "does not fit its sum" in page.render_page(each)
+
+
+def test_content_of_experiment_refuses_half_an_evaluation(tmp_path: Path, mlflow_uri: str) -> None:
+    [spec] = specs("matrix", ["grpo"], ["countdown"], ["tiny"], [0])
+    write_done(tmp_path / "a", spec, 0)
+    sync.sync(tmp_path / "a", mlflow_uri)
+    summarize(mlflow_uri, [spec])
+    name = f"countdown-{STEPS:06d}.json"
+    [there] = tmp_path.glob(f"mlartifacts/**/evals/{name}")
+    there.write_bytes(there.read_bytes()[:100])
+    with pytest.raises(Damaged, match=rf"grpo s0/evals/{name} is damaged: it is not JSON"):
+        content_of_experiment(mlflow_uri, "matrix")
 
 
 def test_content_of_experiment_with_planned_cells(tmp_path: Path, mlflow_uri: str) -> None:
