@@ -9,6 +9,8 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from decimal import Decimal
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +53,10 @@ def text_in(row: Any, place: str, option: str, column: str) -> str:
         value = value[0] if value else None
     if value is None or value != value or not str(value).strip():  # NaN is a missing number
         raise UserError(f"{place} has no {option}: {column!r} is empty")
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
+    if isinstance(value, bool) or not isinstance(value, str | int | float) or value in (inf, -inf):
         raise UserError(f"{place} has {shown(value)} in {column!r}; allowed: text or a number")
-    text = str(value).strip()
+    # Without an exponent, which the verifier does not read.
+    text = f"{Decimal(repr(value)):f}" if isinstance(value, float) else str(value).strip()
     try:
         text.encode()
     except UnicodeEncodeError:

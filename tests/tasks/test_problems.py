@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -195,6 +196,13 @@ def test_the_same_problems_in_every_format() -> None:
         assert data(file=name, problem="prompt.0.content", answer="reward_model.ground_truth") == expected
 
 
+def test_numbers_are_written_without_an_exponent() -> None:
+    numbers = {1e-05: "0.00001", -2.5e17: "-250000000000000000", 0.5: "0.5", 80.0: "80.0", 10**20: "1" + "0" * 20}
+    write_rows("mine.jsonl", [{"problem": f"{i}?", "answer": number} for i, number in enumerate(numbers)])
+    answers = data(validation=0.0, test=0.0).splits["train"]
+    assert [answers[f"{i}?"] for i in range(len(numbers))] == list(numbers.values())
+
+
 HEAD = b'{"problem": "1+1?", "answer": 2}\n'
 
 
@@ -209,6 +217,7 @@ HEAD = b'{"problem": "1+1?", "answer": 2}\n'
         ({"problem": "a", "answer": float("nan")}, "row 2 of F has no answer: 'answer' is empty"),
         ({"problem": "a", "answer": [1, 2, 3]}, "row 2 of F has 3 values in 'answer'; a row has one answer"),
         ({"problem": "a", "answer": True}, "row 2 of F has True in 'answer'; allowed: text or a number"),
+        ({"problem": "a", "answer": -math.inf}, "row 2 of F has -inf in 'answer'; allowed: text or a number"),
         ({"problem": "a", "answer": {"b": 1}}, "row 2 of F has {'b': 1} in 'answer'; allowed: text or a number"),
         ({"problem": "\ud800", "answer": 1}, "row 2 of F has a broken character in 'problem': half a surrogate pair"),
         (
@@ -269,6 +278,7 @@ def test_refused_files(name: str, content: bytes | None, sentence: str) -> None:
         ("colum=a", "unknown key problems.colum; allowed: "),
         ("reward=score", "problems.reward is 'score', but problems.judge is 'math', which gives no scores"),
         ("judge=maths", "problems.judge is 'maths'; allowed: exact, math; did you mean 'math'?; a function"),
+        ("answer=yes", "problems.answer is True; it must be text, so write on, off, yes and no in quotes"),
         ("judge=subprocess.getoutput", "problems.judge is 'subprocess.getoutput'; allowed: exact, math;"),
     ],
 )
