@@ -168,8 +168,8 @@ CONFIGURATION = """A configuration is a YAML file that holds only what differs f
 examples. Nested keys are written as sections. On the command line every key can be overridden:
 `entrobench run demo train.lr=3e-4 'seeds=[0,1]'`.
 
-The key `base` names another configuration, or the path of one, whose values hold unless the file has its own. Sections
-are merged key by key; lists and single values are replaced as a whole.
+The key `base` names another configuration, or its path from this file's folder, whose values hold unless the file has
+its own. Sections are merged key by key; lists and single values are replaced whole.
 
 The key `rounds` names sets of changes to the file: further seeds, some of the methods, another task. One of them is
 chosen on the command line, `entrobench run field round=shortlist`, and is the matrix `NAME-ROUND`, here

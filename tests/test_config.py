@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 
 import pytest
@@ -197,6 +198,8 @@ def test_resample_candidates_by_decimals() -> None:
         (b"base: [1]", r"base of .*given\.yaml is \[1\]; it must be the name or the path"),
         (b"base: dmo", "no configuration is called 'dmo'.*did you mean 'demo'"),
         (b"a: &a [x, x]\nb: [*a, *a]", r"given\.yaml, line 1 has a YAML anchor"),
+        (b"name: on", r"^name is True; it must be text, so write on, off, yes and no in quotes$"),
+        (b"models: [off]", r"^models\[0\] is False; it must be text, so write on, off, yes and no in quotes$"),
         (b"name: ${name}", r"\$\{\.\.\.\} is not replaced; write the value itself$"),
         (b"name: x\nseeds: [0, 0\n", r"given\.yaml cannot be read: the bracket that line 2 opens is not closed$"),
         (b"train:\n\tsteps: 3\n", r"given\.yaml cannot be read: line 2 has a tab; YAML is indented by blanks$"),
@@ -283,6 +286,11 @@ def test_load_config_refuses_another_files_round(tmp_path: Path, with_rounds: st
         ("rounds: {shot: {base: shot}}", r"mine\.yaml, above shot, has no round 'shot'; it has none$"),
         ("rounds: {shot: {base: [a]}}", r"base of .*mine\.yaml is \['a'\]; it must be the name"),
         ("rounds: [shot]", r"rounds of .*mine\.yaml is \['shot'\]; it must be a mapping of names to the keys"),
+        (
+            "rounds: {shot: {}, tune: {}}",
+            r"mine\.yaml has a round 'tune', whose results `entrobench tune` uses; name it",
+        ),
+        ("rounds: {tuned: {}}", r"mine\.yaml has a round 'tuned', whose results `entrobench tune` uses; name it"),
         ("rounds: {shot: 3}", r"rounds of .*mine\.yaml is \{'shot': 3\}; it must be a mapping of names"),
         ("rounds: {shot: {train: {stpes: 3}}}", r"unknown key train\.stpes"),
     ],
@@ -300,6 +308,19 @@ def test_load_config_refuses_circular_bases(tmp_path: Path) -> None:
     other.write_text(f"base: {one}")
     with pytest.raises(UserError, match=r"one\.yaml is its own base, by way of .*other\.yaml; remove one of them$"):
         config.load_config(str(one))
+
+
+def test_load_config_finds_a_base_from_the_files_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "one.yaml").write_text("base: ../other.yaml\nseeds: [5]")
+    (tmp_path / "other.yaml").write_text("base: demo\ntrain: {steps: 3}")
+    for folder in (tmp_path, tmp_path / "mine"):
+        monkeypatch.chdir(folder)
+        one = config.load_config(os.path.relpath(tmp_path / "mine" / "one.yaml"))
+        assert (one.seeds, one.train.steps, one.train.lr) == ([5], 3, config.load_config("demo").train.lr)
+    (tmp_path / "other.yaml").write_text("base: mine/one.yaml")
+    with pytest.raises(UserError, match=r"^\.\./other\.yaml is its own base, by way of \.\./mine/one\.yaml; remove"):
+        config.load_config("one.yaml")
 
 
 def test_eval_settings_by_task() -> None:

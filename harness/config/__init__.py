@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import io
 import itertools
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -111,6 +112,11 @@ def read_settings(path: Path) -> dict[str, Any]:
     if not isinstance(rounds, dict) or not all(isinstance(changes, dict) for changes in rounds.values()):
         raise UserError(f"rounds of {where} is {shown(rounds)}; it must be a mapping of names to the keys that change")
     settings["rounds"] = {str(name): changes for name, changes in rounds.items()}
+    for name in settings["rounds"]:
+        if f"-{name}" in (TUNE_SUFFIX, TUNED_SUFFIX):
+            raise UserError(
+                f"{where} has a round {shown(name)}, whose results `entrobench tune` uses; name it otherwise"
+            )
     for layer in (settings, *rounds.values()):
         if not isinstance(base := layer.get("base"), str | None):
             raise UserError(f"base of {where} is {shown(base)}; it must be the name or the path of a configuration")
@@ -127,7 +133,7 @@ def with_base(path: Path, above: tuple[Path, ...] = (), round_name: str | None =
         raise UserError(f"{short(str(path))} is its own base, by way of {short(str(above[-1]))}; remove one of them")
     settings = read_settings(path)
     base, rounds = settings.pop("base", None), settings.pop("rounds")
-    below = with_base(find(base), (*above, path)) if base else []
+    below = with_base(Path(os.path.normpath(path.parent / find(base))), (*above, path)) if base else []
     return [*below, settings, *round_layers(rounds, round_name, short(str(path)))]
 
 
