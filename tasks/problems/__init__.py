@@ -114,7 +114,7 @@ class OwnProblems(Math):
         plugin, _, name = self.judge.rpartition(".")
         judges = getattr(sys.modules.get(plugin), JUDGES, {})
         if not inspect.isfunction(judges.get(name)):
-            known = [MATHEMATICS, EXACT, *(f"{plugin}.{each}" for each in judges)]
+            known = [MATHEMATICS, EXACT, *(f"{plugin}.{each}" for each in judges if inspect.isfunction(judges[each]))]
             raise UserError(
                 f"problems.judge is {self.judge!r}; {nearest(self.judge, known)}; a function of your own is "
                 f"PLUGIN.NAME, in the table {JUDGES} of a module that plugins or --plugin names"

@@ -84,7 +84,7 @@ def read_once(source: Source, stamp: object, fingerprints: object) -> Data:
     data = Data(wanted, shots, len(problems) + copies, copies, overlaps, absent)
     for split, kept in wanted.items():
         if not kept:
-            without = "" if split == "train" else f", or set problems.{split}=0"
+            without = "" if split == "train" else f", or write problems(..., {split}=0)"
             raise UserError(f"{source.name} leaves its {split} split empty ({data.counts}); add problems{without}")
     return data
 

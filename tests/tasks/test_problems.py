@@ -54,7 +54,9 @@ def judges(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     (example,) = re.findall(r"```python\n(.*?)```", PAGE.partition("\n## ")[0], re.DOTALL)
     more = "def fail(response, answer): raise KeyError(response)\ndef nan(response, answer): return float('nan')\n"
     more += "def same(response, answer): return response == answer\n"
-    (folder / "my_judges.py").write_text(f"{example}\n{more}JUDGES |= {{'fail': fail, 'nan': nan, 'same': same}}\n")
+    (folder / "my_judges.py").write_text(
+        f"{example}\n{more}JUDGES |= {{'fail': fail, 'nan': nan, 'same': same, 'five': 5}}\n"
+    )
     monkeypatch.syspath_prepend(folder)
     plugins.import_plugin("my_judges")
     yield "my_judges"
@@ -254,7 +256,7 @@ def test_refused_rows(row: Any, sentence: str) -> None:
             "a.jsonl",
             HEAD,
             "a.jsonl leaves its validation split empty (1 row, 0 copies; problems: 1 train, 0 validation, 0 test); add "
-            "problems, or set problems.validation=0",
+            "problems, or write problems(..., validation=0)",
         ),
     ],
 )
