@@ -25,6 +25,7 @@ from harness.rollout import gguf, models
 from harness.runs import look as looks
 from harness.runs.look import Look
 from harness.table.statistics import over_problems
+from harness.verify.pool import VerifierPool
 from tasks.countdown import Countdown
 
 TASK = "countdown(count=4, largest=20)"
@@ -151,6 +152,13 @@ def test_a_model_that_cannot_learn_ends_with_2(folder: Path) -> None:
     code, output = look(str(folder), "countdown", *SMALL, "rollout.max_new_tokens=2")
     assert code == 2
     assert output.splitlines()[-1].startswith("not trainable: no response ended within 2 tokens, and none was right")
+
+
+def test_the_verifier_has_the_limits_of_the_configuration(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = []
+    monkeypatch.setattr(VerifierPool, "of", lambda settings: limits.append(settings.limit_s) or VerifierPool())
+    assert look(str(folder), "countdown", *SMALL, "verify.limit_s=7")[0] == 0
+    assert limits == [7.0]
 
 
 def test_problems_of_a_plugin_are_part_of_a_looks_name(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:

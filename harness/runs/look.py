@@ -150,7 +150,7 @@ def sampled(name: str, task: Task, config: Config, problems: int, samples: int) 
     split = looked_at_split(asked)
     available = asked.problems(split)
     begun = time.monotonic()
-    with VerifierPool() as verifier:
+    with VerifierPool.of(config.verify) as verifier:
         evaluator = Evaluator(engine, tokenizer, verifier, model.chat, context, config.verify.max_failures)
         evaluation = evaluator.evaluate(
             asked,
