@@ -63,7 +63,7 @@ class Own:
     @property
     def task(self) -> str:
         """The specification of the task."""
-        if self.data.lower().endswith(ROWS):
+        if self.data.lower().endswith(ROWS) or Path(self.data).is_file():
             return f"problems(file={written(self.data)})"
         if HUB.fullmatch(self.data):
             return f"problems(hub={written(self.data)})"

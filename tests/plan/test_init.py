@@ -52,6 +52,14 @@ def test_task_of_data(data: str, task: str) -> None:
     assert dataclasses.replace(OWN, data=data).task == task
 
 
+def test_a_file_that_is_no_table_of_rows_is_no_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("data").mkdir()
+    Path("data/mine.txt").touch()
+    expected = "entrobench: the end of problems.file is '.txt'; allowed: .csv, .json, .jsonl, .parquet\n"
+    assert refusal("init", "a.yaml", "--model", "countdown-tiny", "--data", "data/mine.txt") == expected
+
+
 def test_line_on_data_of_ones_own(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(f'{{"problem": "{number} + 1 = ?", "answer": {number + 1}}}\n' for number in range(100)))
