@@ -198,14 +198,15 @@ def resolve(name: str) -> Model:
     revision."""
     if name in model_names():
         return read_model_file(MODELS / f"{name}.yaml")
-    if Path(name).suffix == ".yaml" and Path(name).is_file():
+    is_yaml = Path(name).suffix in (".yaml", ".yml")
+    if is_yaml and Path(name).is_file():
         return read_model_file(Path(name))
     if gguf.names_gguf(name):
         return Model(gguf.file_of(name).stem, recipe=GgufFile(name))
     if Path(name).is_dir():
         check_model_folder(Path(name), name)
         return Model(name=Path(name).resolve().name, path=str(Path(name).resolve()))
-    if name.startswith((".", "/", "~")) or Path(name).suffix == ".yaml":
+    if is_yaml or name.startswith((".", "/", "~")):
         raise UserError(
             f"model {shown(name)} does not exist; it must be a YAML file, a Hugging Face folder or a .gguf file"
         )

@@ -283,6 +283,7 @@ def test_cells_of_a_hub_name_and_its_file(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(f"path: Qwen/Qwen2.5-0.5B-Instruct@{COMMIT}\nsystem: Be brief.")
     mine = models.resolve(str(tmp_path / "mine.yaml"))
     assert mine.identity() == {"path": named.path, "revision": COMMIT, "chat": {"system": "Be brief."}}
+    assert models.resolve(str((tmp_path / "mine.yaml").rename(tmp_path / "mine.yml"))) == mine
 
 
 def test_resolve_prefers_a_local_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,7 +301,7 @@ def test_resolve_prefers_a_local_folder(tmp_path: Path, monkeypatch: pytest.Monk
     assert models.resolve("me/tiny@main").folder() == folder
 
 
-@pytest.mark.parametrize("name", ["/a/b", "./a", "~/a", "me/mine.yaml"])
+@pytest.mark.parametrize("name", ["/a/b", "./a", "~/a", "me/mine.yaml", "mine.yml"])
 def test_resolve_says_that_a_path_does_not_exist(name: str) -> None:
     with pytest.raises(UserError, match=rf"^model '{name}' does not exist; it must be a YAML file, a Hugging Face"):
         models.resolve(name)
