@@ -91,7 +91,10 @@ def test_field_has_every_method_of_its_time() -> None:
         ("methods=[grpo,'clip_b(mu=x)']", ["clip_b.mu", "x"]),
         ("methods=[grpo,'clip_b(nu=1)']", ["unknown key clip_b.nu", "did you mean 'mu'"]),
         ("methods=[grpo,'clip_b(mode=papr)']", ["mode is 'papr'", "did you mean 'paper'"]),
-        ("methods=[grpo,'clip_b(mu']", ["'clip_b(mu' is not a valid spec"]),
+        (
+            "methods=[grpo,'clip_b(mu']",
+            ["'clip_b(mu' is not a valid spec; write name or name(key=value, ...), in quotes in a list"],
+        ),
         ("methods=[grpo,'clip_b(mu)']", ["is not an option", "key=value"]),
         ("methods=[grpo,grpo]", ["'grpo' twice"]),
         ("methods=[grpo,grpo+clip_b,clip_b]", ["'grpo+clip_b' and 'clip_b' are the same"]),

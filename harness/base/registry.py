@@ -57,7 +57,7 @@ def parse(spec: str) -> tuple[str, dict[str, Any]]:
         raise UserError(f"{shown(spec)} holds an invisible character; allowed in double quotes: \\n and \\t")
     match = SPEC.fullmatch(spec)
     if match is None:
-        raise UserError(f"{shown(spec)} is not a valid spec; write name or name(key=value, ...)")
+        raise UserError(f"{shown(spec)} is not a valid spec; write name or name(key=value, ...), in quotes in a list")
     name, inside = match.groups()
     options: dict[str, Any] = {}
     for part in split(inside or "", ","):
