@@ -95,6 +95,7 @@ def test_field_has_every_method_of_its_time() -> None:
             "methods=[grpo,'clip_b(mu']",
             ["'clip_b(mu' is not a valid spec; write name or name(key=value, ...), in quotes in a list"],
         ),
+        ("lora.rank=4", ["unknown key lora; did you mean 'train.lora'?"]),
         ("methods=[grpo,'clip_b(mu)']", ["is not an option", "key=value"]),
         ("methods=[grpo,grpo]", ["'grpo' twice"]),
         ("methods=[grpo,grpo+clip_b,clip_b]", ["'grpo+clip_b' and 'clip_b' are the same"]),

@@ -51,7 +51,8 @@ def check_misplaced_keys(values: Mapping[str, Any], schema: Any, where: str = ""
                 check_misplaced_keys(value, inner, f"{where}{name}.")
             continue
         wanted = SYNONYMS.get(name, name)
-        keys = [key for key in all_keys(Config) if key.rpartition(".")[2] == wanted]
+        sections_and_keys = [part for key in all_keys(Config) for part in (key.rpartition(".")[0], key)]
+        keys = [key for key in dict.fromkeys(sections_and_keys) if key.rpartition(".")[2] == wanted]
         if f"{where}{wanted}" in keys:  # the key of this section, not those of others with its name
             keys = [f"{where}{wanted}"]
         if keys and name not in getattr(schema, "refused", ()):
