@@ -20,6 +20,7 @@ import tasks
 from harness import config, runs
 from harness.base import files
 from harness.base.errors import UserError
+from harness.config import Verify
 from harness.matrix import cells, settle_auto
 from harness.rollout import gguf, models
 from harness.runs import look as looks
@@ -156,7 +157,12 @@ def test_a_model_that_cannot_learn_ends_with_2(folder: Path) -> None:
 
 def test_the_verifier_has_the_limits_of_the_configuration(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limits = []
-    monkeypatch.setattr(VerifierPool, "of", lambda settings: limits.append(settings.limit_s) or VerifierPool())
+
+    def recorded(settings: Verify) -> VerifierPool:
+        limits.append(settings.limit_s)
+        return VerifierPool()
+
+    monkeypatch.setattr(VerifierPool, "of", recorded)
     assert look(str(folder), "countdown", *SMALL, "verify.limit_s=7")[0] == 0
     assert limits == [7.0]
 
