@@ -56,7 +56,7 @@ def text_in(row: Any, place: str, option: str, column: str) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int | float) or value in (inf, -inf):
         raise UserError(f"{place} has {shown(value)} in {column!r}; allowed: text or a number")
     # Without an exponent, which the verifier does not read.
-    text = f"{Decimal(repr(value)):f}" if isinstance(value, float) else str(value).strip()
+    text = f"{Decimal(repr(float(value))):f}" if isinstance(value, float) else str(value).strip()
     try:
         text.encode()
     except UnicodeEncodeError:
