@@ -17,13 +17,13 @@ from studies.field.analysis import configuration, take_tables
 from studies.pages import ENTROPY, REFERENCE, REPEATABLE, draw_panel, recorded_curves
 
 MATRICES = ("laptop-matrix", "laptop-matrix-clip-b", "laptop-matrix-sorting", "laptop-matrix-sorting-seven")
-TABLES = (*MATRICES, "laptop-matrix-sorting-field", "laptop-matrix-sorting-new-seeds")
+FURTHER = ("laptop-matrix-sorting-chosen", "laptop-matrix-sorting-field", "laptop-matrix-sorting-new-seeds")
 TITLES = {ENTROPY: "entropy, nats per token", "reward/mean": "share of right responses in training"}
 
 
 def take(results: str) -> None:
     """Write the tables and the curves of the matrices that were run to results/reference."""
-    take_tables(results, TABLES)
+    take_tables(results, (*MATRICES, *FURTHER))
     for matrix in MATRICES:
         if (Path(results) / matrix).exists():
             curves = recorded_curves((*TITLES,), *configuration(matrix), f"results={results}")
