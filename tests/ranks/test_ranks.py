@@ -314,9 +314,10 @@ def test_policy_with_unequal_shares(tmp_path: Path) -> None:
         for together in results:
             assert together.pop("idle").any() == (rank == 0)
             for name, value in together.items():
-                # Adam makes steps of the learning rate, 1e-2, out of the few gradients that are nothing but rounding.
+                # Adam makes steps of the learning rate, 1e-2, out of the few gradients that are nothing but rounding:
+                # of one weight in 600 with AVX2.
                 close = torch.isclose(value, alone[name], rtol=2e-5, atol=2e-5).double().mean()
-                assert close > 0.999, name
+                assert close > 0.995, name
                 torch.testing.assert_close(value, alone[name], rtol=2e-5, atol=2e-3, msg=name)
 
 
