@@ -84,7 +84,7 @@ AHEAD = ["rollout.lag=2", "train.resample.multiplier=1.5", "train.resample.max_b
 
 
 @pytest.mark.processes
-@pytest.mark.slow
+@pytest.mark.long
 def test_work_on_rollouts_in_flight_of_killed_ranks(tmp_path: Path) -> None:
     """Kill the process of the cell alone, with which its ranks end."""
     write_launched(tmp_path / "whole", *AHEAD)
