@@ -227,9 +227,9 @@ def test_base_model_solves_few_answers_and_most_problems(recipe: ColoringRecipe,
     settings: dict[str, Any] = {"split": "validation", "samples": 32, "temperature": 1.0, "max_new_tokens": 10}
     result = Evaluator(engine, encoder, VerifierPool()).evaluate(recipe.coloring, 0, problems=problems, **settings)
     assert result is not None
-    # The default's numbers depend on the processor: 0.12 and 0.77 on one, 0.22 and 0.91 on another.
-    assert 0.1 < result.metrics["avg"] < 0.3
-    assert result.metrics["pass@16"] > 0.7
-    assert 0.1 < result.metrics["coverage"] < 0.4
+    # The default's numbers depend on the processor: 0.10 and 0.69, 0.12 and 0.77, 0.22 and 0.91 on three.
+    assert 0.05 < result.metrics["avg"] < 0.3
+    assert result.metrics["pass@16"] > 0.6
+    assert 0.08 < result.metrics["coverage"] < 0.4
     assert result.metrics["unparsed"] < 0.03
     assert result.metrics["truncated"] < 0.02
