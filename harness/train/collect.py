@@ -364,7 +364,7 @@ class Collector:
 
 
 def use_own_stream(device: int | None) -> None:
-    """Give this thread a stream of its own on a CUDA device, if there is one, beside those of other threads."""
+    """Give this thread a stream of its own on a CUDA device; None: it computes on a CPU."""
     if device is not None:
         torch.cuda.set_device(device)
         torch.cuda.set_stream(torch.cuda.Stream())

@@ -205,7 +205,7 @@ def recompute_layers(model: PreTrainedModel, share: float) -> None:
 def compile_parts(model: PreTrainedModel) -> None:
     """Let one kernel compute what takes several in the norms and the MLP of each layer.
 
-    Not in whole layers: their arguments differ with each packed row, and torch would compile them anew.
+    Whole layers get other arguments with each packed row, for which torch would compile them again.
     """
     for layer in layers_of(model):
         for name, part in layer.named_children():

@@ -47,7 +47,7 @@ def test_server_of_cells_does_not_import_torchao(tmp_path: Path) -> None:
 
 
 fork = multiprocessing.get_context("fork")
-begun = fork.Event()  # the process of a cell has come this far; the time that limits count stands still before
+begun = fork.Event()  # set by the process of a cell; until then, the clock of time limits stands still
 
 
 def sleep(folder: Path) -> None:

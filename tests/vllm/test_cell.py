@@ -54,7 +54,7 @@ def curve(folder: Path, engine: str, seed: int) -> list[dict[str, Any]]:
 
 
 def killed(folder: Path, overrides: Sequence[str]) -> None:
-    """Run a cell until its process is killed after step 2, whose checkpoint is written beside the next steps."""
+    """Run a cell and kill it once the checkpoint of step 2 is written, which takes place during the next steps."""
 
     def kill(step: int) -> None:
         raise Killed
