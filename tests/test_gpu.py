@@ -49,6 +49,7 @@ def test_training_in_bfloat16_learns_with_float32_master_weights(method: str, tm
     assert max(record["mismatch/mean"] for record in records) < 0.05
 
 
+@pytest.mark.processes  # of torch's compiler
 @pytest.mark.parametrize(("dtype", "compiled"), [("float32", False), ("bfloat16", False), ("bfloat16", True)])
 def test_packed_sequences_are_those_with_padding(
     dtype: str, compiled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

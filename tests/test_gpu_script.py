@@ -26,10 +26,11 @@ case "$*" in
     *HANGS*) echo "hangs: $*"; sleep 60 ;;
     *"-m pytest"*) echo "a failed test"; exit 1 ;;
     *" run demo "*)
+        echo "runs: $*"
         for word in "$@"; do
-            [[ $word == results=* ]] && cell=${word#results=}/cell && mkdir -p "$cell" && touch "$cell/metrics.jsonl"
-        done
-        echo "runs: $*" ;;
+            cell=${word#results=}/resumed/cell
+            if [[ $word == results=* ]]; then mkdir -p "$cell/checkpoints/step-1" && touch "$cell/metrics.jsonl"; fi
+        done ;;
     *) echo "runs: $*" ;;
 esac
 """
@@ -80,7 +81,7 @@ def test_a_row_that_fails_or_hangs_stops_no_other(rehearsal: Path) -> None:
     assert files["engine.md"].startswith("hangs")
     assert "methods=[grpo,clip_b,ppo,entropy_bonus] hardware.share=0.12 train.steps=2" in files["run.txt"]
     assert files["resumed.txt"].count("runs:") == 2
-    assert "results/cell/metrics.jsonl" in packed(rehearsal)
+    assert "results/resumed/cell/metrics.jsonl" in packed(rehearsal)
 
 
 @pytest.mark.processes
@@ -95,7 +96,7 @@ def test_records_are_packed_where_the_script_is_stopped(number: signal.Signals, 
         process.communicate(timeout=HANG)
     assert time.monotonic() - begun < patient(10), "it waits for the row that hangs"
     assert process.returncode == 143
-    assert "results/cell/metrics.jsonl" in packed(rehearsal)
+    assert "results/resumed/cell/metrics.jsonl" in packed(rehearsal)
 
 
 def test_limits_of_all_rows_fit_into_ten_minutes() -> None:

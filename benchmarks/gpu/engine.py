@@ -3,20 +3,23 @@
     python -m benchmarks.gpu.engine [updates]
 
 A random Qwen2 model of 0.5 B parameters (tied head) is changed, synchronized and sampled, with a rest before each
-synchronization. Log-probabilities of the engine are compared with the trainer's, both in bfloat16. The embedded engine
-is measured everywhere, and vLLM where it is installed.
+synchronization. Log-probabilities of the engine are compared with the trainer's, both in bfloat16. Then it samples
+512 responses while the trainer makes an update with 512 others, as with `rollout.lag`. The embedded engine is measured
+everywhere, and vLLM where it is installed.
 """
 
 from __future__ import annotations
 
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 
 from benchmarks.common import show
 from benchmarks.gpu.common import DEVICE, SMALL, device_name, random_model, used_gib, wait
+from benchmarks.gpu.step import timed, update
 from harness import config
 from harness.base.shape import Shape
 from harness.methods.batch import Rollout, TokenBatch
@@ -24,11 +27,12 @@ from harness.rollout import choice, models
 from harness.rollout.embedded import EmbeddedEngine
 from harness.rollout.proof import check_engine_weights
 from harness.rollout.protocol import Engine
+from harness.train.collect import use_own_stream
 from harness.train.policy import Policy
 
 EOS = 0
 GROUP = 8
-PROMPT, NEW = (100, 256) if DEVICE == "cuda" else (10, 8)  # tokens
+PROMPT, NEW = (100, 128) if DEVICE == "cuda" else (10, 8)  # tokens
 PROMPTS = [[(7 * i + j) % 900 + 1 for i in range(PROMPT)] for j in range(64)]
 
 
@@ -81,11 +85,32 @@ def measure(name: str, engine: Engine, policy: Policy, update: int) -> list[str]
     ]
 
 
+def beside(engine: Engine, policy: Policy) -> list[float]:
+    """Return the seconds of sampling, of an update, and of both at once."""
+    groups, _ = sample(engine, 64)
+    batch = TokenBatch.of(groups, [0.0, 1.0] * (32 * GROUP), NEW, DEVICE)
+
+    def train() -> None:
+        policy.stats(batch)
+        update(policy, batch)
+        policy.step(1)
+
+    def both() -> None:
+        sampled = thread.submit(sample, engine, 64)
+        train()
+        sampled.result()
+
+    device = torch.cuda.current_device() if DEVICE == "cuda" else None
+    with ThreadPoolExecutor(1, "sampling", use_own_stream, (device,)) as thread:
+        train()  # allocates
+        return [timed(lambda: thread.submit(sample, engine, 64).result()), timed(train), timed(both)]
+
+
 def main(updates: int = 2) -> None:
     shape = models.resolve("qwen2.5-0.5b-instruct").shape() if DEVICE == "cuda" else SMALL
     assert isinstance(shape, Shape)
     settings = config.load_config("standard", ["train.dtype=bfloat16", f"hardware.device={DEVICE}"])
-    rows = []
+    rows, seconds = [], []
     with random_model(shape) as folder:
         policy = Policy(folder, settings.train, 1.0, DEVICE, torch.bfloat16, settings.hardware)
         engines: dict[str, Engine] = {"embedded": EmbeddedEngine([EOS], DEVICE, torch.bfloat16)}
@@ -95,12 +120,14 @@ def main(updates: int = 2) -> None:
             engines["vLLM"] = VllmEngine(Path(folder), [EOS], DEVICE, torch.bfloat16)
         for name, engine in engines.items():
             sample_once(engine, policy)
-            for update in range(updates):
-                rows.append(measure(name, engine, policy, update))
+            for number in range(updates):
+                rows.append(measure(name, engine, policy, number))
                 print(" | ".join(rows[-1]), flush=True)  # a time limit may come before the table
+            seconds.append([name, *(f"{each:.2f}" for each in beside(engine, policy))])
     columns = ["engine", "update", "|log p - trainer's|, mean / p99 / max", "repeated", "load, ms"]
     columns += ["GiB awake / resting", "tokens/s, 64 sequences", "tokens/s, 512"]
     show(f"Rollout engines on {device_name()}", columns, rows)
+    show("Seconds of one after the other, and at once", ["engine", "sampling", "update", "both at once"], seconds)
 
 
 def sample_once(engine: Engine, policy: Policy) -> None:

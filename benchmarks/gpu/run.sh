@@ -40,20 +40,22 @@ row() { # the limit, a file in OUT, and the command whose output it gets
     running=
 }
 bench=(python3 -m entrobench)
-stopped_after=(bash -c 'timeout -s INT "$0" "$@" || (($? == 124))') # seconds, and a command that takes longer
-# Two of the demo's seeds, so that its kept curves can be compared; eight cells share the GPU.
-demo=(demo "results=$work/results" "seeds=[10,11]" "methods=[grpo,clip_b,ppo,entropy_bonus]" hardware.share=0.12 "${@:3}")
-# A cell that is stopped and continues.
-resumed=(demo "results=$work/results" name=resumed "seeds=[12]" "methods=[ppo]" baseline=ppo checkpoint.every=5 "${@:3}")
-row 30 machine.txt python3 -m benchmarks.gpu.machine
-row 110 tests.txt python3 -m pytest -q -n 6 -m gpu --timeout=100 tests/test_gpu.py tests/rollout/test_embedded_engine.py
-row 150 step.md python3 -m benchmarks.gpu.step "$out/profile.txt"
-row 45 engine.md python3 -m benchmarks.gpu.engine
+# One of the demo's seeds, so that its kept curves can be compared; four cells share the GPU.
+demo=(demo "results=$work/results" "seeds=[10]" "methods=[grpo,clip_b,ppo,entropy_bonus]" hardware.share=0.12 "${@:3}")
+# A cell that is stopped at its first checkpoint, and continues.
+resumed=(demo "results=$work/results" name=resumed "seeds=[12]" "methods=[ppo]" baseline=ppo
+    train.steps=8 checkpoint.every=4 eval.problems=16 "${@:3}")
+at_checkpoint=(bash -c '"$@" & trap "kill $!" INT; until compgen -G "$0" >/dev/null; do sleep 0.1; done; kill $!; wait'
+    "$work/results/resumed/*/checkpoints/step-*")
+row 35 machine.txt python3 -m benchmarks.gpu.machine
+row 125 tests.txt python3 -m pytest -q -n 6 -m gpu --timeout=100 tests/test_gpu.py tests/rollout/test_embedded_engine.py
+row 145 step.md python3 -m benchmarks.gpu.step "$out/profile.txt"
+row 40 engine.md python3 -m benchmarks.gpu.engine
 row 140 run.txt "${bench[@]}" run "${demo[@]}"
 pack # the trap does not see every end
 row 15 run.txt "${bench[@]}" leaderboard "${demo[@]}" --format md
-row 35 resumed.txt "${stopped_after[@]}" 28 "${bench[@]}" run "${resumed[@]}"
-row 45 resumed.txt "${bench[@]}" run "${resumed[@]}"
+row 35 resumed.txt "${at_checkpoint[@]}" "${bench[@]}" run "${resumed[@]}"
+row 35 resumed.txt "${bench[@]}" run "${resumed[@]}"
 echo "$((SECONDS - begun)) s"
 if ((${#failed[@]})); then
     echo "failed or over the limit, see in $out: ${failed[*]}"

@@ -60,6 +60,7 @@ CASES = [  # those that tell the most first: a time limit may cut off the others
     Case("qwen2.5-1.5b-instruct", "recomputed, adapters of rank 16", [RECOMPUTE, "train.lora.rank=16"]),
     Case("qwen2.5-1.5b-instruct", "recomputed, padded", [RECOMPUTE], long=NEVER),
     Case("qwen3-4b-base", "recomputed", [RECOMPUTE]),
+    Case("qwen3-4b-base", "recomputed, norms and MLPs compiled", [RECOMPUTE, "hardware.compile=true"]),
     Case("qwen2.5-1.5b-instruct", "recomputed, moments in 8 bits", [RECOMPUTE, "train.optimizer=adamw8bit"]),
     Case("qwen2.5-1.5b-instruct", "recomputed, moments on the CPU", [RECOMPUTE, "hardware.offload=true"]),
 ]
