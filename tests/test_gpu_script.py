@@ -28,8 +28,10 @@ case "$*" in
     *" run demo "*)
         echo "runs: $*"
         for word in "$@"; do
-            cell=${word#results=}/resumed/cell
-            if [[ $word == results=* ]]; then mkdir -p "$cell/checkpoints/step-1" && touch "$cell/metrics.jsonl"; fi
+            case "$word" in
+                results=*) cell=${word#results=}/resumed/cell && mkdir -p "$cell" && touch "$cell/metrics.jsonl" ;;
+                name=resumed) mkdir -p "$cell/checkpoints/step-1" ;;
+            esac
         done ;;
     *) echo "runs: $*" ;;
 esac
