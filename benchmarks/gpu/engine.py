@@ -4,7 +4,7 @@
 
 A random Qwen2 model of 0.5 B parameters (tied head) is changed, synchronized and sampled, with a rest before each
 synchronization. Log-probabilities of the engine are compared with the trainer's, both in bfloat16. Then it samples
-512 responses while the trainer makes an update with 512 others, as with `rollout.lag`. The embedded engine is measured
+64 responses while the trainer makes an update with 64 others, as with `rollout.lag`. The embedded engine is measured
 everywhere, and vLLM where it is installed.
 """
 
@@ -87,8 +87,8 @@ def measure(name: str, engine: Engine, policy: Policy, update: int) -> list[str]
 
 def beside(engine: Engine, policy: Policy) -> list[float]:
     """Return the seconds of sampling, of an update, and of both at once."""
-    groups, _ = sample(engine, 64)
-    batch = TokenBatch.of(groups, [0.0, 1.0] * (32 * GROUP), NEW, DEVICE)
+    groups, _ = sample(engine, 8)
+    batch = TokenBatch.of(groups, [0.0, 1.0] * (4 * GROUP), NEW, DEVICE)
 
     def train() -> None:
         policy.stats(batch)
@@ -96,14 +96,14 @@ def beside(engine: Engine, policy: Policy) -> list[float]:
         policy.step(1)
 
     def both() -> None:
-        sampled = thread.submit(sample, engine, 64)
+        sampled = thread.submit(sample, engine, 8)
         train()
         sampled.result()
 
     device = torch.cuda.current_device() if DEVICE == "cuda" else None
     with ThreadPoolExecutor(1, "sampling", use_own_stream, (device,)) as thread:
         train()  # allocates
-        return [timed(lambda: thread.submit(sample, engine, 64).result()), timed(train), timed(both)]
+        return [timed(lambda: thread.submit(sample, engine, 8).result()), timed(train), timed(both)]
 
 
 def main(updates: int = 2) -> None:
