@@ -181,11 +181,11 @@ class Evaluator:
         if budget <= room:
             return
         number = sum(length + budget > self.context for length in lengths)
-        shorter = f"up to {room}, or " if room > 0 else ""
+        shorter = f"up to {room} (init: --tokens) or " if room > 0 else ""
         raise UserError(
             f"max_new_tokens is {budget}, but with {number} of {len(lengths)} prompts of {task} that exceeds the "
             f"model's max_position_embeddings ({self.context}; the longest prompt has {max(lengths)} tokens); allowed: "
-            f"{shorter}eval.beyond_context=true (--beyond-context), where positions go on and answers may get worse"
+            f"{shorter}eval.beyond_context=true (eval: --beyond-context), where answers may get worse"
         )
 
 
