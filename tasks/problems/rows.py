@@ -70,11 +70,18 @@ def column_value(row: Any, place: str, option: str, column: str) -> Any:
         raise UserError(f"{place} is {shown(row)}; it must be an object with a problem and an answer")
     if column in row:
         return row[column]
-    outer, *inner = column.split(".")
-    if outer not in row:
-        columns = {str(name): None for name in row}
-        raise UserError(f"problems.{option} is {column!r}, which {place} does not have; {nearest(column, columns)}")
-    return sources.follow_steps(row[outer], [int(step) if step.isdecimal() else step for step in inner])
+    value, above, columns = row, "", list[str]()  # the columns down to the value
+    for step in column.split("."):
+        if value is None or value == []:
+            return None
+        if isinstance(value, list):
+            value = dict(enumerate(value))
+        inner = {str(name): item for name, item in value.items()} if isinstance(value, Mapping) else {}
+        columns += [f"{above}{name}" for name in inner]
+        if step not in inner:
+            raise UserError(f"problems.{option} is {column!r}, which {place} does not have; {nearest(column, columns)}")
+        value, above = inner[step], f"{above}{step}."
+    return value
 
 
 # Files

@@ -236,6 +236,23 @@ def test_refused_rows(row: Any, sentence: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("answer", "sentence"),
+    [
+        ({"value": "2"}, "which row 1 of mine.jsonl does not have; allowed: answer, answer.value, problem; "),
+        ("2", "which row 1 of mine.jsonl does not have; allowed: answer, problem; "),
+        (["2"], "which row 1 of mine.jsonl does not have; allowed: answer, answer.0, problem; "),
+        ([], "row 1 of mine.jsonl has no answer: 'answer.text' is empty"),
+        (None, "row 1 of mine.jsonl has no answer: 'answer.text' is empty"),
+        ({"text": None}, "row 1 of mine.jsonl has no answer: 'answer.text' is empty"),
+    ],
+)
+def test_refused_nested_columns(answer: Any, sentence: str) -> None:
+    write_rows("mine.jsonl", [{"problem": "1+1?", "answer": answer}])
+    with pytest.raises(UserError, match=f"^(problems.answer is 'answer.text', )?{re.escape(sentence)}"):
+        own(file="mine.jsonl", answer="answer.text").identifying()
+
+
+@pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
         ("no.jsonl", None, "problems.file is 'no.jsonl', which cannot be read: No such file or directory"),
