@@ -147,8 +147,8 @@ def check_keys(values: Mapping[Any, Any], schema: Any, where: str) -> None:
         is_text = str in (hint, *get_args(hint)) and ALLOWED not in known[name].metadata
         for place, item in with_items(key, value):
             check_size(place, item)
-            if is_text and isinstance(item, bool):
-                raise UserError(f"{place} is {item}; it must be text, so write on, off, yes and no in quotes")
+            if is_text and isinstance(item, bool | float):
+                raise UserError(f"{place} is {item}; it must be text, so write on, off, yes, no and 1.0 in quotes")
         # None is the value of a section only if its type allows that; otherwise `mapping` refuses it.
         if inner is not None and (value is not None or type(None) not in get_args(hint)):
             check_keys(mapping(value, key), inner, f"{where}{name}.")

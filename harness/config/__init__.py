@@ -111,6 +111,8 @@ def read_settings(path: Path) -> dict[str, Any]:
     rounds = settings.get("rounds", {})
     if not isinstance(rounds, dict) or not all(isinstance(changes, dict) for changes in rounds.values()):
         raise UserError(f"rounds of {where} is {shown(rounds)}; it must be a mapping of names to the keys that change")
+    if renamed := [name for name in rounds if type(name) not in (str, int)]:  # 5 remains 5, but 1.10 does not
+        raise UserError(f"{where} has a round {shown(renamed[0])}; write on, off, yes, no and 1.0 in quotes")
     settings["rounds"] = {str(name): changes for name, changes in rounds.items()}
     for name in settings["rounds"]:
         if f"-{name}" in (TUNE_SUFFIX, TUNED_SUFFIX):
@@ -262,7 +264,7 @@ def marked_candidates(table: Path) -> dict[str, str]:
             f"{short(str(table))} is missing, by which a choice of `entrobench tune` is checked; keep both files"
         )
     marked = {}
-    for line in table.read_text().splitlines():
+    for line in table.read_text("utf-8").splitlines():
         cells = [re.sub(r"\\(.)", r"\1", cell.strip()) for cell in line.strip("|").split(" | ")]
         if len(cells) > 2 and cells[-1] == CHOSEN:
             marked[cells[1]] = cells[0]

@@ -297,7 +297,7 @@ def test_refused_files(name: str, content: bytes | None, sentence: str) -> None:
         ("colum=a", "unknown key problems.colum; allowed: "),
         ("reward=score", "problems.reward is 'score', but problems.judge is 'math', which gives no scores"),
         ("judge=maths", "problems.judge is 'maths'; allowed: exact, math; did you mean 'math'?; a function"),
-        ("answer=yes", "problems.answer is True; it must be text, so write on, off, yes and no in quotes"),
+        ("answer=yes", "problems.answer is True; it must be text, so write on, off, yes, no and 1.0 in quotes"),
         ("judge=subprocess.getoutput", "problems.judge is 'subprocess.getoutput'; allowed: exact, math;"),
     ],
 )
