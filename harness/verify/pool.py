@@ -119,6 +119,7 @@ class VerifierPool:
         self.workers: list[Worker] = []
         self.idle_by_judge: dict[str, queue.LifoQueue[Worker]] = {}
         self.lock = threading.Lock()
+        self.failed: dict[str, tuple[str, str]] = {}  # the first question of each kind of failure
         self.idle(MATHEMATICS)
 
     @classmethod
@@ -182,8 +183,9 @@ class VerifierPool:
             verdict, note = worker.ask(*pair)
         finally:
             idle.put(worker)
-        if verdict in FAILURES:
-            log.warning("%s: %s, on %.200r against %.200r", verdict, note, pair[1], pair[0])
+        # The others of a kind are only counted (check_failures), since a judge may fail on all responses.
+        if verdict in FAILURES and self.failed.setdefault(note.partition(":")[0], pair) is pair:
+            log.warning("%s: %s, on %.200r against %.200r (the first of its kind)", verdict, note, pair[1], pair[0])
         return verdict, note
 
     def close(self) -> None:

@@ -386,7 +386,7 @@ def test_mathematical_verdicts() -> None:
 
 
 @pytest.mark.processes
-def test_verdicts_and_scores_of_a_function(judges: str) -> None:
+def test_verdicts_and_scores_of_a_function(judges: str, caplog: pytest.LogCaptureFixture) -> None:
     problem = Problem("1", "", "12")
     pairs = [(problem, response) for response in ("it is 12", "11", r"8 \boxed{9}", "none")]
     with VerifierPool(workers=1) as verifier:
@@ -401,7 +401,11 @@ def test_verdicts_and_scores_of_a_function(judges: str) -> None:
         assert same.verdicts([(problem, "12"), (problem, "12 ")], verifier) == ["right", "wrong"]
         for name in ("fail", "nan"):
             failing = own(judge=f"my_judges.{name}", reward="score")
-            assert failing.scores([(problem, "12")], verifier) == [(Verdict.ERROR, 0.0)]
+            assert failing.scores([(problem, "12"), (problem, "13")], verifier) == [(Verdict.ERROR, 0.0)] * 2
+    assert [message.partition(", on")[0] for message in caplog.messages] == [
+        "error: my_judges.fail raises KeyError: '12'",
+        "error: my_judges.nan returns nan",
+    ]
 
 
 def test_a_function_needs_its_plugin(judges: str) -> None:
