@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from transformers import AutoConfig, AutoTokenizer
-from transformers.utils.logging import disable_progress_bar
 
 import tasks
 from harness.base import files, identities, terminal
@@ -162,7 +161,6 @@ def assess(
     """Evaluate a model on tasks; write the samples and results to `out`, and return the results."""
     folder = model.folder(say=say)
     digest = model.digest(folder)
-    disable_progress_bar()
     tokenizer = opened(AutoTokenizer, folder)
     context = None if wanted.beyond_context else context_of(opened(AutoConfig, folder))
     sampling = [wanted.of(task) for task in chosen_tasks]

@@ -127,7 +127,6 @@ def kept(name: str, task: Task, config: Config, problems: int, samples: int) -> 
 def sampled(name: str, task: Task, config: Config, problems: int, samples: int) -> Look:
     """Sample and judge responses to the first problems of the training split, and keep the result."""
     from transformers import AutoConfig, AutoTokenizer
-    from transformers.utils.logging import disable_progress_bar
 
     from harness.rollout.ends import end_tokens
     from harness.rollout.rendering import chat_template, count_unread, with_instruction
@@ -137,7 +136,6 @@ def sampled(name: str, task: Task, config: Config, problems: int, samples: int) 
     from harness.train.weights import opened
     from harness.verify.pool import VerifierPool
 
-    disable_progress_bar()
     tasks.task_table(config.plugins)  # imports them in a process of its own, too
     model = models.resolve(name)
     folder = model.folder()

@@ -18,7 +18,7 @@ from typing import Any
 
 from rich.console import Console
 from torch import Tensor
-from transformers.utils.logging import disable_progress_bar, set_verbosity_error
+from transformers.utils.logging import set_verbosity_error
 
 import baselines
 from harness.base import terminal
@@ -43,7 +43,6 @@ SHARES = (0.005, 0.01, 0.02, 0.04, 0.08)  # of the tokens, that a clip is tried 
 
 def build_trainer(config: Config, method: str, folder: str, verifier: VerifierPool) -> Trainer:
     """Return the trainer of a cell of the first task, model and seed, without printing anything."""
-    disable_progress_bar()
     set_verbosity_error()
     train = dataclasses.replace(config.train, backend=OWN)  # whichever trains the matrix
     with_own_trainer = dataclasses.replace(config, train=train)

@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 
 from harness import ranks
 from harness.base.errors import UserError, short
-from harness.base.terminal import without_message
+from harness.base.terminal import without_bars, without_message
 
 # Arguments for reading weights. Pickled files are never read, since they may run code.
 HOW: Mapping[str, Any] = {"attn_implementation": "sdpa", "use_safetensors": True}
@@ -42,8 +42,8 @@ def read_whole(kind: Any, folder: Path | str, dtype: torch.dtype) -> PreTrainedM
 
     A body leaves the weights of the head unread.
     """
-    # Without transformers' table of missing and unread weights, since they are refused or expected.
-    with without_message(logging.getLogger("transformers.modeling_utils"), "LOAD REPORT"):
+    # Without transformers' bars, and its table of missing and unread weights, which are refused or expected.
+    with without_bars(), without_message(logging.getLogger("transformers.modeling_utils"), "LOAD REPORT"):
         # Other shapes are ignored here, since the report names them, and transformers' own error does not.
         model, report = opened(kind, folder, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **HOW)
     where = f"model {short(str(folder))}"

@@ -27,6 +27,7 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+from transformers.utils import logging
 
 from harness.base.errors import UserError
 from harness.config import Hardware, Train
@@ -167,6 +168,16 @@ def test_opened_names_the_model(kind: Any, harm: Any, sentence: str, tmp_path: P
     harm(folder)
     with pytest.raises(UserError, match=rf"^model .*/m cannot be read by {kind.__name__}: {sentence}"):
         weights.opened(kind, folder)
+
+
+def test_load_model_shows_no_bars(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = folder_of_a_model(tmp_path / "m")
+    monkeypatch.setattr(logging, "_tqdm_active", True)
+    capfd.readouterr()
+    weights.load_model(folder)
+    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("harm", [cut, lambda folder: (folder / "model.safetensors").write_bytes(b"no weights at all")])
