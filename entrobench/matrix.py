@@ -9,6 +9,7 @@ import harness.config
 import harness.matrix
 from harness.base import files
 from harness.base.errors import UserError, nearest
+from harness.base.units import plural
 from harness.cells.log import MetricsLog
 from harness.config import Config
 from harness.matrix import Cell
@@ -37,7 +38,7 @@ class Matrix:
         self.cells: list[Cell] = harness.matrix.cells(config)
 
     def __repr__(self) -> str:
-        return f"<matrix {self.config.name}: {len(self.cells)} cells in {self.config.folder}>"
+        return f"<matrix {self.config.name}: {plural(len(self.cells), 'cell')} in {self.config.folder}>"
 
     def plan(self) -> list[Plan]:
         """Print cells by state, tokens, estimated time and memory, and the missing resources; run nothing.

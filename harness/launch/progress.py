@@ -13,7 +13,7 @@ from rich.text import Text
 
 from harness.base import terminal
 from harness.base.errors import Damaged
-from harness.base.units import duration, sparkline
+from harness.base.units import duration, plural, sparkline
 from harness.cells.state import STOPPED
 from harness.launch.launcher import Snapshot, Watcher
 from harness.matrix import Cell
@@ -146,7 +146,7 @@ class LiveView(Watcher):
         if self.first and steps > self.first[0]:
             seconds_per_step = (now - self.first[1]) / (steps - self.first[0])
             left = f"about {duration(seconds_per_step * (self.steps_todo - steps))} left"
-        ended = f"{self.done} of {self.total} cells done"
+        ended = f"{self.done} of {plural(self.total, 'cell')} done"
         if self.failed:
             ended += f", {self.failed} failed"
         if self.stopped:

@@ -66,7 +66,7 @@ def run_matrix(
     present = fetch_models(config)
     for model, digest in present.items():
         console.print(f"base model {model}: {digest[: digests.SHOWN]}")
-    number = f"{len(matrix)} cells"
+    number = plural(len(matrix), "cell")
     if chosen != matrix:
         number = f"{len(chosen)} of {number}"
     done = sum(map(is_done, chosen))

@@ -370,7 +370,7 @@ def missing_sentences(board: Board, experiment: Experiment) -> list[str]:
     sentences = []
     if counts["done"] < len(board.expected):
         listed = ", ".join(f"{number} {state}" for state, number in sorted(counts.items()))
-        sentences.append(f"Of {len(board.expected)} cells: {listed}.")
+        sentences.append(f"Of {plural(len(board.expected), 'cell')}: {listed}.")
     if all(cell.method != board.baseline for cell in board.expected):
         sentences.append(f"No cell is of the baseline {board.baseline}, so nothing is compared with it.")
     return sentences + runs_left_out(board, experiment)

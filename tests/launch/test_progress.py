@@ -134,6 +134,11 @@ def snapshots(*cells: Cell) -> list[Snapshot]:
     return [Snapshot.take(cell) for cell in cells]
 
 
+def test_summary_of_one_cell(cells: list[Cell]) -> None:
+    view = LiveView(Console(), cells[:1], cells[:1], "sqlite:///nowhere.db")
+    assert view.summary([], 1) == "0 of 1 cell done, 0 running, 1 waiting; time left not known yet"
+
+
 @pytest.mark.usefixtures("fed")
 def test_live_view_of_cells(cells: list[Cell], alive: ExitStack, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     before, one, other, last = cells

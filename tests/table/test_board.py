@@ -295,6 +295,7 @@ def test_leaderboard_without_done_cells_or_a_baseline(tmp_path: Path, mlflow_uri
     given = ["smoke", f"tracking.uri={mlflow_uri}", "name=made", "methods=[grpo,clip_b,ppo]"]
     made.send(made.cells[1], "failed")
     assert "made: no cell is done. Of 3 cells: 1 failed, 2 without a run." in show_table(*given)
+    assert " Of 1 cell: 1 failed." in show_table(*given[:-1], "methods=[clip_b]", "baseline=clip_b")
     made.send(made.cells[2])
     publish(made.config, made.cells)
     assert "Of 3 cells: 1 done, 1 failed, 1 without a run." in show_table(*given)
