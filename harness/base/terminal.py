@@ -1,6 +1,6 @@
-"""Tables that are never wider than the terminal; in a pipe or a file they have every column.
+"""Output for people: tables no wider than the terminal, texts without control characters, libraries kept quiet.
 
-Columns that do not fit are dropped, the least important first, and named below the table.
+Columns that do not fit are dropped, the least important first, and named below the table. A pipe or a file gets all.
 """
 
 from __future__ import annotations
