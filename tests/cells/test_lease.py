@@ -149,10 +149,14 @@ def test_fenced_in_the_middle_of_writing(tmp_path: Path) -> None:
 
 def taker(folder: Path, meeting: Barrier, won: Path) -> None:
     meeting.wait(HANG)
-    with lease.hold(folder, wait=0) as mine:
-        if mine is not None:
-            (won / str(os.getpid())).touch()
-        meeting.wait(HANG)  # so that nobody comes when the first has gone
+    try:
+        with lease.hold(folder, wait=0) as mine:
+            if mine is not None:
+                (won / str(os.getpid())).touch()
+            meeting.wait(HANG)  # so that nobody comes when the first has gone
+    except Exception:
+        meeting.abort()  # the others would wait in vain
+        raise
 
 
 @pytest.mark.processes
@@ -165,7 +169,7 @@ def test_hold_of_many_at_once(tmp_path: Path) -> None:
         for process in processes:
             process.start()
         for process in processes:
-            process.join()
+            process.join(HANG)
         assert [process.exitcode for process in processes] == [0] * 8
         assert len(list(won.iterdir())) == 1
 

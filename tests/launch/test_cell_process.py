@@ -8,6 +8,7 @@ import multiprocessing
 import shutil
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from cells import set_state
@@ -164,6 +165,7 @@ def test_run_matrix_without_a_signal(
     assert str(record.reason).startswith(f"{sentence}: {why}; ")
     output = " ".join(capsys.readouterr().out.split())
     above, table, below = output.partition("countdown, countdown-tiny method")
+    assert "matrix smoke: 1 cell, 0 done before, 1 to run " in above
     assert "a cell ends early after 3 steps in a row without a signal (stop)" in above
     assert f"grpo seed 0: {sentence} ({why}; " in above
     assert table
@@ -205,30 +207,36 @@ def test_main_of_a_cell_that_cannot_begin(planned: matrix.Cell, monkeypatch: pyt
     assert State.read(planned.folder) == State("done"), "what was done before is not taken back"
 
 
-def stand_still(folder: Path) -> None:
-    """Make progress for three seconds and then stop, like a rank that waits for a hanging one."""
+def stand_still(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make progress for five seconds of its own clock, and then stop like a rank that waits for a hanging one."""
+    now, status = 0.0, StatusWriter(folder)
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+        (folder / "now").write_text(str(now))
+        if now < 5:
+            status.heartbeat.forward()
+        time.sleep(0.02)  # so that a file that changes again has another time
+
     cell.write_log(folder)
     with lease.hold(folder) as held:
         assert held is not None
-        status = StatusWriter(folder)
         with lease.fenced(held), status.heartbeat.kept(held.directory, 0):
             (held.directory / "standing-1").write_text("rollout of step 3")
-            status.end_when_stalled(held.directory, 0.03)
             status.heartbeat.enter("update")
-            for _ in range(30):
-                time.sleep(0.1)
-                status.heartbeat.forward()
-            time.sleep(60)
+            monkeypatch.setattr(lease, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep, time=time.time))
+            status.end_when_stalled(held.directory, 0.0625)
+            time.sleep(HANG)
 
 
 @pytest.mark.processes
-def test_cell_without_progress_is_ended(tmp_path: Path) -> None:
-    process = multiprocessing.get_context("fork").Process(target=stand_still, args=(tmp_path,))
-    began = time.monotonic()
+def test_cell_without_progress_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    process = multiprocessing.get_context("fork").Process(target=stand_still, args=(tmp_path, monkeypatch))
     process.start()
     process.join(HANG)
     assert process.exitcode == 1
-    assert time.monotonic() - began > 4.0, "as long as one of them comes forward, it goes on"
-    reason = "rank 1 has stood still in rollout of step 3 for 0.03 minutes (hardware.stall_minutes)"
+    assert (tmp_path / "now").read_text() == "9.375", "more than 3.75 s after the fifth look, which saw progress"
+    reason = "rank 1 has stood still in rollout of step 3 for 0.0625 minutes (hardware.stall_minutes)"
     assert (State.read(tmp_path).state, State.read(tmp_path).reason) == ("failed", reason)
     assert "in stand_still" in (tmp_path / "log.txt").read_text()
