@@ -7,15 +7,23 @@ from pathlib import Path
 
 import pytest
 import torch
+from known import known
+from torch import Tensor
 
 from harness import config
+from harness.methods.batch import TokenBatch
 from harness.theory.explain import batch_of, build_trainer, copy_from
 from harness.tokens import dynamics
 from harness.tokens.metrics import Stopwatch
+from harness.train.trainer import Trainer
 from harness.verify.pool import VerifierPool
 from studies.laptop import tokens
 
 SMALL = ["train.prompts=8", "train.group=8", "train.updates=2", "train.lr=1e-3", "train.warmup_steps=0", "seeds=[0]"]
+
+
+def entropy(trainer: Trainer, batch: TokenBatch) -> Tensor:
+    return known(trainer.policy.stats(batch).entropy).double()
 
 
 def test_measure_batch(tmp_path: Path) -> None:
@@ -36,9 +44,15 @@ def test_measure_batch(tmp_path: Path) -> None:
         other = build_trainer(config.load_config("demo", SMALL), spec, str(tmp_path), VerifierPool())
         other.policy.load_state(start, partial(copy_from, start))
         other.synchronise(1)
-        before = tokens.mean_entropy(other, batch)
+        before_T = entropy(other, batch)
         other.train_step(2, Stopwatch())
-        assert measured[name]["without"] == pytest.approx(tokens.mean_entropy(other, batch) - before, abs=1e-6)
+        change_T = entropy(other, batch) - before_T
+        assert measured[name]["without"] == pytest.approx(change_T.mean().item(), abs=1e-6)
+
+    signal = trainer.method.signal(trainer.stats_before(batch, dynamics.NEEDS), batch, list(batch.split(2)))
+    for name, draws in tokens.sets_of_tokens(signal, batch, torch.Generator().manual_seed(0)).items():
+        there = [change for mask_T in draws for change in change_T[mask_T].tolist()]  # of GRPO, the last of the two
+        assert measured[name]["there"] == pytest.approx(sum(there) / len(draws) / len(change_T), abs=1e-6)
 
 
 def test_sets_of_tokens(tmp_path: Path) -> None:
