@@ -39,7 +39,7 @@ PlainLoader.add_constructor("!function", lambda loader, node: node.value)
 
 def read_lm_eval_file(file: Path) -> dict[str, Any]:
     """Return the content of an lm-eval file, merged with the files that it includes."""
-    settings = yaml.load(file.read_text(), PlainLoader)
+    settings = yaml.load(file.read_text("utf-8"), PlainLoader)
     if not isinstance(settings, dict):
         raise UserError(f"{file} must contain a mapping of keys")
     included = settings.pop("include", None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 
@@ -63,6 +64,12 @@ def test_commands_are_imported_by_the_command_line_alone() -> None:
     shared = {"harness.commands.common", "harness.commands.parsing"}  # by the commands themselves
     of_commands = [(one, other) for one, other in IMPORTS if room(other) == "commands" and one != "harness.cli"]
     assert not [(one, other) for one, other in of_commands if room(one) != "commands" or other not in shared]
+
+
+def test_text_files_are_in_utf8() -> None:
+    """Without it, the locale of the machine decides."""
+    bare = re.compile(r'\.read_text\(\)|(?<!files)\.write_text\((?!.*"utf-8")|\bopen\(.*(newline=""|"[aw]")\)')
+    assert [str(path) for path in PATHS if bare.search(path.read_text())] == []
 
 
 def test_imports_without_circles() -> None:

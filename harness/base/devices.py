@@ -39,7 +39,7 @@ def usable_cores() -> int:
 def processor_lines() -> list[str]:
     """Return the lines of the system's description of the processors; none where it has no such file."""
     cpuinfo = Path("/proc/cpuinfo")
-    return cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    return cpuinfo.read_text("utf-8").splitlines() if cpuinfo.exists() else []
 
 
 def processor() -> str:
@@ -58,7 +58,7 @@ def instruction_sets() -> str:
 def available_memory() -> int:
     """Return the bytes of main memory that programs may still take; all of it where the system does not say."""
     meminfo = Path("/proc/meminfo")
-    if meminfo.exists() and (found := re.search(r"MemAvailable: +(\d+) kB", meminfo.read_text())):
+    if meminfo.exists() and (found := re.search(r"MemAvailable: +(\d+) kB", meminfo.read_text("utf-8"))):
         return int(found[1]) * 1024
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
@@ -75,18 +75,18 @@ def check_room(purpose: str, folder: Path, *, disk: int, memory: int) -> None:
 
 def cpu_quotas(mount: Path, own: Path) -> Iterator[float]:
     """Yield the quotas, in cores, of the cgroups of a process and of all around them; `own` is its /proc/PID/cgroup."""
-    memberships = own.read_text().splitlines() if own.exists() else []
+    memberships = own.read_text("utf-8").splitlines() if own.exists() else []
     for line in memberships:
         _, controllers, name = line.split(":", 2)
         inner = PurePosixPath(name.strip("/"))
         for place in (inner, *inner.parents):  # the last one is the mount, which in a container is its own cgroup
             if not controllers:  # version 2
                 path = mount / place / "cpu.max"
-                quota, _, period = path.read_text().partition(" ") if path.exists() else ("max", "", "")
+                quota, _, period = path.read_text("utf-8").partition(" ") if path.exists() else ("max", "", "")
             elif "cpu" in controllers.split(","):
                 path = mount / "cpu" / place / "cpu.cfs_quota_us"
-                quota = path.read_text() if path.exists() else "-1"
-                period = path.with_name("cpu.cfs_period_us").read_text() if path.exists() else ""
+                quota = path.read_text("utf-8") if path.exists() else "-1"
+                period = path.with_name("cpu.cfs_period_us").read_text("utf-8") if path.exists() else ""
             else:
                 continue
             if quota.strip() not in ("max", "-1"):
@@ -164,5 +164,5 @@ def built_for_cuda() -> bool:
     package = find_spec("torch")
     assert package is not None
     assert package.origin is not None
-    text = Path(package.origin).with_name("version.py").read_text()
+    text = Path(package.origin).with_name("version.py").read_text("utf-8")
     return re.search(r"^cuda\b.*=\s*['\"]", text, re.MULTILINE) is not None

@@ -152,7 +152,7 @@ def append_text(path: Path, text: str) -> None:
     with temporary_path(path) as temporary:
         # Through the lease's directory: after another process has removed that, the file can no longer be opened.
         through_lease = temporary.parent / os.path.relpath(path, temporary.parent)
-        with open(through_lease, "a") as file:
+        with open(through_lease, "a", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

@@ -18,7 +18,7 @@ def lock(path: Path) -> BaseFileLock:
     If the file system has no locks, the lock is a file that exists while it is held. It counts as released once its
     process on this machine no longer exists.
     """
-    with open(path, "a") as file:
+    with open(path, "a", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -69,7 +69,7 @@ class Owner:
 @functools.cache
 def machine() -> str:
     """Return a text that is unique to this machine since its boot, and to its namespace of process ids."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/pid")
+    return Path("/proc/sys/kernel/random/boot_id").read_text("utf-8").strip() + os.readlink("/proc/self/ns/pid")
 
 
 def born(process: int) -> str | None:
@@ -77,7 +77,7 @@ def born(process: int) -> str | None:
     try:
         # In proc(5) the second field, in parentheses, is the name, which may hold spaces. Behind it, number 0 is the
         # state (field 3) and number 19 the start time (field 22).
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{process}/stat").read_text("utf-8").rpartition(")")[2].split()
     except OSError:
         return None
     return None if fields[0] in "ZX" else fields[19]
@@ -311,7 +311,7 @@ class Heartbeat:
                     seen[path] = changed, now
             if now - max(noticed for _, noticed in seen.values()) > seconds:
                 last = min(seen, key=lambda path: seen[path][1])
-                where = last.read_text().strip() or "its beginning"
+                where = last.read_text("utf-8").strip() or "its beginning"
                 stalled(f"rank {last.name.rpartition('-')[2]} has stood still in {where}")
                 return
             time.sleep(min(LOOK, seconds / 4))
@@ -320,6 +320,6 @@ class Heartbeat:
 def last_heartbeat(lease_dir: Path) -> str:
     """Return the phase and the step of the process that last worked in this directory; empty if there is none."""
     try:
-        return (lease_dir / f"{HEARTBEAT}-0").read_text().strip()
+        return (lease_dir / f"{HEARTBEAT}-0").read_text("utf-8").strip()
     except FileNotFoundError:
         return ""

@@ -108,7 +108,7 @@ def described(paths: Mapping[str, Path]) -> Rows:
     """Return the name of each configuration, and the comment in its first line with the names of its rounds."""
     rows = []
     for name, path in paths.items():
-        about = path.read_text().splitlines()[0].removeprefix("#").strip()
+        about = path.read_text("utf-8").splitlines()[0].removeprefix("#").strip()
         if rounds := configs.round_names(path):
             about += f" (rounds: {', '.join(rounds)})"
         rows.append([name, about])

@@ -77,7 +77,7 @@ def check_on_two_ranks(specs: Sequence[str], plugins: Sequence[str]) -> dict[str
                 for path in reversed(result_files):  # that of the first rank counts
                     error_file = path.with_suffix(".txt")
                     if error_file.exists():
-                        message = error_file.read_text()
+                        message = error_file.read_text("utf-8")
                 findings[spec] = Finding(NAME, False, message, ADVICE)
                 break
     return findings
@@ -212,7 +212,7 @@ def check_as_rank() -> None:
             try:
                 part = compute_half(Subject(spec, table), rank)
             except Exception as error:  # a method may raise anything, and that is a finding
-                path.with_suffix(".txt").write_text(first_line_of(error))
+                path.with_suffix(".txt").write_text(first_line_of(error), "utf-8")
                 sys.exit(1)
             torch.save(part, path.with_suffix(".partial"))
             path.with_suffix(".partial").rename(path)

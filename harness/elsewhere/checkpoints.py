@@ -55,7 +55,7 @@ class TrainedCheckpoint:
 
 def write_memory(checkpoint: Path, method: str, state: Mapping[str, Mapping[str, float]]) -> None:
     """Write a method and the memory of its controls into the folder of a checkpoint."""
-    (checkpoint / MEMORY).write_text(json.dumps({"method": method, "state": state}, indent=1))
+    (checkpoint / MEMORY).write_text(json.dumps({"method": method, "state": state}, indent=1), "utf-8")
 
 
 def read_memory(checkpoint: Path, method: str) -> dict[str, dict[str, float]]:

@@ -123,7 +123,7 @@ class RayCell:
         if self.losses > LOSSES:
             self.end(1)
             return
-        with open(self.cell.folder / "log.txt", "a") as log:
+        with open(self.cell.folder / "log.txt", "a", encoding="utf-8") as log:
             print(f"its machine was lost ({why}); restart {self.losses} of {LOSSES}", file=log)
         with lease.briefly(self.cell.folder) as ours:
             # Ranks that could no longer reach a lost one have reported a failure, which it is not.

@@ -61,7 +61,7 @@ def slim_columns(folders: Iterable[Path]) -> Columns:
 def columns_of_cell(folder: Path) -> Iterator[tuple[str, Any]]:
     for name in KEPT:
         if (folder / name).exists():
-            yield f"{TEXT} {name}", (folder / name).read_text()
+            yield f"{TEXT} {name}", (folder / name).read_text("utf-8")
     for path, record in evaluations.all_evaluations(folder):
         for key, value in slim_evaluation(path, record).items():
             yield f"{EVALUATION} {key} {path.name}", value

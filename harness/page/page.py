@@ -162,8 +162,8 @@ def render_page(content: PageContent, folder: Path | None = None, reload: int | 
         reload=reload,
         questions=QUESTIONS,
         answers=ANSWERS,
-        style=(TEMPLATES / STYLE).read_text(),
-        scripts=[(TEMPLATES / name).read_text() for name in SCRIPTS],
+        style=(TEMPLATES / STYLE).read_text("utf-8"),
+        scripts=[(TEMPLATES / name).read_text("utf-8") for name in SCRIPTS],
     )
 
 

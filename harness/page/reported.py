@@ -11,11 +11,11 @@ INDEX = "index.csv"  # a line for each of the other files: the run, its source a
 
 def reported_curves(model: str) -> dict[str, dict[int, float]]:
     """Return the published entropies of a model by run and step; folder, revision and case of its name do not count."""
-    with open(CURVES / INDEX, newline="") as file:
+    with open(CURVES / INDEX, newline="", encoding="utf-8") as file:
         runs = [run for run in csv.DictReader(file) if short_name(run["model"]) == short_name(model)]
     curves = {}
     for run in runs:
-        with open(CURVES / run["file"], newline="") as file:
+        with open(CURVES / run["file"], newline="", encoding="utf-8") as file:
             entropy = {int(line["step"]): float(line["entropy"]) for line in csv.DictReader(file)}
         curves[f"{run['method']}, {run['task']} (reported)"] = entropy
     return curves

@@ -254,4 +254,4 @@ def in_transformers(architecture: str) -> bool:
     assert package.origin is not None
     folder = Path(package.origin).parent / "models" / "auto"
     tables = (folder / "auto_mappings.py", folder / "configuration_auto.py")
-    return any(f'"{architecture}"' in table.read_text() for table in tables)
+    return any(f'"{architecture}"' in table.read_text("utf-8") for table in tables)

@@ -85,7 +85,7 @@ def save_tokenizer(tokenizer: Any, folder: Path, vocabulary: int) -> None:
     saved = json.loads(path.read_bytes())
     # transformers adds <|endoftext|> to each byte-level vocabulary that lacks it, such as that of Llama 3.
     saved["added_tokens"] = [token for token in saved["added_tokens"] if token["id"] < vocabulary]
-    path.write_text(json.dumps(saved, ensure_ascii=False))
+    path.write_text(json.dumps(saved, ensure_ascii=False), "utf-8")
     again = AutoTokenizer.from_pretrained(folder)
     if sorted(again.get_vocab().values()) != list(range(vocabulary)):
         raise UserError(f"transformers reads {len(again)} tokens, and its embedding has {vocabulary}")

@@ -55,7 +55,7 @@ def make(settings: WarmStart, base: Path, chat: Chat, folder: Path, say: Callabl
         if not (folder / file.name).exists() and "safetensors" not in file.name:
             shutil.copy(file, folder)
     lines = [json.dumps({"prompt": trace.problem.prompt, "response": trace.response}) for trace in traces]
-    (folder / TRACES).write_text("".join(f"{line}\n" for line in lines))
+    (folder / TRACES).write_text("".join(f"{line}\n" for line in lines), "utf-8")
 
 
 @contextmanager
