@@ -6,6 +6,7 @@ import argparse
 import json
 
 import baselines
+from harness.base import registry
 from harness.base.terminal import console
 from harness.commands.common import Commands, command, config_of_arguments, with_config
 from harness.matrix import cells
@@ -32,7 +33,7 @@ def call(arguments: argparse.Namespace) -> int:
     config = config_of_arguments(arguments)
     cells(config)  # checks the configuration
     table = baselines.table(config.plugins)
-    specs = list(table) if arguments.method == "all" else arguments.method.split()
+    specs = list(table) if arguments.method == "all" else list(filter(None, registry.split(arguments.method, " ")))
     methods = {spec: Method.of(spec, table, config.method_options) for spec in specs}
     from harness.theory import explain  # imports torch, so only after the names have been checked
 
