@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +13,7 @@ from harness.base.terminal import Column, console
 from harness.base.units import plural
 from harness.cells.spec import CellSpec, adopted_folders
 from harness.cells.state import WATCHED, Progress
-from harness.commands.common import Commands, command, config_of_arguments, with_config
+from harness.commands.common import Commands, command, config_of_arguments, with_config, words_of_config
 from harness.launch import slurm
 from harness.matrix import cells, leftovers
 
@@ -80,7 +81,8 @@ def leftover_lines(folder: Path, left: Mapping[str | None, int], arguments: argp
             lines.append(f"{plural(number, 'more cell')} in {folder} of other settings {why}")
     if not lines or arguments.overrides:
         return lines
-    return [f"{line}: `entrobench clean {arguments.config}` deletes them" for line in lines]
+    clean = shlex.join(["entrobench", "clean", *words_of_config(arguments)])
+    return [f"{line}: `{clean}` deletes them" for line in lines]
 
 
 def last_words(folder: Path) -> list[str]:

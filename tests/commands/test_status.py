@@ -20,14 +20,14 @@ EDITED = "1 cell of an earlier version of clip_b"
         (
             [],
             [
-                f"{OTHERS} from overrides or an edited configuration: `entrobench clean demo` deletes them",
-                f"{EDITED}: `entrobench clean demo` deletes them",
+                f"{OTHERS} from overrides or an edited configuration: `entrobench clean demo --plugin m` deletes them",
+                f"{EDITED}: `entrobench clean demo --plugin m` deletes them",
             ],
         ),
     ],
 )
 def test_leftover_lines(overrides: list[str], lines: list[str]) -> None:
-    given = argparse.Namespace(config="demo", overrides=overrides)
+    given = argparse.Namespace(config="demo", overrides=overrides, plugin=["m"])
     assert leftover_lines(Path("results/demo"), {None: 4, "clip_b": 1}, given) == lines
     assert leftover_lines(Path("results/demo"), {None: 1}, given)[0].startswith("1 more cell in results/demo of other")
     assert leftover_lines(Path("results/demo"), {}, given) == []
