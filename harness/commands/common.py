@@ -1,4 +1,4 @@
-"""Arguments that name a configuration, and the console, for all commands."""
+"""Arguments that several commands have, and the configuration that they name."""
 
 from __future__ import annotations
 

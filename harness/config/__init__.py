@@ -193,9 +193,7 @@ def load_config(name: str, overrides: Iterable[str] = (), *, with_choice: bool =
 
 def config_of_overrides(overrides: Iterable[str]) -> Config:
     """Return the defaults with `key=value` overrides, for what needs settings but no matrix."""
-    values: dict[str, Any] = {}
-    for text in overrides:
-        values = merged(values, override(text))
+    values: dict[str, Any] = functools.reduce(merged, map(override, overrides), {})
     check_misplaced_keys(values, Config)
     config: Config = typed(Config(), values, "")
     return config

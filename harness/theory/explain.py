@@ -22,7 +22,7 @@ from transformers.utils.logging import set_verbosity_error
 
 import baselines
 from harness.base import terminal
-from harness.base.errors import UserError
+from harness.base.errors import at_least
 from harness.base.terminal import Column
 from harness.config import OWN, Config
 from harness.matrix import Cell
@@ -77,8 +77,7 @@ def copy_from(state: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> Non
 
 def explain(config: Config, specs: Sequence[str], batches: int) -> list[dict[str, Any]]:
     """Return, for each method, moment and quadrant, the mean row over the batches."""
-    if batches < 1:
-        raise UserError(f"--batches is {batches}; allowed: 1 and more")
+    at_least(1, **{"--batches": batches})
     table = baselines.table(config.plugins)
     methods = {spec: Method.of(spec, table, config.method_options) for spec in specs}
     explanations = []

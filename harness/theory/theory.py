@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 
 from baselines.quadrant import QUADRANTS
-from harness.base.errors import UserError
+from harness.base.errors import UserError, at_least
 from harness.config import Config
 from harness.methods.batch import TokenBatch, TokenStats
 from harness.theory.explain import PLAIN, batch_of, build_trainer
@@ -41,8 +41,7 @@ DENSE = 2**14  # the largest vocabulary for which all probabilities of a batch f
 
 def measure(config: Config, steps: int) -> dict[str, Rows]:
     """Run all experiments; return their tables by name."""
-    if steps < 1:
-        raise UserError(f"--steps is {steps}; allowed: 1 and more")
+    at_least(1, **{"--steps": steps})
     with tempfile.TemporaryDirectory() as folder, VerifierPool.of(config.verify) as verifier:
         # First: its trainers have been deleted when the next one is built, and a process has only one vLLM engine.
         entropies = masks(config, steps, folder, verifier)
