@@ -144,7 +144,7 @@ def check_keys(values: Mapping[Any, Any], schema: Any, where: str) -> None:
             raise UserError(f"unknown key {key}; {nearest(str(name), known)}")
         hint = hints[name]
         inner = section(hint)
-        is_text = str in (hint, *get_args(hint)) and ALLOWED not in known[name].metadata
+        is_text = hint in (str, str | None, list[str]) and ALLOWED not in known[name].metadata
         for place, item in with_items(key, value):
             check_size(place, item)
             if is_text and isinstance(item, bool | float):

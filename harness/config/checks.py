@@ -51,8 +51,7 @@ def check_misplaced_keys(values: Mapping[str, Any], schema: Any, where: str = ""
                 check_misplaced_keys(value, inner, f"{where}{name}.")
             continue
         wanted = SYNONYMS.get(name, name)
-        sections_and_keys = [part for key in all_keys(Config) for part in (key.rpartition(".")[0], key)]
-        keys = [key for key in dict.fromkeys(sections_and_keys) if key.rpartition(".")[2] == wanted]
+        keys = [key for key in all_keys(Config) if key.rpartition(".")[2] == wanted]
         if f"{where}{wanted}" in keys:  # the key of this section, not those of others with its name
             keys = [f"{where}{wanted}"]
         if keys and name not in getattr(schema, "refused", ()):
@@ -66,12 +65,11 @@ def section_types(schema: Any) -> dict[str, Any]:
 
 
 def all_keys(schema: Any, where: str = "") -> list[str]:
-    """Return the keys of all values in a section and in the sections in it."""
+    """Return the keys of all values and sections in a section, and of those in its sections."""
     keys = []
     for name, inner in section_types(schema).items():
-        if inner is None:
-            keys.append(f"{where}{name}")
-        else:
+        keys.append(f"{where}{name}")
+        if inner is not None:
             keys += all_keys(inner, f"{where}{name}.")
     return keys
 
