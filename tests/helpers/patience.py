@@ -26,9 +26,9 @@ def at_work(folder: Path) -> list[str]:
     return result
 
 
-def wait_until(holds: Callable[[], bool], seconds: float = HANG, pause: float = 0.1) -> None:
+def wait_until(holds: Callable[[], bool], pause: float = 0.1) -> None:
     """Wait until a condition holds, long enough for a busy machine; it is looked at after each pause."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + HANG
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(pause)
