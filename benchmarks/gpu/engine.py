@@ -51,7 +51,7 @@ def differences(policy: Policy, groups: list[list[Rollout]]) -> torch.Tensor:
     return (policy.stats(batch, entropy=False).logp - batch.behaviour_logp_T).abs().double()
 
 
-def measure(name: str, engine: Engine, policy: Policy, update: int) -> list[str]:
+def measure(name: str, engine: Engine, policy: Policy, number: int) -> list[str]:
     """Change the model, and return the table's row."""
     with torch.no_grad():
         for weight in policy.module.parameters():
@@ -64,7 +64,7 @@ def measure(name: str, engine: Engine, policy: Policy, update: int) -> list[str]
     engine.load(policy.module)
     wait()
     seconds = time.perf_counter() - start
-    check_engine_weights(engine, policy.module, torch.bfloat16, update)
+    check_engine_weights(engine, policy.module, torch.bfloat16, number)
     groups, speed = sample(engine, 64)
     again, slower = sample(engine, 8)
     repeated = sum(
@@ -75,7 +75,7 @@ def measure(name: str, engine: Engine, policy: Policy, update: int) -> list[str]
     apart_T = differences(policy, groups)
     return [
         name,
-        str(update),
+        str(number),
         f"{apart_T.mean():.4f} / {apart_T.quantile(0.99):.3f} / {apart_T.max():.3f}",
         f"{repeated} of {8 * GROUP}",
         f"{1000 * seconds:.0f}",
@@ -85,7 +85,7 @@ def measure(name: str, engine: Engine, policy: Policy, update: int) -> list[str]
     ]
 
 
-def beside(engine: Engine, policy: Policy) -> list[float]:
+def time_sampling_and_update(engine: Engine, policy: Policy) -> list[float]:
     """Return the seconds of sampling, of an update, and of both at once."""
     groups, _ = sample(engine, 8)
     batch = TokenBatch.of(groups, [0.0, 1.0] * (4 * GROUP), NEW, DEVICE)
@@ -123,7 +123,7 @@ def main(updates: int = 2) -> None:
             for number in range(updates):
                 rows.append(measure(name, engine, policy, number))
                 print(" | ".join(rows[-1]), flush=True)  # a time limit may come before the table
-            seconds.append([name, *(f"{each:.2f}" for each in beside(engine, policy))])
+            seconds.append([name, *(f"{each:.2f}" for each in time_sampling_and_update(engine, policy))])
     columns = ["engine", "update", "|log p - trainer's|, mean / p99 / max", "repeated", "load, ms"]
     columns += ["GiB awake / resting", "tokens/s, 64 sequences", "tokens/s, 512"]
     show(f"Rollout engines on {device_name()}", columns, rows)
