@@ -56,7 +56,7 @@ ORACLES: dict[str, Callable[[Case, Sequence[int]], Oracle]] = {
     ),
     "grpo({})+clip_cov(lowest=0.2, highest=2)": lambda c, _: kept(c, lambda a: brute.keep_clip_cov(c, a, 2e-4, 0.2, 2)),
     "grpo(clip_low=1, clip_high=1e9, dual_clip=null,{})+kl_cov(fraction=0.2)": lambda c, _: brute.WithTerm(
-        a := grpo(c), low=1, high=1e9, dual=None, term=brute.kl_cov_term(c, brute.held_by_kl_cov(c, a, 0.2), 1)
+        a := grpo(c), loops.clipped(1, 1e9, None), term=brute.kl_cov_term(c, brute.held_by_kl_cov(c, a, 0.2), 1)
     ),
     "grpo({})+kl_cov(coefficient=0.4)": lambda c, _: brute.WithTerm(
         a := grpo(c), term=brute.kl_cov_term(c, brute.held_by_kl_cov(c, a, 0.002), 0.4)
@@ -422,14 +422,14 @@ def test_siren_chooses_positions_strictly_above_the_quantile(length: int, above:
 
 def released(low: float, high: float, dual: float | None, c: Case, **more: Any) -> brute.WithTerm | Oracle:
     kind = brute.WithTerm if "term" in more else Oracle
-    return kind(grpo(c), low=low, high=high, dual=dual, **more)
+    return kind(grpo(c), loops.clipped(low, high, dual), **more)
 
 
 def siren_release(c: Case, _: Sequence[int]) -> Oracle:
     anchor = brute.top_entropy(c, brute.before(c).entropy, range(len(c.batch)), 0.8)
     advantages = loops.group_advantages(c, divide_by_std=False)
     whole = lambda rows: brute.siren_loss(c, rows, 0.005, 0.8, anchor)  # noqa: E731  as a field of the oracle
-    return brute.WithWhole(advantages, low=0.28, high=0.28, whole=whole)
+    return brute.WithWhole(advantages, loops.clipped(0.28, 0.28), whole=whole)
 
 
 RELEASES: dict[str, tuple[Callable[[Case, Sequence[int]], Oracle], str]] = {

@@ -13,7 +13,6 @@ import objective_loops
 import pytest
 import torch
 from loops import Oracle
-from objective_loops import Loops
 from ragged import Case, answers_of, case
 from registered import method
 
@@ -66,12 +65,12 @@ def weighed(c: Case, weights: Sequence[float]) -> Oracle:
     return Oracle(loops.group_advantages(c), keep=weights)  # type: ignore[arg-type]
 
 
-def wapo(c: Case, high: float = 9, low_positive: float = math.inf, normalise: str = "constant") -> Loops:
+def wapo(c: Case, high: float = 9, low_positive: float = math.inf, normalise: str = "constant") -> Oracle:
     advantages = objective_loops.by_group(c, better_than_the_mean)
-    return Loops(advantages, objective_loops.clipped(high=high, low_positive=low_positive), normalise)
+    return Oracle(advantages, loops.clipped(high=high, low_positive=low_positive), normalise)
 
 
-ORACLES: dict[str, Callable[[Case], loops.LossByLoops]] = {
+ORACLES: dict[str, Callable[[Case], Oracle]] = {
     "wapo": wapo,
     "wapo(clip_high=0.1, clip_low_positive=0.2, normalise=token)": lambda c: wapo(c, 0.1, 0.2, "token"),
     "cue": lambda c: weighed(c, by_rarity(c, 0.8, 0.3, 3)),

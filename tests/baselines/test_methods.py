@@ -41,20 +41,22 @@ def both(first: list[bool], second: list[bool]) -> list[bool]:
 # spec -> the same as loops; {} takes further options of the objective
 ORACLES = {
     "grpo({})": lambda c: Oracle(loops.group_advantages(c)),
-    "grpo(clip_low=0.1, clip_high=0.28,{})": lambda c: Oracle(loops.group_advantages(c), low=0.1, high=0.28),
-    "grpo(dual_clip=null,{})": lambda c: Oracle(loops.group_advantages(c), dual=None),
-    "grpo(dual_clip=1.5,{})": lambda c: Oracle(loops.group_advantages(c), dual=1.5),
+    "grpo(clip_low=0.1, clip_high=0.28,{})": lambda c: Oracle(loops.group_advantages(c), loops.clipped(0.1, 0.28)),
+    "grpo(dual_clip=null,{})": lambda c: Oracle(loops.group_advantages(c), loops.clipped(dual=None)),
+    "grpo(dual_clip=1.5,{})": lambda c: Oracle(loops.group_advantages(c), loops.clipped(dual=1.5)),
     "grpo(divide_by_std=false,{})": lambda c: Oracle(loops.group_advantages(c, False)),
-    "grpo(kl_coef=0.3,{})": lambda c: Oracle(loops.group_advantages(c), kl=("k2", 0.3)),
-    "grpo(kl_coef=0.3, kl_estimator=k3,{})": lambda c: Oracle(loops.group_advantages(c), kl=("k3", 0.3)),
+    "grpo(kl_coef=0.3,{})": lambda c: Oracle(loops.group_advantages(c), kl=loops.kl(0.3)),
+    "grpo(kl_coef=0.3, kl_estimator=k3,{})": lambda c: Oracle(loops.group_advantages(c), kl=loops.kl(0.3, "k3")),
     "ppo({})": lambda c: Oracle(ppo_advantages(c)),
-    "ppo(gamma=0.9, lam=0.8, clip_high=0.3,{})": lambda c: Oracle(loops.whitened(loops.gae(c, 0.9, 0.8)), high=0.3),
-    "ce_gppo({})": lambda c: Oracle(loops.group_advantages(c), dual=10, betas=(0.75, 1)),
+    "ppo(gamma=0.9, lam=0.8, clip_high=0.3,{})": lambda c: Oracle(
+        loops.whitened(loops.gae(c, 0.9, 0.8)), loops.clipped(high=0.3)
+    ),
+    "ce_gppo({})": lambda c: Oracle(loops.group_advantages(c), loops.kept_gradient()),
     "ce_gppo(beta1=0.4, beta2=1.3, dual_clip=1.5, clip_high=0.3,{})": lambda c: Oracle(
-        loops.group_advantages(c), dual=1.5, high=0.3, betas=(0.4, 1.3)
+        loops.group_advantages(c), loops.kept_gradient(0.4, 1.3, high=0.3, dual=1.5)
     ),
     "ce_gppo(clip_low=0, clip_high=0,{})": lambda c: Oracle(
-        loops.group_advantages(c), dual=10, low=0, high=0, betas=(0.75, 1)
+        loops.group_advantages(c), loops.kept_gradient(low=0, high=0)
     ),
     "grpo({})+entropy_bonus(coefficient=0.03)": lambda c: Oracle(loops.group_advantages(c), bonus=0.03),
     "grpo({})+clip_b(mu=0.7)": lambda c: Oracle(a := loops.group_advantages(c), keep=clip_b(c, a, "reference", 0.7)),
@@ -63,7 +65,7 @@ ORACLES = {
         a := ppo_advantages(c), keep=(k := clip_b(c, a, "paper", 1)), counted=k
     ),
     "ce_gppo({})+clip_v(mu=0.5, max_frac=0.1)": lambda c: Oracle(
-        a := loops.group_advantages(c), dual=10, betas=(0.75, 1), keep=clip_v(c, a, "reference", 0.5, 0.1)
+        a := loops.group_advantages(c), loops.kept_gradient(), keep=clip_v(c, a, "reference", 0.5, 0.1)
     ),
     "grpo({})+entropy_bonus(coefficient=0.02)+clip_v(mu=0.5, reference_denominator=true)": lambda c: Oracle(
         a := loops.group_advantages(c), keep=(k := clip_v(c, a, "reference", 0.5)), counted=k, bonus=0.02
@@ -72,7 +74,7 @@ ORACLES = {
         a := loops.group_advantages(c),
         keep=both(clip_b(c, a, "reference", 1), k := clip_v(c, a, "paper", 1)),
         counted=k,
-        kl=("k2", 0.1),
+        kl=loops.kl(0.1),
     ),
     "grpo({})+clip_b(mu=0.7, reference_denominator=true)+clip_v(mode=paper, mu=1, reference_denominator=true)": (
         lambda c: Oracle(

@@ -10,7 +10,7 @@ import loops
 import objective_loops as brute
 import pytest
 import torch
-from objective_loops import Loops
+from loops import Oracle
 from portions import in_turn
 from ragged import Case, batch_of, case, stats_of
 from registered import method
@@ -37,85 +37,89 @@ def dr_grpo(c: Case) -> list[float]:
 
 # spec -> the same as loops; {} takes further options of the objective
 ANY_NORM = {
-    "grpo(clip_low_positive=0.3, clip_high_negative=0.4,{})": lambda c: Loops(
-        grpo(c), brute.clipped(low_positive=0.3, high_negative=0.4)
+    "grpo(clip_low_positive=0.3, clip_high_negative=0.4,{})": lambda c: Oracle(
+        grpo(c), loops.clipped(low_positive=0.3, high_negative=0.4)
     ),
-    "rloo({})": lambda c: Loops(brute.by_group(c, brute.leave_one_out), brute.clipped()),
-    "reinforce_pp({})": lambda c: Loops(loops.whitened(brute.by_group(c, brute.centred)), brute.clipped()),
-    "lite_ppo({})": lambda c: Loops(brute.by_group(c, brute.over_all(c)), brute.clipped()),
-    "maxrl({})": lambda c: Loops(brute.by_group(c, brute.over_mean), brute.clipped()),
-    "passk(k=2,{})": lambda c: Loops(brute.by_group(c, brute.best_of(2)), brute.clipped()),
-    "pkpo(k=3,{})": lambda c: Loops(brute.by_group(c, brute.best_with(3, "sloo_minus_one")), brute.clipped()),
-    "rs_grpo({})": lambda c: Loops(brute.by_group(c, brute.risk_seeking(2)), brute.clipped()),
-    "a_grae({})": lambda c: Loops(brute.by_difficulty(c), brute.clipped()),
-    "opo({})": lambda c: Loops(brute.over_length(c), brute.clipped()),
-    "qae({})": lambda c: Loops(brute.by_group(c, brute.above_quantile(0.4, True)), brute.clipped()),
-    "qae(mode=paper, quantile=0.6,{})": lambda c: Loops(
-        brute.by_group(c, brute.above_quantile(0.6, False)), brute.clipped()
+    "rloo({})": lambda c: Oracle(brute.by_group(c, brute.leave_one_out)),
+    "reinforce_pp({})": lambda c: Oracle(loops.whitened(brute.by_group(c, loops.centred))),
+    "lite_ppo({})": lambda c: Oracle(brute.by_group(c, brute.over_all(c))),
+    "maxrl({})": lambda c: Oracle(brute.by_group(c, brute.over_mean)),
+    "passk(k=2,{})": lambda c: Oracle(brute.by_group(c, brute.best_of(2))),
+    "pkpo(k=3,{})": lambda c: Oracle(brute.by_group(c, brute.best_with(3, "sloo_minus_one"))),
+    "rs_grpo({})": lambda c: Oracle(brute.by_group(c, brute.risk_seeking(2))),
+    "a_grae({})": lambda c: Oracle(brute.by_difficulty(c)),
+    "opo({})": lambda c: Oracle(brute.over_length(c)),
+    "qae({})": lambda c: Oracle(brute.by_group(c, brute.above_quantile(0.4, True))),
+    "qae(mode=paper, quantile=0.6,{})": lambda c: Oracle(
+        brute.by_group(c, brute.above_quantile(0.6, False)), loops.clipped()
     ),
-    "otb({})": lambda c: Loops(brute.optimal_token_baseline(c), brute.clipped()),
-    "otb(zero_tail=false, dual_clip=null,{})": lambda c: Loops(
-        brute.optimal_token_baseline(c, zero_tail=False), brute.clipped(dual=None)
+    "otb({})": lambda c: Oracle(brute.optimal_token_baseline(c)),
+    "otb(zero_tail=false, dual_clip=null,{})": lambda c: Oracle(
+        brute.optimal_token_baseline(c, zero_tail=False), loops.clipped(dual=None)
     ),
-    "w_reinforce({})": lambda c: Loops(brute.verdicts(c, 0.1, 1), brute.of_tokens(brute.reinforce)),
-    "w_reinforce_ppo(right=0.3, wrong=0.7,{})": lambda c: Loops(brute.verdicts(c, 0.3, 0.7), brute.clipped()),
-    "asymre({})": lambda c: Loops([a + 0.1 for a in dr_grpo(c)], brute.of_tokens(brute.reinforce)),
-    "topr({})": lambda c: Loops(brute.verdicts(c, 1, 1), brute.topr("token")),
-    "topr(level=sequence, right=0.4, wrong=0.6,{})": lambda c: Loops(
+    "w_reinforce({})": lambda c: Oracle(brute.verdicts(c, 0.1, 1), loops.of_tokens(brute.reinforce)),
+    "w_reinforce_ppo(right=0.3, wrong=0.7,{})": lambda c: Oracle(brute.verdicts(c, 0.3, 0.7)),
+    "asymre({})": lambda c: Oracle([a + 0.1 for a in dr_grpo(c)], loops.of_tokens(brute.reinforce)),
+    "topr({})": lambda c: Oracle(brute.verdicts(c, 1, 1), brute.topr("token")),
+    "topr(level=sequence, right=0.4, wrong=0.6,{})": lambda c: Oracle(
         brute.verdicts(c, 0.4, 0.6), brute.topr("sequence")
     ),
-    "gpg({})": lambda c: Loops(brute.scaled_up(c), brute.of_tokens(brute.reinforce)),
-    "cispo({})": lambda c: Loops(grpo(c), brute.cispo(0, 5)),
-    "cispo(clip_low=0.4, clip_high=0.2,{})": lambda c: Loops(grpo(c), brute.cispo(0.6, 1.2)),
-    "sapo({})": lambda c: Loops(grpo(c), brute.sapo(1, 1.05)),
-    "sapo(tau_positive=0.5, tau_negative=3,{})": lambda c: Loops(grpo(c), brute.sapo(0.5, 3)),
-    "vespo({})": lambda c: Loops(grpo(c), brute.vespo((2, 3), (3, 2))),
-    "vespo(k_positive=0.1, lambda_positive=0.2, k_negative=0.3, lambda_negative=0.1,{})": lambda c: Loops(
+    "gpg({})": lambda c: Oracle(brute.scaled_up(c), loops.of_tokens(brute.reinforce)),
+    "cispo({})": lambda c: Oracle(grpo(c), brute.cispo(0, 5)),
+    "cispo(clip_low=0.4, clip_high=0.2,{})": lambda c: Oracle(grpo(c), brute.cispo(0.6, 1.2)),
+    "sapo({})": lambda c: Oracle(grpo(c), brute.sapo(1, 1.05)),
+    "sapo(tau_positive=0.5, tau_negative=3,{})": lambda c: Oracle(grpo(c), brute.sapo(0.5, 3)),
+    "vespo({})": lambda c: Oracle(grpo(c), brute.vespo((2, 3), (3, 2))),
+    "vespo(k_positive=0.1, lambda_positive=0.2, k_negative=0.3, lambda_negative=0.1,{})": lambda c: Oracle(
         grpo(c), brute.vespo((0.1, 0.2), (0.3, 0.1))
     ),
-    "dppo({})": lambda c: Loops(dr_grpo(c), brute.dppo("tv", 0.15, 3)),
-    "dppo(measure=kl,{})": lambda c: Loops(dr_grpo(c), brute.dppo("kl", 0.05, 3)),
-    "dppo(cap=10000, delta=3,{})": lambda c: Loops(dr_grpo(c), brute.dppo("tv", 3, 1e4)),
-    "dppo(measure=kl, delta=0.2, cap=1.5, divide_by_std=true,{})": lambda c: Loops(grpo(c), brute.dppo("kl", 0.2, 1.5)),
-    "archer({})": lambda c: Loops(
+    "dppo({})": lambda c: Oracle(dr_grpo(c), brute.dppo("tv", 0.15, 3)),
+    "dppo(measure=kl,{})": lambda c: Oracle(dr_grpo(c), brute.dppo("kl", 0.05, 3)),
+    "dppo(cap=10000, delta=3,{})": lambda c: Oracle(dr_grpo(c), brute.dppo("tv", 3, 1e4)),
+    "dppo(measure=kl, delta=0.2, cap=1.5, divide_by_std=true,{})": lambda c: Oracle(
+        grpo(c), brute.dppo("kl", 0.2, 1.5)
+    ),
+    "archer({})": lambda c: Oracle(
         grpo(c),
-        brute.by_entropy(brute.clipped(0.2, 0.2, 10), brute.clipped(0.5, 0.5, 10)),
-        term=brute.kl_by_entropy(0.001, 0),
+        brute.by_entropy(loops.clipped(0.2, 0.2, 10), loops.clipped(0.5, 0.5, 10)),
+        kl=brute.kl_by_entropy(0.001, 0),
     ),
     "archer(quantile=0.45, kl_coef=0.3, high_entropy_kl=0.5, kl_estimator=k2, dual_clip=null,"
-    "high_entropy_clip_low=0.1, high_entropy_clip_high=0.7, clip_low_positive=0.3,{})": lambda c: Loops(
+    "high_entropy_clip_low=0.1, high_entropy_clip_high=0.7, clip_low_positive=0.3,{})": lambda c: Oracle(
         grpo(c),
         brute.by_entropy(
-            brute.clipped(dual=None, low_positive=0.3), brute.clipped(0.1, 0.7, None, low_positive=0.3), 0.45
+            loops.clipped(dual=None, low_positive=0.3), loops.clipped(0.1, 0.7, None, low_positive=0.3), 0.45
         ),
-        term=brute.kl_by_entropy(0.3, 0.15, "k2", 0.45),
+        kl=brute.kl_by_entropy(0.3, 0.15, "k2", 0.45),
     ),
-    "aspo(kl_coef=0,{})": lambda c: Loops(grpo(c), brute.by_entropy(brute.aspo(0.2, 0.2), brute.aspo(0.4, 0.4))),
-    "aspo(inverse_cap=1.4, dual_clip=1.3, clip_low=0.1, high_entropy_clip_high=0.9,{})": lambda c: Loops(
+    "aspo(kl_coef=0,{})": lambda c: Oracle(grpo(c), brute.by_entropy(brute.aspo(0.2, 0.2), brute.aspo(0.4, 0.4))),
+    "aspo(inverse_cap=1.4, dual_clip=1.3, clip_low=0.1, high_entropy_clip_high=0.9,{})": lambda c: Oracle(
         grpo(c),
         brute.by_entropy(brute.aspo(0.1, 0.2, 1.4, 1.3), brute.aspo(0.4, 0.9, 1.4, 1.3)),
-        term=brute.kl_by_entropy(0.001, 0),
+        kl=brute.kl_by_entropy(0.001, 0),
     ),
-    "dcpo({})": lambda c: Loops(grpo(c), brute.dcpo(0.16, 0.2)),
-    "dcpo(clip_low=0.02, clip_high=0.5, cap=1.6, dual_clip=null,{})": lambda c: Loops(
+    "dcpo({})": lambda c: Oracle(grpo(c), brute.dcpo(0.16, 0.2)),
+    "dcpo(clip_low=0.02, clip_high=0.5, cap=1.6, dual_clip=null,{})": lambda c: Oracle(
         grpo(c), brute.dcpo(0.02, 0.5, 1.6, None)
     ),
 }
 # Those that have a normalisation of their own.
 ONE_NORM = {
-    "dr_grpo": lambda c: Loops(loops.group_advantages(c, False), brute.clipped(dual=None), "constant"),
-    "dapo": lambda c: Loops(brute.by_group(c, brute.standard, brute.overlong(c)), brute.clipped(high=0.28, dual=10)),
-    "abc_grpo": lambda c: Loops(grpo(c), brute.clipped(dual=None, low_positive=0.2, high_negative=0.2)),
-    "nsr": lambda c: Loops(brute.verdicts(c, 0, 1), brute.of_tokens(brute.reinforce)),
-    "psr": lambda c: Loops(brute.verdicts(c, 1, 0), brute.of_tokens(brute.reinforce)),
-    "gspo": lambda c: Loops(grpo(c), brute.gspo(3e-4, 4e-4), "sequence"),
-    "gspo(clip_low=0.3, clip_high=0.2, dual_clip=1.2)": lambda c: Loops(grpo(c), brute.gspo(0.3, 0.2, 1.2), "sequence"),
-    "luspo": lambda c: Loops(grpo(c), brute.times_length(brute.gspo(2e-3, 2.5e-3)), "sequence"),
-    "luspo(clip_low=0.3, clip_high=0.2)": lambda c: Loops(
+    "dr_grpo": lambda c: Oracle(loops.group_advantages(c, False), loops.clipped(dual=None), "constant"),
+    "dapo": lambda c: Oracle(brute.by_group(c, brute.standard, brute.overlong(c)), loops.clipped(high=0.28, dual=10)),
+    "abc_grpo": lambda c: Oracle(grpo(c), loops.clipped(dual=None, low_positive=0.2, high_negative=0.2)),
+    "nsr": lambda c: Oracle(brute.verdicts(c, 0, 1), loops.of_tokens(brute.reinforce)),
+    "psr": lambda c: Oracle(brute.verdicts(c, 1, 0), loops.of_tokens(brute.reinforce)),
+    "gspo": lambda c: Oracle(grpo(c), brute.gspo(3e-4, 4e-4), "sequence"),
+    "gspo(clip_low=0.3, clip_high=0.2, dual_clip=1.2)": lambda c: Oracle(
+        grpo(c), brute.gspo(0.3, 0.2, 1.2), "sequence"
+    ),
+    "luspo": lambda c: Oracle(grpo(c), brute.times_length(brute.gspo(2e-3, 2.5e-3)), "sequence"),
+    "luspo(clip_low=0.3, clip_high=0.2)": lambda c: Oracle(
         grpo(c), brute.times_length(brute.gspo(0.3, 0.2)), "sequence"
     ),
-    "gmpo": lambda c: Loops(grpo(c), brute.gmpo(0.4, 0.4), "sequence"),
-    "gmpo(clip_low=0.1, clip_high=1)": lambda c: Loops(grpo(c), brute.gmpo(0.1, 1), "sequence"),
+    "gmpo": lambda c: Oracle(grpo(c), brute.gmpo(0.4, 0.4), "sequence"),
+    "gmpo(clip_low=0.1, clip_high=1)": lambda c: Oracle(grpo(c), brute.gmpo(0.1, 1), "sequence"),
 }
 # All objectives share the computation of the denominator.
 NORMED = in_turn(ANY_NORM, brute.NORMS, each=["rloo({})"])
@@ -287,13 +291,13 @@ def test_bapo_searched_bounds(what: str) -> None:
     m = method(f"bapo({', '.join(f'{key}={x}' for key, x in options.items())})")
     highs: list[float] = []
 
-    def within_bounds(rows: range) -> Loops:
+    def within_bounds(rows: range) -> Oracle:
         low, high = searched_bounds(c, rows, **options)
         minibatch = c.batch.take(rows)
         marks = m.for_step(c.current(minibatch).detach(), m.signal(c.old, c.batch, []), minibatch).marks["bapo"]
         assert (marks["low"].item(), marks["high"].item()) == pytest.approx((low, high), rel=1e-12)
         highs.append(high)
-        return Loops(grpo(c), brute.clipped(1 - low, high - 1))
+        return Oracle(grpo(c), loops.clipped(1 - low, high - 1))
 
     loops.check_micro_batches(m, c, within_bounds)
     assert any(1.2 < high < 3 for high in highs) or what != "the upper bound opens"
@@ -418,7 +422,7 @@ def test_extreme_ratios_give_finite_losses_and_gradients(spec: str) -> None:
 
 
 # spec -> the same as loops, responses by their tokens' log p and log p before, and the signs of their advantages
-FAR: dict[str, tuple[brute.Surrogate, list[tuple[list[float], list[float]]], str]] = {
+FAR: dict[str, tuple[loops.Surrogate, list[tuple[list[float], list[float]]], str]] = {
     "gspo": (brute.gspo(3e-4, 4e-4), [([-1, -2], [-13, -13]), ([-1, -2], [-10, -10]), ([-9, -9], [-1, -1])], "---"),
     "vespo": (
         brute.vespo((2, 3), (3, 2)),
@@ -453,7 +457,7 @@ def test_far_from_the_old_policy_the_surrogate_is_that_of_the_formula(spec: str)
     slopes_T = torch.autograd.grad(values_T.sum(), now_T)[0]
     values, slopes = [], []
     for (now, old), sign in zip(pairs, a, strict=True):
-        response = brute.Response(list(now), list(old), [sign] * len(now), [])
+        response = loops.Response(list(now), list(old), [sign] * len(now), [])
         result = surrogate(response, [1.0] * len(now))
         values += result[0]
         slopes += result[1]

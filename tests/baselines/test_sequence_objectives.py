@@ -11,7 +11,7 @@ import loops
 import objective_loops as brute
 import pytest
 import torch
-from objective_loops import Loops, Response
+from loops import Oracle, Response
 from portions import in_turn
 from ragged import Case, case
 from registered import method
@@ -46,8 +46,8 @@ def future_weights(
     return weights
 
 
-def fipo(dual: float | None = 10, **options: Any) -> brute.Surrogate:
-    clipped = brute.clipped(0.2, 0.28, dual)
+def fipo(dual: float | None = 10, **options: Any) -> loops.Surrogate:
+    clipped = loops.clipped(0.2, 0.28, dual)
 
     def surrogate(response: Response, factors: list[float]) -> tuple[list[float], list[float]]:
         ratios = [math.exp(x - y) for x, y in zip(response.logp, response.old, strict=True)]
@@ -59,7 +59,7 @@ def fipo(dual: float | None = 10, **options: Any) -> brute.Surrogate:
     return surrogate
 
 
-def mirror(tau: float, level: str) -> brute.Surrogate:
+def mirror(tau: float, level: str) -> loops.Surrogate:
     """Return the surrogate with a quadratic penalty on the log ratio of tokens or, by its slope, of responses."""
 
     def surrogate(response: Response, factors: list[float]) -> tuple[list[float], list[float]]:
@@ -76,16 +76,16 @@ def mirror(tau: float, level: str) -> brute.Surrogate:
 
 # spec -> the same as loops; {} takes further options of the objective
 LOOPS = {
-    "fipo({})": lambda c: Loops(loops.group_advantages(c), fipo()),
-    "fipo(half_life=2, lowest=0.5, highest=1.3, dual_clip=1.5, safety=1.3,{})": lambda c: Loops(
+    "fipo({})": lambda c: Oracle(loops.group_advantages(c), fipo()),
+    "fipo(half_life=2, lowest=0.5, highest=1.3, dual_clip=1.5, safety=1.3,{})": lambda c: Oracle(
         loops.group_advantages(c), fipo(1.5, half_life=2, bounds=(0.5, 1.3), safety=1.3)
     ),
-    "fipo(dual_clip=null, safety=null, highest=9,{})": lambda c: Loops(
+    "fipo(dual_clip=null, safety=null, highest=9,{})": lambda c: Oracle(
         loops.group_advantages(c), fipo(None, bounds=(1, 9), safety=None)
     ),
-    "kimi({})": lambda c: Loops(brute.by_group(c, brute.centred), mirror(0.1, "token")),
-    "kimi(tau=0.7,{})": lambda c: Loops(brute.by_group(c, brute.centred), mirror(0.7, "token")),
-    "kimi(level=sequence, tau=0.3,{})": lambda c: Loops(brute.by_group(c, brute.centred), mirror(0.3, "sequence")),
+    "kimi({})": lambda c: Oracle(brute.by_group(c, loops.centred), mirror(0.1, "token")),
+    "kimi(tau=0.7,{})": lambda c: Oracle(brute.by_group(c, loops.centred), mirror(0.7, "token")),
+    "kimi(level=sequence, tau=0.3,{})": lambda c: Oracle(brute.by_group(c, loops.centred), mirror(0.3, "sequence")),
 }
 
 
@@ -137,7 +137,7 @@ def mirror_descent(tau: float) -> Formula:
     """Return the loss of whole responses: minus the mean of A log p - tau / 2 (log r)^2, by the length budget."""
 
     def loss(c: Case, rows: range) -> Tensor:
-        logp_T, advantages = c.current().logp, brute.by_group(c, brute.centred)
+        logp_T, advantages = c.current().logp, brute.by_group(c, loops.centred)
         total = torch.zeros((), dtype=torch.float64)
         for span in (loops.responses(c)[row] for row in rows):
             log_p = sum(logp_T[t] for t in span)

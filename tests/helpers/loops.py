@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Protocol
 
 import pytest
 import torch
@@ -150,30 +149,73 @@ def keep_share(d: Sequence[float], a: Sequence[float], mode: str, share: float) 
     return [t not in dropped for t in range(len(d))]
 
 
-# The loss of one token, and its slope with respect to logp
+# Surrogates: the value of each token, and how much a sum of them with given factors changes with each token's log p.
 
 
-def clipped(r: float, a: float, low: float, high: float, dual: float | None) -> tuple[float, float]:
+@dataclass
+class Response:
+    logp: list[float]
+    old: list[float]  # log p before the update
+    advantages: list[float]
+    entropies: list[float]  # of the present policy
+
+
+Surrogate = Callable[[Response, list[float]], tuple[list[float], list[float]]]
+Local = Callable[[float, float, float], tuple[float, float]]  # log p, log p before, A -> value, slope by log p
+
+
+def of_tokens(local: Local) -> Surrogate:
+    """Return the surrogate of a function of single tokens."""
+
+    def surrogate(response: Response, factors: list[float]) -> tuple[list[float], list[float]]:
+        pairs = [local(*token) for token in zip(response.logp, response.old, response.advantages, strict=True)]
+        return [value for value, _ in pairs], [
+            factor * slope for factor, (_, slope) in zip(factors, pairs, strict=True)
+        ]
+
+    return surrogate
+
+
+def clipped_token(
+    r: float,
+    a: float,
+    low: float,
+    high: float,
+    dual: float | None,
+    low_positive: float = math.inf,
+    high_negative: float = math.inf,
+) -> tuple[float, float]:
     """Return min(r A, clip(r) A), at least dual * A where A < 0; with slope d/dlogp, where dr/dlogp = r."""
-    straight, held = r * a, min(max(r, 1 - low), 1 + high) * a
-    value, slope = (straight, straight) if straight <= held else (held, 0.0)
-    if dual is not None and a < 0 and value < dual * a:
-        return dual * a, 0.0
-    return value, slope
+    least, most = (1 - low_positive, 1 + high) if a > 0 else (1 - low, 1 + high_negative)
+    value, slope = (r * a, r * a) if least <= r <= most else (min(max(r, least), most) * a, 0.0)
+    return (dual * a, 0.0) if dual is not None and a < 0 and value < dual * a else (value, slope)
+
+
+def clipped(
+    low: float = 0.2,
+    high: float = 0.2,
+    dual: float | None = 3.0,
+    low_positive: float = math.inf,
+    high_negative: float = math.inf,
+) -> Surrogate:
+    bounds = (low, high, dual, low_positive, high_negative)
+    return of_tokens(lambda logp, old, a: clipped_token(math.exp(logp - old), a, *bounds))
 
 
 def kept_gradient(
-    r: float, a: float, low: float, high: float, dual: float | None, beta1: float, beta2: float
-) -> tuple[float, float]:
-    if a < 0 and r < 1 - low:
-        value = slope = beta1 * (1 - low) * a
-    elif a > 0 and r > 1 + high:
-        value = slope = beta2 * (1 + high) * a
-    else:
-        value = slope = r * a
-    if dual is not None and a < 0 and value < dual * a:
-        return dual * a, 0.0
-    return value, slope
+    beta1: float = 0.75, beta2: float = 1.0, low: float = 0.2, high: float = 0.2, dual: float = 10.0
+) -> Surrogate:
+    """Return CE-GPPO's surrogate."""
+
+    def local(logp: float, old: float, a: float) -> tuple[float, float]:
+        r = math.exp(logp - old)
+        if a < 0 and r < 1 - low:
+            r = beta1 * (1 - low)
+        elif a > 0 and r > 1 + high:
+            r = beta2 * (1 + high)
+        return (dual * a, 0.0) if a < 0 and r > dual else (r * a, r * a)
+
+    return of_tokens(local)
 
 
 def divergence(logp: float, ref: float, estimator: str) -> tuple[float, float]:
@@ -182,48 +224,58 @@ def divergence(logp: float, ref: float, estimator: str) -> tuple[float, float]:
     return math.exp(ref - logp) - (ref - logp) - 1, 1 - math.exp(ref - logp)
 
 
+Divergence = Callable[[Response, float, int], tuple[float, float]]  # log p of the first model, and which token
+
+
+def kl(coefficient: float = 0.0, estimator: str = "k2") -> Divergence:
+    def term(response: Response, ref: float, i: int) -> tuple[float, float]:
+        value, slope = divergence(response.logp[i], ref, estimator)
+        return coefficient * value, coefficient * slope
+
+    return term
+
+
 @dataclass
 class Oracle:
-    """Holds what the loss of a mini-batch is made of."""
+    """The parts of the loss of a mini-batch."""
 
     advantages: Sequence[float]
+    surrogate: Surrogate = field(default_factory=clipped)
+    normalise: str = "token"
     keep: Sequence[bool] | None = None
     counted: Sequence[bool] | None = None  # by the denominator; None: every token
-    normalise: str = "token"
-    low: float = 0.2
-    high: float = 0.2
-    dual: float | None = 3.0
-    betas: tuple[float, float] | None = None  # of CE-GPPO
-    kl: tuple[str, float] = ("k2", 0.0)
+    kl: Divergence = field(default_factory=kl)
     bonus: float = 0.0
-    gate: Callable[[float, float], tuple[float, float]] | None = None  # of log p and log p before; with d/dlogp
 
     def loss(self, case: Case, rows: Sequence[int]) -> tuple[float, dict[int, list[float]]]:
         """Compute the loss of the responses `rows` as one mini-batch, and its gradient by each token's logits."""
+        assert case.old.ref_logp is not None
         spans = [responses(case)[row] for row in rows]
         keep = self.keep or [True] * len(self.advantages)
         counted = self.counted or [True] * len(keep)
         total, gradient = 0.0, {}
         for span in spans:
-            for t in span:
-                p = softmax(case.logits_TV[t].tolist())
-                y = int(case.targets_T[t])
-                logp, r = math.log(p[y]), p[y] / softmax(case.old_logits_TV[t].tolist())[y]
-                if self.betas is None:
-                    value, slope = clipped(r, self.advantages[t], self.low, self.high, self.dual)
-                else:
-                    value, slope = kept_gradient(r, self.advantages[t], self.low, self.high, self.dual, *self.betas)
-                if self.gate is not None:
-                    factor, factor_slope = self.gate(logp, logp - math.log(r))
-                    value, slope = factor * value, factor * slope + factor_slope * value
-                assert case.old.ref_logp is not None
-                kl, kl_slope = divergence(logp, float(case.old.ref_logp[t]), self.kl[0])
-                surrogate_factor = keep[t] * counted[t] / self.denominator(case, spans, span, counted)
-                term_factor = 1 / self.denominator(case, spans, span, [True] * len(keep))
-                total += -surrogate_factor * value + term_factor * (self.kl[1] * kl - self.bonus * entropy(p))
-                by_logp = -surrogate_factor * slope + term_factor * self.kl[1] * kl_slope
+            p = [softmax(case.logits_TV[t].tolist()) for t in span]
+            y = [int(case.targets_T[t]) for t in span]
+            old = [softmax(case.old_logits_TV[t].tolist()) for t in span]
+            response = Response(
+                [math.log(p_t[v]) for p_t, v in zip(p, y, strict=True)],
+                [math.log(p_t[v]) for p_t, v in zip(old, y, strict=True)],
+                [self.advantages[t] for t in span],
+                [entropy(p_t) for p_t in p],
+            )
+            denominator = self.denominator(case, spans, span, counted)
+            factors = [keep[t] * counted[t] / denominator for t in span]
+            term_factor = 1 / self.denominator(case, spans, span, [True] * len(keep))
+            values, slopes = self.surrogate(response, factors)
+            total -= math.fsum(factor * value for factor, value in zip(factors, values, strict=True))
+            for i, t in enumerate(span):
+                kl, kl_slope = self.kl(response, float(case.old.ref_logp[t]), i)
+                total += term_factor * (kl - self.bonus * response.entropies[i])
+                by_logp = term_factor * kl_slope - slopes[i]
                 gradient[t] = [
-                    by_logp * ((i == y) - p[i]) + term_factor * self.bonus * s for i, s in enumerate(discriminators(p))
+                    by_logp * ((v == y[i]) - p[i][v]) + term_factor * self.bonus * s
+                    for v, s in enumerate(discriminators(p[i]))
                 ]
         return total, gradient
 
@@ -235,12 +287,7 @@ class Oracle:
         return len(spans) * case.batch.budget
 
 
-class LossByLoops(Protocol):
-    def loss(self, case: Case, rows: Sequence[int]) -> tuple[float, dict[int, list[float]]]:
-        """Return the loss of these responses as one mini-batch, and its gradient by each token's logits."""
-
-
-def check_micro_batches(method: Method, case: Case, loops_of: Callable[[range], LossByLoops]) -> None:
+def check_micro_batches(method: Method, case: Case, loops_of: Callable[[range], Oracle]) -> None:
     """Compare the losses and gradients of two mini-batches, each in several parts, with those of loops."""
     minibatches = list(case.batch.split(2))
     whole = method.signal(case.old, case.batch, minibatches)

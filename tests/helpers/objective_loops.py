@@ -6,9 +6,9 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import loops
+from loops import Divergence, Oracle, Response, Surrogate, of_tokens
 from ragged import Case
 
 # Advantages: one number for each token, from the rewards of the batch.
@@ -30,18 +30,14 @@ def leave_one_out(rewards: list[float]) -> list[float]:
     return [r - statistics.fmean(rewards[:i] + rewards[i + 1 :]) for i, r in enumerate(rewards)]
 
 
-def centred(rewards: list[float]) -> list[float]:
-    return [r - statistics.fmean(rewards) for r in rewards]
-
-
 def standard(rewards: list[float]) -> list[float]:
-    return [a / (statistics.stdev(rewards) + 1e-6) for a in centred(rewards)]
+    return [a / (statistics.stdev(rewards) + 1e-6) for a in loops.centred(rewards)]
 
 
-def penalties(case: Case, share: float = 0.2) -> list[float]:
+def penalties(case: Case) -> list[float]:
     """Return DAPO's penalty of each response: 0 up to a length, 1 at the limit, linear in between."""
     budget = case.batch.budget
-    start = (1 - share) * budget
+    start = 0.8 * budget
     return [max(0.0, (length - start) / (budget - start)) for length in case.batch.lengths_B.tolist()]
 
 
@@ -52,7 +48,7 @@ def overlong(case: Case) -> list[float]:
 def over_all(case: Case) -> Group:
     """Divide by the deviation of all rewards of the batch."""
     deviation = statistics.stdev(case.batch.rewards_B.tolist())
-    return lambda rewards: [a / (deviation + 1e-6) for a in centred(rewards)]
+    return lambda rewards: [a / (deviation + 1e-6) for a in loops.centred(rewards)]
 
 
 def over_mean(rewards: list[float]) -> list[float]:
@@ -105,7 +101,7 @@ def best_with(k: int, baseline: str) -> Group:
     return lambda rewards: [len(rewards) * (share(rewards, i) - without_it(rewards, i)) for i in range(len(rewards))]
 
 
-def by_difficulty(case: Case, alpha: float = 1.0) -> list[float]:
+def by_difficulty(case: Case) -> list[float]:
     """Weighs GRPO's advantages by the pass rates of the group and of the batch, response by response."""
     right = [float(r) for r in case.batch.right_B.tolist()]
     solved = statistics.fmean(right)
@@ -115,7 +111,7 @@ def by_difficulty(case: Case, alpha: float = 1.0) -> list[float]:
         for a in standard(verdicts):
             hard, easy = 0.5 * a / (root + 1e-6), 0.5 * a / (1 - root + 1e-6)
             a = (1 - solved) * easy + solved * hard
-            weighed.append(a * min(1, solved / alpha) if a > 0 else a)
+            weighed.append(a * solved if a > 0 else a)
         return weighed
 
     return by_group(case, advantages, right)
@@ -140,7 +136,7 @@ def scaled_up(case: Case) -> list[float]:
     for number, r in zip(numbers, rewards, strict=True):
         kinds.setdefault(number, set()).add(r)
     able = sum(len(kind) > 1 for kind in kinds.values())
-    return [len(kinds) / able * a for a in by_group(case, centred)]
+    return [len(kinds) / able * a for a in by_group(case, loops.centred)]
 
 
 def above_quantile(quantile: float, interpolated: bool) -> Group:
@@ -179,48 +175,7 @@ def verdicts(case: Case, right: float, wrong: float) -> list[float]:
     return by_group(case, lambda rewards: [right if r else -wrong for r in rewards])
 
 
-# Surrogates: the value of each token, and how much a sum of them with given factors changes with each token's log p.
-
-
-@dataclass
-class Response:
-    logp: list[float]
-    old: list[float]  # log p before the update
-    advantages: list[float]
-    entropies: list[float]  # of the present policy
-
-
-Term = Callable[[Response, float, int], tuple[float, float]]  # log p of the model before training, and which token
-Surrogate = Callable[[Response, list[float]], tuple[list[float], list[float]]]
-Local = Callable[[float, float, float], tuple[float, float]]  # log p, log p before, A -> value, slope by log p
-
-
-def of_tokens(local: Local) -> Surrogate:
-    """Return the surrogate of a function of single tokens."""
-
-    def surrogate(response: Response, factors: list[float]) -> tuple[list[float], list[float]]:
-        pairs = [local(*token) for token in zip(response.logp, response.old, response.advantages, strict=True)]
-        return [value for value, _ in pairs], [
-            factor * slope for factor, (_, slope) in zip(factors, pairs, strict=True)
-        ]
-
-    return surrogate
-
-
-def clipped(
-    low: float = 0.2,
-    high: float = 0.2,
-    dual: float | None = 3.0,
-    low_positive: float = math.inf,
-    high_negative: float = math.inf,
-) -> Surrogate:
-    def local(logp: float, old: float, a: float) -> tuple[float, float]:
-        r = math.exp(logp - old)
-        least, most = (1 - low_positive, 1 + high) if a > 0 else (1 - low, 1 + high_negative)
-        value, slope = (r * a, r * a) if least <= r <= most else (min(max(r, least), most) * a, 0.0)
-        return (dual * a, 0.0) if dual is not None and a < 0 and value < dual * a else (value, slope)
-
-    return of_tokens(local)
+# Surrogates
 
 
 def reinforce(logp: float, old: float, a: float) -> tuple[float, float]:
@@ -259,7 +214,7 @@ def gspo(low: float, high: float, dual: float | None = None) -> Surrogate:
         s = math.exp(min(mean, 10))
         values, slopes = [], []
         for a in response.advantages:
-            value, slope = loops.clipped(s, a, low, high, dual)
+            value, slope = loops.clipped_token(s, a, low, high, dual)
             values.append(value)
             slopes.append(slope if mean < 10 else 0.0)
         return values, [factor * slope for factor, slope in zip(factors, slopes, strict=True)]
@@ -350,7 +305,7 @@ def by_entropy(sure: Surrogate, unsure: Surrogate, quantile: float = 0.8) -> Sur
     return surrogate
 
 
-def kl_by_entropy(sure: float, unsure: float, estimator: str = "k3", quantile: float = 0.8) -> Term:
+def kl_by_entropy(sure: float, unsure: float, estimator: str = "k3", quantile: float = 0.8) -> Divergence:
     def term(response: Response, ref: float, i: int) -> tuple[float, float]:
         value, slope = loops.divergence(response.logp[i], ref, estimator)
         weight = unsure if uncertain(response.entropies, quantile)[i] else sure
@@ -374,7 +329,7 @@ def dcpo(low: float, high: float, cap: float = 10.0, dual: float | None = 10.0) 
         q = math.exp(old)
         least = 0.5 + 0.5 * math.sqrt(max(1 - 4 * low / q, 0))
         most = min(0.5 + 0.5 * math.sqrt(1 + 4 * high / q), cap)
-        return loops.clipped(math.exp(logp - old), a, 1 - least, most - 1, dual)
+        return loops.clipped_token(math.exp(logp - old), a, 1 - least, most - 1, dual)
 
     return of_tokens(local)
 
@@ -397,51 +352,5 @@ def bapo_bounds(
     return low, high
 
 
-# The loss of a mini-batch
-
-
-@dataclass
-class Loops:
-    """The parts of an objective's loss."""
-
-    advantages: Sequence[float]
-    surrogate: Surrogate
-    normalise: str = "token"
-    term: Term | None = None
-
-    def loss(self, case: Case, rows: Sequence[int]) -> tuple[float, dict[int, list[float]]]:
-        """Compute the loss of the responses `rows` as one mini-batch, and its gradient by each token's logits."""
-        spans = [loops.responses(case)[row] for row in rows]
-        total, gradient = 0.0, {}
-        for span in spans:
-            p = {t: loops.softmax(case.logits_TV[t].tolist()) for t in span}
-            y = {t: int(case.targets_T[t]) for t in span}
-            response = Response(
-                [math.log(p[t][y[t]]) for t in span],
-                [math.log(loops.softmax(case.old_logits_TV[t].tolist())[y[t]]) for t in span],
-                [self.advantages[t] for t in span],
-                [loops.entropy(p[t]) for t in span],
-            )
-            factor = (
-                1
-                / {
-                    "token": sum(map(len, spans)),
-                    "sequence": len(spans) * len(span),
-                    "constant": len(spans) * case.batch.budget,
-                }[self.normalise]
-            )
-            values, slopes = self.surrogate(response, [factor] * len(span))
-            total -= factor * math.fsum(values)
-            for i, t in enumerate(span):
-                by_logp = -slopes[i]
-                if self.term is not None:
-                    assert case.old.ref_logp is not None
-                    value, slope = self.term(response, float(case.old.ref_logp[t]), i)
-                    total += factor * value
-                    by_logp += factor * slope
-                gradient[t] = [by_logp * ((v == y[t]) - p[t][v]) for v in range(len(p[t]))]
-        return total, gradient
-
-
-Make = Callable[[Case], Loops]
+Make = Callable[[Case], Oracle]
 NORMS = ("token", "sequence", "constant")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from loops import LossByLoops
+from loops import Oracle
 from ragged import Case
 
 import baselines
@@ -15,7 +15,7 @@ def method(spec: str) -> Method:
     return Method.of(spec, baselines.table())
 
 
-def check_loss(m: Method, c: Case, oracle: LossByLoops) -> None:
+def check_loss(m: Method, c: Case, oracle: Oracle) -> None:
     """Compare the loss and the gradient of a batch as one mini-batch in one part."""
     expected, gradient = oracle.loss(c, range(len(c.batch)))
     loss = m.loss(c.current(), m.signal(c.old, c.batch, [c.batch]), c.batch)

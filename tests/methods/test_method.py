@@ -284,18 +284,19 @@ def test_loss_with_a_gate(spec: str, normalise: str) -> None:
     terms = spec.format("entropy_bonus(coefficient=0.05)+clip_b(mu=0.7)")
     method = Method.of(f"grpo(normalise={normalise}, kl_coef=0.2)+{terms}", table(gated=Gated))
 
-    def gate(logp: float, before: float) -> tuple[float, float]:
+    def gated(logp: float, before: float, advantage: float) -> tuple[float, float]:
+        value, slope = loops.clipped_token(math.exp(logp - before), advantage, 0.2, 0.2, 3.0)
         factor = math.exp(0.5 * (logp - before) + logp)
-        return factor, 1.5 * factor
+        return factor * value, factor * (slope + 1.5 * value)
 
     advantages = loops.group_advantages(c)
     oracle = Oracle(
         advantages,
+        loops.of_tokens(gated),
+        normalise,
         keep=loops.keep_clip_b(loops.taken(c)[0], advantages, "reference", 0.7),
-        normalise=normalise,
-        kl=("k2", 0.2),
+        kl=loops.kl(0.2),
         bonus=0.05,
-        gate=gate,
     )
     check_loss(method, c, oracle)
 

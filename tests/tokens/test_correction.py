@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import loops
 import pytest
 import torch
 from loops import Oracle, group_advantages, responses
@@ -88,7 +89,7 @@ def test_factors_are_those_of_the_loops(given: Correction) -> None:
     ("spec", "settings"),
     [
         ("grpo", {}),
-        ("grpo(normalise=sequence,kl_coef=0.3)", {"normalise": "sequence", "kl": ("k2", 0.3)}),
+        ("grpo(normalise=sequence,kl_coef=0.3)", {"normalise": "sequence", "kl": loops.kl(0.3)}),
         ("grpo(normalise=constant)+entropy_bonus(coefficient=0.2)", {"normalise": "constant", "bonus": 0.2}),
     ],
 )
