@@ -6,20 +6,14 @@ import copy
 from collections.abc import Callable, Mapping
 
 import torch
-from tiny import MODELS
+from tiny import build
 from transformers import PreTrainedModel
 
 from harness.rollout.protocol import Engine
 
 
 def model_of(name: str, seed: int = 0) -> PreTrainedModel:
-    """Return a model without special values: biases are not 0, norms are not 1."""
-    model, generator = MODELS[name]().eval(), torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter, weight in model.named_parameters():
-            noise = torch.randn(weight.shape, generator=generator)
-            weight.copy_(1 + 0.2 * noise if "norm" in parameter else 0.1 * noise)
-    return model
+    return build(name, seed, scale=0.1)
 
 
 def update(model: PreTrainedModel, lr: float) -> PreTrainedModel:

@@ -59,19 +59,19 @@ PROMPTS = [[1, 2], [4, 5, 6, 7, 1, 11], [*LONG, 9], [*LONG, 12, 14]]
 SEEDS = [11, 12, 13, 14]
 
 
-def randomize(model: PreTrainedModel, seed: int) -> None:
+def randomize(model: PreTrainedModel, seed: int, scale: float = 0.2) -> None:
     """Give every weight a random value: biases are not 0, norms are not 1."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             noise = torch.randn(weight.shape, generator=generator)
             centre = 0 if model.config.model_type == "gemma3_text" else 1  # Gemma adds 1 in the forward pass
-            weight.copy_(centre + 0.2 * noise if "norm" in name else 0.2 * noise)
+            weight.copy_(centre + 0.2 * noise if "norm" in name else scale * noise)
 
 
-def build(name: str, seed: int = 0) -> PreTrainedModel:
+def build(name: str, seed: int = 0, scale: float = 0.2) -> PreTrainedModel:
     model = (MODELS | OTHERS)[name]().eval()
-    randomize(model, seed)
+    randomize(model, seed, scale)
     return model
 
 

@@ -11,6 +11,7 @@ from unittest import mock
 import faults
 import pytest
 import torch
+from tiny import MODELS
 from trainers import build, records
 from transformers import PreTrainedModel
 
@@ -38,7 +39,7 @@ def synchronised(name: str, dtype: torch.dtype, lr: float) -> tuple[EmbeddedEngi
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", faults.MODELS)
+@pytest.mark.parametrize("name", MODELS)
 def test_check_engine_weights_after_an_update(name: str, dtype: str) -> None:
     engine, _, now = synchronised(name, DTYPES[dtype], LR)
     engine.load(now)
@@ -52,7 +53,7 @@ def test_check_engine_weights_after_an_update(name: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("fault", faults.FAULTS, ids=lambda fault: fault.__name__)
-@pytest.mark.parametrize("name", faults.MODELS)
+@pytest.mark.parametrize("name", MODELS)
 def test_check_engine_weights_after_a_faulty_update(name: str, fault: faults.Fault, dtype: str) -> None:
     engine, before, now = synchronised(name, DTYPES[dtype], LR)
     fault(engine, before, now)
@@ -61,7 +62,7 @@ def test_check_engine_weights_after_a_faulty_update(name: str, fault: faults.Fau
             check_engine_weights(engine, now, DTYPES[dtype], seed)
 
 
-@pytest.mark.parametrize("name", faults.MODELS)
+@pytest.mark.parametrize("name", MODELS)
 def test_check_engine_weights_with_a_stale_head(name: str) -> None:
     engine, before, now = synchronised(name, torch.float32, LR)
     if name.endswith("-untied"):
