@@ -307,7 +307,7 @@ def test_signal_by_micro_batch(flag: str, world: int) -> None:
             for t in tokens:
                 y = int(c.targets_T[t])
                 ratio = loops.softmax(c.logits_TV[t].tolist())[y] / loops.softmax(c.old_logits_TV[t].tolist())[y]
-                value, slope = loops.clipped(ratio, advantages[t], 0.2, 0.2, 3.0)
+                value, slope = loops.clipped_token(ratio, advantages[t], 0.2, 0.2, 3.0)
                 expected -= share * kept[t] * value / number
                 slopes.append(-share * kept[t] * slope / number)
             current = c.current(part)
