@@ -97,14 +97,6 @@ def test_crossed_interval_and_p_value_are_continuous() -> None:
         assert limits(crossed_interval(below)) == pytest.approx(limits(crossed_interval(above)), rel=1e-6)
 
 
-def test_crossed_p_value_of_seeds_that_agree() -> None:
-    """Differences of +.232, +.183 and +.211 on 30 problems; dropping the seeds' freedom made it 6e-25."""
-    random = np.random.default_rng(0)
-    residual_SJ = random.normal(0, 0.2, (3, 30))
-    residual_SJ -= residual_SJ.mean(axis=1, keepdims=True)
-    assert 1e-4 < known(crossed_p_value(np.array([[0.232], [0.183], [0.211]]) + residual_SJ)) < 0.05
-
-
 def test_crossed_interval_without_variation() -> None:
     assert crossed_interval(np.array([[0.0, 1.0, 1.0, 0.0]])) == Estimate(0.5)
     assert crossed_interval(np.array([[0.0], [1.0]])) == Estimate(0.5)
@@ -120,23 +112,6 @@ def test_mean_interval_is_students() -> None:
 
 
 # Shares
-
-
-def test_crossed_interval_in_another_order_and_scale() -> None:
-    random = np.random.default_rng(0)
-    x_SJ = random.normal(size=(3, 1)) + random.normal(size=20) + random.normal(size=(3, 20))
-    mean, low, high = limits(crossed_interval(x_SJ))
-    shuffled_SJ = x_SJ[[2, 0, 1]][:, random.permutation(20)]
-    assert limits(crossed_interval(shuffled_SJ)) == pytest.approx((mean, low, high))
-    assert limits(crossed_interval(7 - 2 * x_SJ)) == pytest.approx((7 - 2 * mean, 7 - 2 * high, 7 - 2 * low))
-
-
-def test_difference_interval_without_shared_effects() -> None:
-    random = np.random.default_rng(0)
-    ours_SJ, theirs_SJ = random.normal(size=(2, 3, 20))
-    problem_J, seed_S1 = 100 * random.normal(size=20), 100 * random.normal(size=(3, 1))
-    paired = crossed_interval((ours_SJ + problem_J + seed_S1) - (theirs_SJ + problem_J + seed_S1))
-    assert limits(paired) == pytest.approx(limits(crossed_interval(ours_SJ - theirs_SJ)))
 
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.2, 0.97, 1.0])
