@@ -15,7 +15,7 @@ from intervals import limits, slow_share_interval
 from harness.page import page
 from harness.page.content import PageContent, page_cells
 from harness.page.finding import general_sentences
-from harness.table import compare, formats, leaderboard, render
+from harness.table import compare, leaderboard, render
 from harness.table.columns import format_estimate, table_lines
 from harness.table.compare import comparisons
 from harness.table.frames import Frames
@@ -135,12 +135,6 @@ def test_avg_at_k_near_a_bound_has_wilsons_interval() -> None:
     assert limits(estimate) == pytest.approx(slow_share_interval(avg(one)), abs=1e-9)
     all_right = rows(made_up_frames({"grpo": draw("grpo", [1.0, 1.0], problems=30)}))[0].avg_at_k
     assert format_estimate(all_right) == "1.000 [0.886, 1.000]"
-
-
-def test_latex_estimate() -> None:
-    assert formats.latex_estimate(Estimate(0.5, 0.4, 0.6)) == r"0.500 \pm 0.100"
-    assert formats.latex_estimate(Estimate(0.98, 0.9, 1.0)) == r"0.980\;[0.900, 1.000]"
-    assert formats.latex_estimate(Estimate(0.5)) == "0.500"
 
 
 def test_two_seeds() -> None:

@@ -26,14 +26,14 @@ def test_render_latex() -> None:
         place("clip_b & 50%", Estimate(0.5, 0.4, 0.6), best=True),
         place("grpo", Estimate(0.75), best=True, score="Pass@16"),
         place("clip_b & 50%", None, best=False, score="Pass@16"),
-        place("grpo", Estimate(0.125, 0.0, 0.25), best=True, task="all tasks"),
+        place("grpo", Estimate(0.98, 0.9, 1.0), best=True, task="all tasks"),
     ]
     assert formats.render_latex(compared).splitlines()[2:] == [
         r"\begin{tabular}{lccc}",
         r"\toprule",
         r"Method & aime\_24 Avg@K & aime\_24 Pass@16 & all tasks Avg@K \\",
         r"\midrule",
-        r"grpo & $0.250 \pm 0.050$ & $\mathbf{0.750}$ & $\mathbf{0.125 \pm 0.125}$ \\",
+        r"grpo & $0.250 \pm 0.050$ & $\mathbf{0.750}$ & $\mathbf{0.980\;[0.900, 1.000]}$ \\",
         r"clip\_b \& 50\% & $\mathbf{0.500 \pm 0.100}$ & -- & -- \\",
         r"\bottomrule",
         r"\end{tabular}",
