@@ -19,7 +19,6 @@ def made_up_frames(
     right: Mapping[str, Mapping[int, np.ndarray]],
     task: str = "countdown",
     trained_on: str = "countdown",
-    model: str = "tiny",
     *,
     problems: Sequence[str] | None = None,
     **columns: Mapping[tuple[str, int], Any],
@@ -31,8 +30,8 @@ def made_up_frames(
     rows, answers = [], []
     for method, by_seed in right.items():
         for seed in by_seed or (0,):
-            cell = f"{method}-{seed}-{trained_on}-{model}"
-            row = {"method": method, "task": trained_on, "model": model, "setting": (), "seed": seed}
+            cell = f"{method}-{seed}-{trained_on}"
+            row = {"method": method, "task": trained_on, "model": "tiny", "setting": (), "seed": seed}
             row |= {"evaluated": task, "cell": cell, "moment": AFTER, "state": DONE if by_seed else NO_RUN}
             row |= {"entropy_first": 2.0, "entropy_last": 1.0}
             rows.append(row | {name: values.get((method, seed)) for name, values in columns.items()})
@@ -42,7 +41,7 @@ def made_up_frames(
             counts = {"right": right_JN.sum(axis=1), "samples": [right_JN.shape[1]] * len(names)}
             for name in ("right_distinct", "solutions"):
                 counts[name] = columns.get(name, {}).get((method, seed), unknown)
-            answers.append(((f"{method}-{seed}-{trained_on}-{model}", task, AFTER), {"problem": names, **counts}))
+            answers.append(((f"{method}-{seed}-{trained_on}", task, AFTER), {"problem": names, **counts}))
     return Frames(cells_frame(rows), answers_frame(answers))
 
 

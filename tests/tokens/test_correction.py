@@ -34,11 +34,11 @@ SETTINGS = [
 ]
 
 
-def drifted(seed: int, size: float = 0.4) -> Case:
+def drifted(seed: int) -> Case:
     """Make a case whose engine gives other log-probabilities than the trainer."""
     made = case(seed)
     generator = torch.Generator().manual_seed(seed + 100)
-    noise_T = size * torch.randn(len(made.old.logp), dtype=torch.float64, generator=generator)
+    noise_T = 0.4 * torch.randn(len(made.old.logp), dtype=torch.float64, generator=generator)
     batch = dataclasses.replace(made.batch, behaviour_logp_T=made.old.logp + noise_T)
     return dataclasses.replace(made, batch=batch)
 
