@@ -5,7 +5,7 @@ Methods, models and machines are not part of it: these are what a table compares
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from harness.base import identities
 from harness.base.errors import UserError, shown
 from harness.cells.spec import CellSpec
+from harness.config import flat
 
 VERSION = "v1"
 RULES = 1  # of judging answers and of estimating scores; raised when one changes, so that old rows differ
@@ -41,7 +42,7 @@ class Protocol:
 
     def differences(self, other: Protocol) -> list[str]:
         """Return the keys in which another protocol differs, each with both values."""
-        ours, theirs = dict(flat_values(self.definition)), dict(flat_values(other.definition))
+        ours, theirs = dict(flat(self.definition)), dict(flat(other.definition))
         lines = []
         for key in {**ours, **theirs}:  # a dict keeps their order, which a set does not
             our_value, their_value = ours.get(key), theirs.get(key)
@@ -52,15 +53,6 @@ class Protocol:
             else:
                 lines.append(key)
         return lines
-
-
-def flat_values(values: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values of nested mappings with their full keys, as train.steps."""
-    for key, value in values.items():
-        if isinstance(value, dict) and value:
-            yield from flat_values(value, f"{where}{key}.")
-        else:
-            yield f"{where}{key}", value
 
 
 def listed(words: Sequence[str]) -> str:
@@ -127,16 +119,16 @@ def departures(protocol: Protocol, spec: CellSpec) -> list[str]:
         sentences.append(f"its seed is {spec.key.seed}")
     if settings.get("ruleset", "published") != definition["ruleset"]:
         sentences.append(f"its ruleset is {settings.get('ruleset', 'published')}")
-    ours, axes = dict(flat_values(protocol_sections(settings))), definition["axes"]
-    expected = dict(flat_values({name: definition[name] for name in SECTIONS}))
+    ours, axes = dict(flat(protocol_sections(settings))), definition["axes"]
+    expected = dict(flat({name: definition[name] for name in SECTIONS}))
     for key in expected | ours:  # either may have a key that the other leaves out at its default
         of_axis = any(f"{key}.".startswith(f"{axis}.") for axis in axes)
         reads_answers = key.startswith("eval.") and key.endswith(".k")  # the K of a headline
         if not of_axis and not reads_answers and ours.get(key) != expected.get(key):
             sentences.append(f"its {key} is {shown(ours.get(key))}")
     for section in ("train", "rollout", "eval", "stop"):
-        own_values = dict(flat_values(settings[section], f"{section}."))
-        for key, value in flat_values(spec.identity[section], f"{section}."):
+        own_values = dict(flat(settings[section], f"{section}."))
+        for key, value in flat(spec.identity[section], f"{section}."):
             own = own_values.get(key)
             if value != own and key != "train.dtype":  # in identities float32 has the name auto
                 sentences.append(f"its identity has {key}={shown(value)}, and its settings {shown(own)}")
