@@ -26,6 +26,7 @@ from benchmarks.common import demo_trainer, show
 from harness.conformance.probe import Probe, compute_outcome, random_probe
 from harness.methods.batch import TokenBatch, TokenStats
 from harness.methods.composition import Method
+from harness.theory.explain import copy_from
 from harness.tokens.metrics import Stopwatch
 from harness.train.first_pass import FirstPass
 from harness.train.trainer import Trainer
@@ -77,17 +78,11 @@ def main(rounds: int = 2, methods: Sequence[str] = tuple(METHODS)) -> None:
 
 def step_seconds(trainer: Trainer, initial_state: Mapping[str, Tensor]) -> float:
     """Time the first step of the untrained policy, which draws the same responses for every method."""
-    trainer.policy.load_state(initial_state.keys(), partial(fill, initial_state))
+    trainer.policy.load_state(initial_state.keys(), partial(copy_from, initial_state))
     trainer.synchronise(0)
     start = time.process_time()
     trainer.train_step(1, Stopwatch())
     return time.process_time() - start
-
-
-def fill(initial_state: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
-    """Write the initial weights into a policy's own."""
-    for name, x in tensors.items():
-        x.copy_(initial_state[name])
 
 
 def count_tokens(trainer: Trainer) -> list[int]:
