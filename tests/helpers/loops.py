@@ -185,7 +185,7 @@ def clipped_token(
     low_positive: float = math.inf,
     high_negative: float = math.inf,
 ) -> tuple[float, float]:
-    """Return min(r A, clip(r) A), at least dual * A where A < 0; with slope d/dlogp, where dr/dlogp = r."""
+    """Return clip(r) A, at least dual * A where A < 0, with its slope by log p; by default min(r A, clip(r) A)."""
     least, most = (1 - low_positive, 1 + high) if a > 0 else (1 - low, 1 + high_negative)
     value, slope = (r * a, r * a) if least <= r <= most else (min(max(r, least), most) * a, 0.0)
     return (dual * a, 0.0) if dual is not None and a < 0 and value < dual * a else (value, slope)
@@ -270,9 +270,9 @@ class Oracle:
             values, slopes = self.surrogate(response, factors)
             total -= math.fsum(factor * value for factor, value in zip(factors, values, strict=True))
             for i, t in enumerate(span):
-                kl, kl_slope = self.kl(response, float(case.old.ref_logp[t]), i)
-                total += term_factor * (kl - self.bonus * response.entropies[i])
-                by_logp = term_factor * kl_slope - slopes[i]
+                value, slope = self.kl(response, float(case.old.ref_logp[t]), i)
+                total += term_factor * (value - self.bonus * response.entropies[i])
+                by_logp = term_factor * slope - slopes[i]
                 gradient[t] = [
                     by_logp * ((v == y[i]) - p[i][v]) + term_factor * self.bonus * s
                     for v, s in enumerate(discriminators(p[i]))
