@@ -63,12 +63,10 @@ def temporary_path(path: Path, writer: int | None = None) -> Iterator[Path]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
-    except FileNotFoundError as error:
-        if folder.exists() and not directory.exists():
-            raise Taken(folder) from error
-        raise
     except BaseException as error:
         remove_path(temporary)
+        if isinstance(error, FileNotFoundError) and folder.exists() and not directory.exists():
+            raise Taken(folder) from error
         if reason := unwritten(error):
             raise Unwritten(path, reason) from error
         raise

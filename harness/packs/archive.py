@@ -71,8 +71,7 @@ class Pack:
 
     @property
     def matrix(self) -> str:
-        name: str = self.manifest["matrix"]
-        return name
+        return str(self.manifest["matrix"])
 
     @property
     def protocol(self) -> Protocol:
@@ -110,10 +109,9 @@ def write_pack(
         sums[COLUMNS_FILE] = entry_of(columns)
     else:
         for folder in folders:
-            for source in record_paths(folder):
-                name = f"{CELLS}/{folder.name}/{source.relative_to(folder).as_posix()}"
-                sources[name] = source
-                sums[name] = entry_of_file(source)
+            place = f"{CELLS}/{folder.name}"
+            sources |= {f"{place}/{path.relative_to(folder).as_posix()}": path for path in record_paths(folder)}
+        sums |= {name: entry_of_file(source) for name, source in sources.items()}
     manifest = {
         "format": FORMAT,
         "matrix": matrix,
@@ -129,7 +127,7 @@ def write_pack(
             if slim_form:
                 archive.writestr(member_of(COLUMNS_FILE), lzma.compress(columns, lzma.FORMAT_XZ, filters=FILTERS))
             else:
-                add_records(archive, sources)
+                add_records(archive, sources, sums)
             archive.comment = bytes(seal.FILE_LENGTH)  # of the right length, which is part of what is summed
         seal.close_file(temporary)
         os.replace(temporary, path)
@@ -143,15 +141,12 @@ def check_replaceable(path: Path, sums: Mapping[str, Any]) -> None:
     check_whole(path)
     with opened_zip(path) as archive:
         manifest = checked_manifest(read_text(archive, MANIFEST, path), path)
-    lost = []
-    for name, entry in manifest["files"].items():
+    for name, entry in sorted(manifest["files"].items()):
         is_result = name == COLUMNS_FILE or name.split("/")[2:3] in (["evals"], ["samples"])
         if is_result and sums.get(name) != entry:
-            lost.append(name)
-    if lost:
-        raise UserError(
-            f"{path} holds answers that the new pack lacks ({min(lost)}); --out names another file, or remove this one"
-        )
+            raise UserError(
+                f"{path} holds answers that the new pack lacks ({name}); --out names another file, or remove this one"
+            )
 
 
 def record_paths(folder: Path) -> list[Path]:
@@ -171,8 +166,8 @@ def member_of(name: str) -> zipfile.ZipInfo:
     return member
 
 
-def add_records(archive: zipfile.ZipFile, sources: Mapping[str, Path]) -> None:
-    """Add the records of cells, by their names, as one compressed stream."""
+def add_records(archive: zipfile.ZipFile, sources: Mapping[str, Path], sums: Mapping[str, list[Any]]) -> None:
+    """Add the records of cells, by their names, as one compressed stream; refuse records that no longer fit `sums`."""
     # Records of one kind follow each other: if some are equal in many cells, only the first takes space.
     in_order = sorted(sources, key=lambda name: name.split("/", 2)[::-1])
     with (
@@ -182,9 +177,11 @@ def add_records(archive: zipfile.ZipFile, sources: Mapping[str, Path]) -> None:
     ):
         for name in in_order:
             record = tarfile.TarInfo(name)  # as of 1970 and of no user: the same records give the same bytes
-            record.size = sources[name].stat().st_size
             with open(sources[name], "rb") as file:
+                record.size = os.fstat(file.fileno()).st_size  # of this one: another may take its place
                 tar.addfile(record, file)
+            if entry_of_file(sources[name]) != sums[name]:
+                raise UserError(f"{sources[name]} changed while it was packed; pack again when its cell has ended")
 
 
 # Reading
@@ -289,13 +286,13 @@ def extract_records(stream: Unpacking, path: Path, folder: Path, manifest: Mappi
         if "/samples/" not in name:  # which are read by line
             check_bytes(path, name, size, most_read(path))
     left = set(sums)
-    stream.allow(HEADERS)
+    stream.left = HEADERS
     with tarfile.open(fileobj=io.BufferedReader(stream), mode="r|") as tar:
         for record in tar:
             file = tar.extractfile(record)
             if record.name not in left or file is None or record.size != sums[record.name][0]:
                 raise Damaged(path, f"{record.name!r} in it is not the record that its {MANIFEST} names")
-            stream.allow(record.size + HEADERS)
+            stream.left = record.size + HEADERS
             target = folder / record.name
             target.parent.mkdir(parents=True, exist_ok=True)
             with open(target, "wb") as copy:
@@ -310,7 +307,7 @@ def extract_columns(stream: Unpacking, path: Path, folder: Path, manifest: Mappi
     """Write the records of slim cells into a folder."""
     size = manifest["files"][COLUMNS_FILE][0]
     check_bytes(path, COLUMNS_FILE, size, most_read(path))
-    stream.allow(size)
+    stream.left = size
     seen = hashlib.sha256()
 
     def columns() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -334,12 +331,9 @@ class Unpacking(io.RawIOBase):
     """The content of an xz stream, from which only as much can be read as was allowed."""
 
     def __init__(self, stream: IO[bytes]) -> None:
-        self.stream, self.left = stream, 0
+        self.stream = stream
+        self.left = 0  # bytes that may be read from here on
         self.xz = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MOST_DICTIONARY)
-
-    def allow(self, number: int) -> None:
-        """Allow that so many bytes are read from here on."""
-        self.left = number
 
     def readable(self) -> bool:
         return True

@@ -36,7 +36,10 @@ def pack_matrix(config: Config, out: Path, *, slim_form: bool = False) -> tuple[
         for damage, _ in checksums.changed_records(folder):
             raise damage
     summary, protocol = Board.of_config(config, matrix).as_json(), protocol_of_cells(config, matrix)
-    write_pack(out, config.name, summary, folders, protocol, slim_form=slim_form)
+    try:
+        write_pack(out, config.name, summary, folders, protocol, slim_form=slim_form)
+    except FileNotFoundError as error:  # a cell that failed starts over
+        raise UserError(f"{error.filename} went away; pack again when its cell has ended") from error
     return len(folders), len(matrix)
 
 
@@ -75,9 +78,8 @@ def unpack_cells(pack: Pack, config: Config, matrix: Sequence[Cell]) -> Unpacked
     packed = {identities.key(spec.identity): folder for folder, spec in specs.items()}
     shared = sorted(packed.keys() & ours.keys())
     if not shared:
-        differences = protocol_of_cells(config, matrix).differences(pack.protocol)
         why = "cells are the same if method, task, model, seed, settings and the kind of device are"
-        if differences:
+        if differences := protocol_of_cells(config, matrix).differences(pack.protocol):
             why = f"the protocols differ in {listed(differences)}"
         if edited := edited_since(specs.values(), matrix):
             why = (

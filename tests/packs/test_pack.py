@@ -161,6 +161,29 @@ def test_pack_matrix_refuses_a_damaged_cell(tmp_path: Path) -> None:
         pack_matrix(made.config, tmp_path / "made.zip")
 
 
+@pytest.mark.parametrize("words", ["changed while it was packed", "went away"])
+def test_pack_matrix_refuses_a_cell_that_runs_again(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = smoke_matrix(tmp_path / "results", NO_STORE)
+    made.write(made.cells[0])
+    made.write(made.cells[1], state="failed")
+    metrics, add_member = made.cells[1].folder / "metrics.jsonl", archive.add_member
+
+    def run_again(*member: Any) -> None:
+        """Add a member after the sums of the records were taken, while the cell that failed is run again."""
+        add_member(*member)
+        if words != "went away":
+            metrics.write_text("")
+        else:
+            metrics.unlink(missing_ok=True)
+
+    monkeypatch.setattr(archive, "add_member", run_again)
+    with pytest.raises(UserError, match=f"^{metrics} {words}; pack again when its cell has ended$"):
+        pack_matrix(made.config, tmp_path / "made.zip")
+    assert [path.name for path in tmp_path.iterdir()] == ["results"]
+
+
 # Damage
 
 
