@@ -7,6 +7,7 @@ steps of a cell were also trained again here, with the same metrics bit for bit.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -39,8 +40,12 @@ def marks_path(digest: str) -> Path:
 
 
 def write_marks(digest: str, marks: Mapping[str, str]) -> None:
-    """Write the marks of the cells of a pack; they hold for these bytes alone."""
-    files.write_json(marks_path(digest), dict(marks))
+    """Write the marks of the cells of a pack; they hold for these bytes alone, and so does an earlier replay."""
+    earlier: dict[str, str] = {}
+    with contextlib.suppress(Damaged):  # which this writes again
+        earlier = marks_of_pack(digest)
+    replays = {cell: mark for cell, mark in earlier.items() if mark.startswith(REPLAYED)}
+    files.write_json(marks_path(digest), {cell: mark_of_row([marks[cell], replays.get(cell, "")]) for cell in marks})
 
 
 def marks_of_pack(digest: str) -> dict[str, str]:

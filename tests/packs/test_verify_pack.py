@@ -22,7 +22,8 @@ from harness.matrix import cells
 from harness.packs import replay
 from harness.packs.archive import unpacked
 from harness.packs.exchange import pack_matrix
-from harness.table.verified import mark_of_row, marks_of_pack
+from harness.table import verified
+from harness.table.verified import mark_of_row, marks_of_pack, write_marks
 
 pytestmark = pytest.mark.slow
 
@@ -54,6 +55,20 @@ def test_verify_a_wrong_verdict(forgery: Forgery, tmp_path: Path) -> None:
 def test_mark_of_row_by_the_most_steps() -> None:
     marks = [f"replayed to step {step} of 60" for step in (9, 10, 2)]
     assert mark_of_row(["judged again", *marks]) == "replayed to step 10 of 60"
+
+
+def test_write_marks_keeps_replays() -> None:
+    to_step_9, to_step_10 = (f"replayed to step {step} of 60" for step in (9, 10))
+    for marks in (
+        {"a": to_step_10, "b": "judged again", "c": to_step_9, "d": "reported"},
+        {"a": to_step_9, "b": to_step_9, "c": "reported", "d": "judged again"},
+        {"a": "judged again", "b": to_step_10, "c": "judged again", "d": "judged again"},
+    ):
+        write_marks("of a pack", marks)
+    assert marks_of_pack("of a pack") == {"a": to_step_10, "b": to_step_10, "c": "judged again", "d": "judged again"}
+    files.write_json(verified.marks_path("of a pack"), [])
+    write_marks("of a pack", {"a": "judged again"})
+    assert marks_of_pack("of a pack") == {"a": "judged again"}
 
 
 def test_verify_counts_without_answers(forgery: Forgery, tmp_path: Path) -> None:
