@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.base.errors import UserError
 from harness.base.plugins import import_plugin
 from harness.base.terminal import boxed, console, visible, width_of
 from harness.base.units import plural
@@ -21,6 +22,7 @@ EXAMPLES = (
     "entrobench verify theirs.zip --plugin their_methods --replay 9eee552761fb --steps 3",
     "entrobench verify least_sure.zip --plugin least_sure --row results/packs/demo.zip",
 )
+STEPS = 2  # that are replayed
 
 
 def add(commands: Commands) -> None:
@@ -31,7 +33,7 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "--replay", metavar="CELL", help="train the first steps of this cell again on the CPU, and compare them"
     )
-    parser.add_argument("--steps", type=int, default=2, help="how many steps are replayed (default: 2)")
+    parser.add_argument("--steps", type=int, help=f"how many steps are replayed (default: {STEPS})")
     text = "check the plugin's methods too, and print the table of this pack of the same protocol with FILE's rows"
     parser.add_argument("--row", metavar="PACK", type=Path, help=text)
 
@@ -44,11 +46,14 @@ def call(arguments: argparse.Namespace) -> int:
     from harness.table.verified import COUNTED, write_marks
     from harness.verify.pool import VerifierPool
 
+    if arguments.steps is not None and arguments.replay is None:
+        raise UserError(f"--steps is {arguments.steps}, but no cell is replayed; --replay CELL names one")
+    steps = STEPS if arguments.steps is None else arguments.steps
     for plugin in arguments.plugin:
         import_plugin(plugin)
     with unpacked(arguments.file) as pack, VerifierPool() as verifier:
         if arguments.replay is not None:  # before the answers are judged, which takes longer
-            check_replay(pack, arguments.replay, arguments.steps)
+            check_replay(pack, arguments.replay, steps)
         if arguments.row is not None:
             check_submission(pack, arguments.row, arguments.plugin)
         audited = audit_pack(pack, verifier, arguments.plugin)
@@ -59,7 +64,7 @@ def call(arguments: argparse.Namespace) -> int:
         # Before anything is printed about the cells: a replay changes the mark of one, or adds a finding.
         if arguments.replay is not None:
             replayed = next(audit for audit in audits if audit.spec.id == arguments.replay)
-            replay_cell(replayed, arguments.steps, arguments.plugin)
+            replay_cell(replayed, steps, arguments.plugin)
         print(visible(audit_table(pack, audits)))
         for audit in audits:
             for sentence in audit.findings:
@@ -73,13 +78,12 @@ def call(arguments: argparse.Namespace) -> int:
             console.print(f"{counted:,} answers are in the pack as counts alone, and were not judged again")
         write_marks(pack.digest, {audit.spec.id: audit.mark for audit in audits})
     wrong = [audit for audit in audits if audit.findings]
-    if arguments.row is not None and not wrong:
+    if wrong:
+        cells = plural(len(wrong), "cell")
+        console.print(f"{cells} of {len(audits)} contradict their own records or answers", style="red")
+    elif arguments.row is not None:
         print(visible(joined_table([arguments.row, arguments.file])), end="")
-    if not wrong:
-        return 1 if audited.findings else 0
-    cells = plural(len(wrong), "cell")
-    console.print(f"{cells} of {len(audits)} contradict their own records or answers", style="red")
-    return 1
+    return 1 if wrong or audited.findings else 0
 
 
 def replay_cell(audit: CellAudit, steps: int, plugins: Sequence[str]) -> None:

@@ -82,6 +82,8 @@ def check_replay(pack: Pack, cell: str, steps: int) -> None:
         raise UserError(f"--replay is {cell!r}, which is not a cell of the pack; {nearest(cell, folders)}")
     folder, spec = folders[cell], CellSpec.read(folders[cell])
     most = len(MetricsLog(folder).read()) - 1  # the first line is of step 0, before any training
+    if most < 1:
+        raise UserError(f"{spec.key.run_name} has no step of training, so nothing of it can be replayed")
     if not 1 <= steps <= most:
         raise UserError(f"--steps is {steps}; allowed: 1 to {most}, the steps of the cell")
     if reason := obstacle(folder, spec):

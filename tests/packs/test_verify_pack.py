@@ -127,6 +127,9 @@ def test_verify_refuses_options_before_judging(honest: Path, monkeypatch: pytest
         raise AssertionError("judged")
 
     monkeypatch.setattr("harness.packs.audit.audit_pack", judge)
+    assert "--steps is 2, but no cell is replayed; --replay CELL names one" in verify(
+        str(honest), "--steps", "2", code=2
+    )
     assert "plugin nope cannot be imported" in verify(str(honest), "--plugin", "nope", code=2)
     assert "--replay is 'nope', which is not a cell" in verify(str(honest), "--replay", "nope", code=2)
     for steps in ("0", "5"):
@@ -149,6 +152,15 @@ def test_replay_refuses_what_cannot_be_repeated(
     forgery.edit_record("made.json", **fields)
     pack = forgery.write(tmp_path / "other.zip")
     assert sentence in verify(str(pack), "--replay", CellSpec.read(forgery.folder).id, code=2)
+
+
+def test_replay_refuses_a_cell_without_steps(forgery: Forgery, tmp_path: Path) -> None:
+    for kept in (1, 0):
+        forgery.edit_log(lambda lines, kept=kept: lines.__delitem__(slice(kept, None)))  # type: ignore[misc]
+        refused = verify(
+            str(forgery.write(tmp_path / f"{kept}.zip")), "--replay", CellSpec.read(forgery.folder).id, code=2
+        )
+        assert "clip_b s0 has no step of training, so nothing of it can be replayed" in refused
 
 
 def test_replay_bit_for_bit(tmp_path: Path) -> None:
