@@ -44,13 +44,15 @@ class TrainedCheckpoint:
     def method(self) -> str | None:
         """Return the method that our part in the other trainer has recorded; None without a record."""
         path = self.place / MEMORY
-        if not path.is_file():
-            return None
-        record = files.read_json(path)
-        method = record.get("method") if isinstance(record, dict) else None
-        if not isinstance(method, str):
-            raise UserError(f"{path} does not name the method; it must be a JSON object with the text `method`")
-        return method
+        return files.read_record(Memory, path).method if path.is_file() else None
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The content of MEMORY."""
+
+    method: str
+    state: dict[str, dict[str, float]]  # of each control
 
 
 def write_memory(checkpoint: Path, method: str, state: Mapping[str, Mapping[str, float]]) -> None:
@@ -63,11 +65,10 @@ def read_memory(checkpoint: Path, method: str) -> dict[str, dict[str, float]]:
     path = checkpoint.absolute() / MEMORY
     if not path.exists():
         raise UserError(f"the checkpoint {checkpoint} has no {MEMORY}; no method of entrobench trained it")
-    kept = files.read_json(path)
-    if kept["method"] != method:
-        raise UserError(f"the checkpoint {checkpoint} is of method {kept['method']}, not of {method}")
-    state: dict[str, dict[str, float]] = kept["state"]
-    return state
+    kept = files.read_record(Memory, path)
+    if kept.method != method:
+        raise UserError(f"the checkpoint {checkpoint} is of method {kept.method}, not of {method}")
+    return kept.state
 
 
 def find_checkpoints(folder: Path) -> list[TrainedCheckpoint]:

@@ -299,7 +299,7 @@ ODD_MARKS: list[Any] = [[], {}, "x", {"method": 5}]
     ("file", "content"),
     [
         *(("trainer_state.json", content) for content in ODD_STATES),
-        *(("entrobench.json", content) for content in ODD_MARKS),
+        *(("entrobench.json", content) for content in (*ODD_MARKS, {"method": "grpo", "state": [1]})),
     ],
 )
 def test_adopt_refuses_other_records(file: str, content: Any, place: Place, checkpoint: Path) -> None:

@@ -490,7 +490,11 @@ def test_train_resumed(tmp_path: Path) -> None:
     other = trainer_of("clip_b", tmp_path / "other", **options)
     with pytest.raises(entrobench.UserError, match=r"is of method clip_servo\(target=0.1\), not of clip_b"):
         other.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
-    (tmp_path / "whole" / "checkpoint-2" / MEMORY).unlink()
+    memory = tmp_path / "whole" / "checkpoint-2" / MEMORY
+    memory.write_text(json.dumps({"method": spec}))
+    with pytest.raises(entrobench.UserError, match=r"/entrobench\.json is damaged: it must hold method, state$"):
+        resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+    memory.unlink()
     with pytest.raises(entrobench.UserError, match="no method of entrobench trained it"):
         resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
 
