@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -485,10 +486,11 @@ class PortableMethod:
     def _minibatches(self, minibatches: Sequence[Rows], batch: TokenBatch, row_B: Tensor) -> list[TokenBatch]:
         """Return the parts of the batch with these rows, which must hold each row once."""
         parts = [as_tensor(rows).to(row_B.device) for rows in minibatches]
-        counts = torch.cat(parts).bincount(minlength=len(batch))
-        wrong = (counts != 1).nonzero().flatten().tolist()
-        if wrong:
-            raise UserError(f"row {wrong[0]} is in {int(counts[wrong[0]])} of the minibatches; each must be in one")
+        counts = Counter(row for rows_B in parts for row in rows_B.tolist())
+        for row in sorted(counts.keys() | range(len(batch))):
+            if counts[row] != (0 <= row < len(batch)):
+                last = len(batch) - 1
+                raise UserError(f"row {row} is in {counts[row]} of the minibatches; each of 0 to {last} must be in one")
         return [batch.take(row_B[rows_B]) for rows_B in parts]
 
     def _reads_entropy(self) -> bool:
