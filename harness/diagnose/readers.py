@@ -17,7 +17,7 @@ from harness.cells import log
 from harness.cells.spec import FILE as CONFIG
 from harness.cells.spec import CellSpec
 from harness.cells.state import STALE, Progress
-from harness.diagnose.signals import BONUS, CLIPPED, CSV, KEYS, OURS, SIGNALS, TRL, VERL, LoggedRun, curve_of
+from harness.diagnose.signals import BONUS, CLIPPED, CSV, KEYS, OURS, SIDES, SIGNALS, TRL, VERL, LoggedRun, curve_of
 
 TRL_STATE = "trainer_state.json"
 READABLE = (
@@ -110,8 +110,6 @@ def training_steps(lines: Iterable[Mapping[str, Any]]) -> Iterator[Record]:
         metrics = dict(line["metrics"])
         if "entropy/mean" in metrics:  # a training step; step 0 is the evaluation before training
             metrics.setdefault("verdicts/unparsed", 0.0)
-            if {"ratio/clipped_low", "ratio/clipped_high"} <= metrics.keys():
-                metrics[CLIPPED] = metrics["ratio/clipped_low"] + metrics["ratio/clipped_high"]
             yield line["step"], metrics
 
 
@@ -234,6 +232,9 @@ def points_of(records: Iterable[Record]) -> Points:
                 points.setdefault(key, {})[step] = float("nan")
             elif isinstance(value, int | float) and not isinstance(value, bool):
                 points.setdefault(key, {})[step] = float(value)
+    low, high = (points.get(side, {}) for side in SIDES)
+    if both := low.keys() & high.keys():
+        points[CLIPPED] = {step: low[step] + high[step] for step in both}
     return points
 
 

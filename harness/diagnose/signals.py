@@ -18,7 +18,8 @@ CSV = "CSV"  # a table whose columns have the keys of any of them
 # Prefix of our keys that our methods log in TRL (entrobench.trl) and in verl (entrobench.verl).
 DOOR = "entrobench/"
 BONUS = "entropy_bonus.coefficient"  # from the configuration of a cell: no step logs it
-CLIPPED = "ratio/clipped_low + ratio/clipped_high"
+SIDES = ("ratio/clipped_low", "ratio/clipped_high")
+CLIPPED = " + ".join(SIDES)
 
 TRAINERS = (OURS, TRL, VERL)
 Keys = tuple[str, ...]
@@ -53,7 +54,7 @@ SIGNALS: Mapping[str, tuple[Keys, Keys, Keys]] = {
     "push_unlikely_wrong": (("dynamics/negative_below/push",), (), ()),
 }
 
-KEYS = {key for by_trainer in SIGNALS.values() for keys in by_trainer for key in keys}
+KEYS = {key for by_trainer in SIGNALS.values() for keys in by_trainer for key in keys} | {*SIDES}
 
 REACH = 2  # points on each side of a running median: one or two outliers do not move it, and it follows in two points
 BARS_SHOWN = 40  # of a sparkline: with the numbers in front of it, it fits into a line of 120 characters

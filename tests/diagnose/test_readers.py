@@ -225,6 +225,8 @@ def test_read_run_of_a_csv_file(tmp_path: Path) -> None:
     assert (gradient.steps, gradient.values, gradient.lost) == ([2], [1.5], None)
     path.write_text("step, actor/entropy\n1.0, 0.9\n2.0, 0.7\n")  # as pandas writes steps, and people columns
     assert read_run(path).signal("entropy") == MetricCurve("actor/entropy", [1, 2], [0.9, 0.7])
+    path.write_text("step,entropy/mean,ratio/clipped_low,ratio/clipped_high\n1,0.9,0.25,0.5\n2,0.7,,0.5\n")
+    assert read_run(path).signal("clipped") == MetricCurve(CLIPPED, [1], [0.75])
 
 
 # Refusals
