@@ -489,8 +489,7 @@ class PortableMethod:
         counts = Counter(row for rows_B in parts for row in rows_B.tolist())
         for row in sorted(counts.keys() | range(len(batch))):
             if counts[row] != (0 <= row < len(batch)):
-                last = len(batch) - 1
-                raise UserError(f"row {row} is in {counts[row]} of the minibatches; each of 0 to {last} must be in one")
+                raise UserError(f"row {row} is in {counts[row]} minibatches; each of {len(batch)} must be in one")
         return [batch.take(row_B[rows_B]) for rows_B in parts]
 
     def _reads_entropy(self) -> bool:
