@@ -84,8 +84,7 @@ class Pack:
     @property
     def cells(self) -> list[Path]:
         """The folders of its cells, in order."""
-        folder = self.folder / CELLS
-        return sorted(folder.iterdir()) if folder.is_dir() else []
+        return sorted((self.folder / CELLS).glob("*"))
 
     @property
     def digest(self) -> str:

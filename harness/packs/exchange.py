@@ -36,10 +36,7 @@ def pack_matrix(config: Config, out: Path, *, slim_form: bool = False) -> tuple[
         for damage, _ in checksums.changed_records(folder):
             raise damage
     summary, protocol = Board.of_config(config, matrix).as_json(), protocol_of_cells(config, matrix)
-    try:
-        write_pack(out, config.name, summary, folders, protocol, slim_form=slim_form)
-    except FileNotFoundError as error:  # a cell that failed starts over
-        raise UserError(f"{error.filename} went away; pack again when its cell has ended") from error
+    write_pack(out, config.name, summary, folders, protocol, slim_form=slim_form)
     return len(folders), len(matrix)
 
 

