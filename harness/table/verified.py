@@ -41,10 +41,9 @@ def marks_path(digest: str) -> Path:
 
 def write_marks(digest: str, marks: Mapping[str, str]) -> None:
     """Write the marks of the cells of a pack; they hold for these bytes alone, and so does an earlier replay."""
-    earlier: dict[str, str] = {}
+    replays: dict[str, str] = {}
     with contextlib.suppress(Damaged):  # which this writes again
-        earlier = marks_of_pack(digest)
-    replays = {cell: mark for cell, mark in earlier.items() if mark.startswith(REPLAYED)}
+        replays = {cell: mark for cell, mark in marks_of_pack(digest).items() if mark.startswith(REPLAYED)}
     files.write_json(marks_path(digest), {cell: mark_of_row([marks[cell], replays.get(cell, "")]) for cell in marks})
 
 
