@@ -163,6 +163,14 @@ def test_replay_refuses_a_cell_without_steps(forgery: Forgery, tmp_path: Path) -
         assert "clip_b s0 has no step of training, so nothing of it can be replayed" in refused
 
 
+def test_replay_ends_before_the_record(forgery: Forgery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where steps were added to a cell that had ended early."""
+    lines = MetricsLog(forgery.folder).read()
+    monkeypatch.setattr(replay, "trained_lines", lambda *_: lines[:2])
+    assert replay.replay_steps(forgery.folder, 1) is None
+    assert replay.replay_steps(forgery.folder, 2) == "training ends at step 1"
+
+
 def test_replay_bit_for_bit(tmp_path: Path) -> None:
     config = load_config("demo", [*SHORT, "methods=[grpo]", "seeds=[0]", f"results={tmp_path / 'results'}"])
     [cell] = cells(config)
