@@ -215,7 +215,7 @@ def tables() -> dict[str, str]:
             "laptop-sorting-seven": as_markdown(reference_table("laptop-matrix-sorting-seven")[LAPTOP_FULL]),
             "laptop-sorting-chosen": as_markdown(reference_table("laptop-matrix-sorting-chosen")[LAPTOP_FULL]),
             "laptop-sorting-field": as_markdown(by_gain("laptop-matrix-sorting-field")[LAPTOP_SCREENED]),
-            "laptop-sorting-new-seeds": as_markdown(by_gain("laptop-matrix-sorting-new-seeds")[LAPTOP_FULL]),
+            "laptop-sorting-pkpo-bbg": as_markdown(reference_table("laptop-matrix-sorting-pkpo-bbg")[LAPTOP_FULL]),
             "laptop-short": as_markdown(reference_table("laptop-matrix-sorting-seven")[LAPTOP_SHORT]),
             "laptop-clip-b": as_markdown(reference_table("laptop-matrix-clip-b")[LAPTOP]),
             "coloring": as_markdown(reference_table("coloring")[FULL]),

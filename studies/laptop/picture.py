@@ -17,7 +17,12 @@ from studies.field.analysis import configuration, take_tables
 from studies.pages import ENTROPY, REFERENCE, REPEATABLE, draw_panel, recorded_curves
 
 MATRICES = ("laptop-matrix", "laptop-matrix-clip-b", "laptop-matrix-sorting", "laptop-matrix-sorting-seven")
-FURTHER = ("laptop-matrix-sorting-chosen", "laptop-matrix-sorting-field", "laptop-matrix-sorting-new-seeds")
+FURTHER = (
+    "laptop-matrix-sorting-chosen",
+    "laptop-matrix-sorting-field",
+    "laptop-matrix-sorting-new-seeds",
+    "laptop-matrix-sorting-pkpo-bbg",
+)
 TITLES = {ENTROPY: "entropy, nats per token", "reward/mean": "share of right responses in training"}
 
 
