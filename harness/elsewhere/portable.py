@@ -489,7 +489,8 @@ class PortableMethod:
         counts = Counter(row for rows_B in parts for row in rows_B.tolist())
         for row in sorted(counts.keys() | range(len(batch))):
             if counts[row] != (0 <= row < len(batch)):
-                raise UserError(f"row {row} is in {counts[row]} minibatches; each of {len(batch)} must be in one")
+                rows = f"each of {len(batch)} rows must be in one"
+                raise UserError(f"row {row} is in {counts[row]} of the minibatches; {rows}")
         return [batch.take(row_B[rows_B]) for rows_B in parts]
 
     def _reads_entropy(self) -> bool:

@@ -294,11 +294,23 @@ GOOD: dict[str, Any] = {"rewards": [1.0, 0, 0, 1], "groups": [0, 0, 1, 1], "mask
             "entropy holds NaN or infinity at a response token; allowed: finite numbers",
         ),
         ("grpo", {"entropy": torch.ones(4)}, "entropy has the shape [4]; it must be [4, 3]"),
-        ("grpo", {"minibatches": []}, "row 0 is in 0 minibatches; each of 4 must be in one"),
-        ("grpo", {"minibatches": [[0, 1], [2]]}, "row 3 is in 0 minibatches; each of 4 must be in one"),
-        ("grpo", {"minibatches": [[0, 1], [1, 2, 3]]}, "row 1 is in 2 minibatches; each of 4 must be in one"),
-        ("grpo", {"minibatches": [[0, 1], [2, 3, 4]]}, "row 4 is in 1 minibatches; each of 4 must be in one"),
-        ("grpo", {"minibatches": [[0, 1], [2, 3, -1]]}, "row -1 is in 1 minibatches; each of 4 must be in one"),
+        ("grpo", {"minibatches": []}, "row 0 is in 0 of the minibatches; each of 4 rows must be in one"),
+        ("grpo", {"minibatches": [[0, 1], [2]]}, "row 3 is in 0 of the minibatches; each of 4 rows must be in one"),
+        (
+            "grpo",
+            {"minibatches": [[0, 1], [1, 2, 3]]},
+            "row 1 is in 2 of the minibatches; each of 4 rows must be in one",
+        ),
+        (
+            "grpo",
+            {"minibatches": [[0, 1], [2, 3, 4]]},
+            "row 4 is in 1 of the minibatches; each of 4 rows must be in one",
+        ),
+        (
+            "grpo",
+            {"minibatches": [[0, 1], [2, 3, -1]]},
+            "row -1 is in 1 of the minibatches; each of 4 rows must be in one",
+        ),
     ],
 )
 def test_portable_method_refuses_other_batches(spec: str, changes: dict[str, Any], sentence: str) -> None:
