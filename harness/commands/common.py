@@ -43,7 +43,11 @@ def with_config(parser: argparse.ArgumentParser, *, optional: bool = False) -> a
     return parser
 
 
-def with_packs(parser: argparse.ArgumentParser) -> None:
+def with_other_sources(parser: argparse.ArgumentParser) -> None:
+    """Add what a command reads instead of CONFIG, besides its own `--experiment`."""
+    parser.add_argument(
+        "--uri", help="the MLflow store of --experiment (default: MLFLOW_TRACKING_URI, else results/mlflow.db)"
+    )
     parser.add_argument(
         "--pack",
         action="append",
@@ -55,11 +59,13 @@ def with_packs(parser: argparse.ArgumentParser) -> None:
 
 
 def check_one_source(arguments: argparse.Namespace) -> None:
-    """Refuse a command that names no results, or two sources of them."""
+    """Refuse a command that names no results, two sources of them, or a store that it would not read."""
     if sum(map(bool, (arguments.config, arguments.experiment, arguments.pack))) != 1:
         raise UserError(
             f"{arguments.command} needs one of three: a CONFIG, --experiment NAME of an MLflow store, or --pack FILE"
         )
+    if arguments.uri and not arguments.experiment:
+        raise UserError("--uri goes with --experiment; a CONFIG names its store as tracking.uri")
 
 
 def config_of_arguments(arguments: argparse.Namespace, *, with_choice: bool = True) -> Config:

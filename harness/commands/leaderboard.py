@@ -17,7 +17,7 @@ from harness.commands.common import (
     command,
     config_of_arguments,
     with_config,
-    with_packs,
+    with_other_sources,
 )
 from harness.config import Config
 from harness.matrix import cells
@@ -41,8 +41,7 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "--experiment", action="append", default=[], metavar="NAME,...", help="experiments of MLflow, instead of CONFIG"
     )
-    with_packs(parser)
-    parser.add_argument("--uri", help="the MLflow store (default: MLFLOW_TRACKING_URI, else results/mlflow.db)")
+    with_other_sources(parser)
     parser.add_argument("--columns", metavar="NAME,...", help="columns in this order; `--columns help` lists them")
     parser.add_argument("--sort", metavar="COLUMN", help="sort by this column, the largest value first")
     parser.add_argument(
@@ -124,7 +123,7 @@ def selected_parts(arguments: argparse.Namespace) -> list[Part]:
             return [select.part_of_packs(experiment, selection)]
     if arguments.config:
         config = config_of_arguments(arguments)
-        with opened_experiment(config.name, arguments.uri or config.tracking_uri) as experiment:
+        with opened_experiment(config.name, config.tracking_uri) as experiment:
             return [select.part_of_config(experiment.board_of(config, cells(config)), experiment, selection)]
     parts: list[Part] = []
     for name in dict.fromkeys(",".join(arguments.experiment).split(",")):

@@ -15,7 +15,7 @@ from harness.commands.common import (
     command,
     config_of_arguments,
     with_config,
-    with_packs,
+    with_other_sources,
     words_of_config,
 )
 from harness.config import Config
@@ -34,8 +34,7 @@ def add(commands: Commands) -> None:
     text = "one self-contained HTML page: the finding, the table, the curves and the answers"
     parser = with_config(command(commands, "report", text, EXAMPLES), optional=True)
     parser.add_argument("--experiment", metavar="NAME", help="an experiment of MLflow, instead of CONFIG")
-    with_packs(parser)
-    parser.add_argument("--uri", help="the MLflow store of --experiment (default: that of the results folder)")
+    with_other_sources(parser)
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="where to write the page (default: the results folder)"
     )
@@ -51,8 +50,6 @@ def call(arguments: argparse.Namespace) -> int:
 
     check_out(arguments.out)
     check_one_source(arguments)
-    if arguments.uri and not arguments.experiment:
-        raise UserError("--uri goes with --experiment; a CONFIG names its store as tracking.uri")
     if arguments.watch and not arguments.config:
         raise UserError("--watch goes with a CONFIG, whose cells it waits for")
     if arguments.pack:

@@ -75,7 +75,7 @@ def call(arguments: argparse.Namespace) -> int:
             console.print(f"wrong: matrix.json: {sentence}", style="red")
         if any(audit.mark == COUNTED for audit in audits):
             counted = sum(audit.counted for audit in audits)
-            console.print(f"{counted:,} answers are in the pack as counts alone, and were not judged again")
+            console.print(f"in the pack as counts alone, and not judged again: {plural(counted, 'answer')}")
         write_marks(pack.digest, {audit.spec.id: audit.mark for audit in audits})
     wrong = [audit for audit in audits if audit.findings]
     if wrong:

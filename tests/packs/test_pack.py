@@ -229,7 +229,9 @@ def test_unpacked_in_a_full_temporary_folder(slim: bool, pack: Path, tmp_path: P
         (["leaderboard", "--pack", "."], ". is a folder; a pack is a file"),
         (["pack", "demo", "--out", "."], "--out . is a folder; it must name a file"),
         (["leaderboard", "demo", "--pack", "a.zip"], "needs one of three"),
-        (["report", "demo", "--uri", "sqlite:///x.db"], "--experiment"),
+        (["report", "demo", "--uri", "sqlite:///x.db"], "--uri goes with --experiment"),
+        (["leaderboard", "demo", "--uri", "sqlite:///x.db"], "--uri goes with --experiment"),
+        (["leaderboard", "--pack", "a.zip", "--uri", "sqlite:///x.db"], "--uri goes with --experiment"),
     ],
 )
 def test_pack_options_that_are_refused(arguments: list[str], words: str) -> None:

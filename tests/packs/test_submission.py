@@ -67,7 +67,7 @@ def refused(pack: Path, ours: Path, plugin: str = PLUGIN) -> str:
 def test_verify_row_of_a_submission(submitted: Path, honest: Path) -> None:
     output = verify(str(submitted), "--plugin", PLUGIN, "--row", str(honest))
     assert "least_sure 2 0 0 0 counts checked" in output
-    _, _, table = output.partition("as counts alone, and were not judged again")
+    _, _, table = output.partition("as counts alone, and not judged again: ")
     for row in ("grpo", "clip_b", "least_sure"):
         assert f" {row} " in table
 

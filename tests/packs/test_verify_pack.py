@@ -75,7 +75,7 @@ def test_verify_counts_without_answers(forgery: Forgery, tmp_path: Path) -> None
     shutil.rmtree(forgery.folder / "samples")
     output = verify(str(forgery.write(tmp_path / "counts.zip")))
     assert "clip_b 2 60 0 0 counts checked" in output
-    assert "60 answers are in the pack as counts alone, and were not judged again" in output
+    assert "in the pack as counts alone, and not judged again: 60 answers" in output
 
 
 def test_verify_imports_no_plugin_of_a_pack(forgery: Forgery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
