@@ -201,14 +201,6 @@ def test_without_a_candidate_clip_cov_drops_nothing() -> None:
     assert method("clip_cov(lowest=900, highest=901)").signal(c.old, c.batch, [c.batch]).weights_T.all()
 
 
-def test_entropy_advantage_keeps_signs() -> None:
-    c = case(3, groups=6)
-    plain = torch.tensor(grpo(c), dtype=torch.float64)
-    reshaped_T = method("entropy_advantage(scale=1e12)").signal(c.old, c.batch, [c.batch]).advantages_T
-    assert torch.equal(reshaped_T.sign(), plain.sign())
-    torch.testing.assert_close(reshaped_T, plain + plain.abs() / 2)
-
-
 @pytest.mark.parametrize("spec", ["ucpo(tau=1)", "unlikeliness(beta=1)"])
 @pytest.mark.parametrize("right", [[0.0] * 12, [1.0] * 12, [0.0, 0.0, 1.0] * 4])
 def test_groups_all_right_all_wrong_and_with_one_right(spec: str, right: list[float]) -> None:
@@ -231,16 +223,6 @@ def test_unlikeliness_ranks_equal_responses_in_order() -> None:
     control = method("unlikeliness(beta=0.6)").controls["unlikeliness"]
     rewards_B = control.reward(torch.ones(12, dtype=torch.float64), level, batch)
     assert rewards_B.tolist() == pytest.approx([1, 0.8, 0.6] * 4)
-
-
-def test_entropy_flow_is_balanced_at_twice_the_harmonic_mean() -> None:
-    c = case(2, groups=6, size=4)
-    signal = method("opefo").signal(c.old, c.batch, [c.batch])
-    change_T = -signal.advantages_T * (c.old.discriminator - c.old.expected_discriminator)
-    weighed_T = change_T * signal.weights_T
-    up, down = change_T.clamp(min=0).sum(), (-change_T).clamp(min=0).sum()
-    assert weighed_T.sum().item() == pytest.approx(0, abs=1e-12)
-    assert weighed_T.clamp(min=0).sum().item() == pytest.approx((2 * up * down / (up + down)).item())
 
 
 @pytest.mark.parametrize("spec", ["opefo", "steer", "steer(mode=exponential)", "stare", "clip_predict", "clip_servo"])
@@ -295,14 +277,6 @@ def test_entrocraft_band() -> None:
         dropped_signs.append("" if not len(dropped) else "positive" if (dropped > 0).all() else "negative")
         assert not len(dropped) or (dropped > 0).all() or (dropped < 0).all()
     assert dropped_signs == ["positive", "positive", "", "", "negative", "negative"]
-
-
-def test_quadrant_parts_add_up() -> None:
-    c = case(2, groups=6, size=4)
-    names = ("positive_above", "positive_below", "negative_above", "negative_below")
-    weights = [method(f"quadrant(keep=[{name}])").signal(c.old, c.batch, [c.batch]).weights_T for name in names]
-    signal = method("grpo").signal(c.old, c.batch, [c.batch])
-    assert torch.equal(torch.stack(weights).sum(0) == 1, signal.advantages_T != 0)
 
 
 # Memories

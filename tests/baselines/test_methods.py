@@ -18,7 +18,7 @@ from registered import check_loss, method
 import baselines
 from baselines.ppo import Ppo
 from harness.base.errors import UserError
-from harness.methods.composition import Method, Signal
+from harness.methods.composition import Method
 from harness.methods.verbs import Composition
 
 
@@ -67,8 +67,8 @@ ORACLES = {
     "ce_gppo({})+clip_v(mu=0.5, max_frac=0.1)": lambda c: Oracle(
         a := loops.group_advantages(c), loops.kept_gradient(), keep=clip_v(c, a, "reference", 0.5, 0.1)
     ),
-    "grpo({})+entropy_bonus(coefficient=0.02)+clip_v(mu=0.5, reference_denominator=true)": lambda c: Oracle(
-        a := loops.group_advantages(c), keep=(k := clip_v(c, a, "reference", 0.5)), counted=k, bonus=0.02
+    "ppo({})+entropy_bonus(coefficient=0.02)+clip_v(mu=0.5, reference_denominator=true)": lambda c: Oracle(
+        a := ppo_advantages(c), keep=(k := clip_v(c, a, "reference", 0.5)), counted=k, bonus=0.02
     ),
     "grpo(kl_coef=0.1,{})+clip_b(mu=1)+clip_v(mode=paper, mu=1, reference_denominator=true)": lambda c: Oracle(
         a := loops.group_advantages(c),
@@ -261,18 +261,6 @@ UNUSED = ["passk+overlong", "overlong+w_reinforce", "nsr+overlong", "real+overlo
 def test_method_of_refuses_wrong_specs(spec: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
         method(spec)
-
-
-def test_signal_of_a_part() -> None:
-    c = case(8)
-    minibatches = list(c.batch.split(2))
-    signal = method("ppo+clip_v(share=0.1, reference_denominator=true)").signal(c.old, c.batch, minibatches)
-    part = signal.at(minibatches[1].index_T)
-    assert isinstance(part, Signal)
-    for name in ("advantages_T", "weights_T", "scale_T", "term_scale_T", "returns_T"):
-        assert torch.equal(getattr(part, name), getattr(signal, name)[minibatches[1].index_T])
-    assert torch.equal(part.old.logp, c.old.logp[minibatches[1].index_T])
-    assert part.old.ref_logp is not None
 
 
 def test_signal_in_another_number_of_updates() -> None:
