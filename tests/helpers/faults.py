@@ -6,14 +6,9 @@ import copy
 from collections.abc import Callable, Mapping
 
 import torch
-from tiny import build
 from transformers import PreTrainedModel
 
 from harness.rollout.protocol import Engine
-
-
-def model_of(name: str, seed: int = 0) -> PreTrainedModel:
-    return build(name, seed, scale=0.1)
 
 
 def update(model: PreTrainedModel, lr: float) -> PreTrainedModel:

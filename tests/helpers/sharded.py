@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 from unittest import mock
 
-import faults
 import pytest
 import torch
 import torch.distributed as dist
+from tiny import build
 from torch import Tensor
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -76,7 +76,7 @@ def change(parameters: dict[str, Tensor]) -> None:
 
 def changed(name: str) -> PreTrainedModel:
     """Return the model that the ranks share when they sample, in one process."""
-    model = faults.model_of(name)
+    model = build(name, scale=0.1)
     change(dict(model.named_parameters()))
     return model
 
@@ -122,7 +122,7 @@ def outcomes(engine: Engine, model: PreTrainedModel, dtype: torch.dtype) -> list
 
 def work(engine: E, name: str, dtype: torch.dtype, rank: int, leaving: Leaving[E]) -> dict[str, Any]:
     """Return a rank's view of its engine while the weights change. It has 42 or 41 of the vocabulary's 83 rows."""
-    model = shard(faults.model_of(name))
+    model = shard(build(name, scale=0.1))
     shards = dict(model.named_parameters())  # which an optimiser holds
     engine.load(model)
     seen: dict[str, Any] = {"at first": outcomes(engine, model, dtype)}
@@ -162,7 +162,7 @@ def work(engine: E, name: str, dtype: torch.dtype, rank: int, leaving: Leaving[E
 
 def check(name: str, seen: Sequence[dict[str, Any]], alone: Engine, most_alive: int) -> None:
     """Check the results of both ranks; `alone` is an engine in one process, with the weights of `changed`."""
-    model = faults.model_of(name)
+    model = build(name, scale=0.1)
     for moment in ("at first", "after an update", "at last"):
         assert [rank[moment] for rank in seen] == [["sound"] * 3] * 2
     for fault, words in (("absent on rank 1", "the load was skipped, or"), ("partial on rank 1", STALE)):

@@ -11,8 +11,9 @@ from unittest import mock
 import faults
 import pytest
 import torch
-from tiny import MODELS
-from trainers import build, records
+import trainers
+from tiny import MODELS, build
+from trainers import records
 from transformers import PreTrainedModel
 
 from harness.base.errors import CellFailure
@@ -32,7 +33,7 @@ LR = 1e-6
 
 def synchronised(name: str, dtype: torch.dtype, lr: float) -> tuple[EmbeddedEngine, PreTrainedModel, PreTrainedModel]:
     """An engine with the weights from before an update, and the model before and after it."""
-    model = faults.model_of(name)
+    model = build(name, scale=0.1)
     engine = EmbeddedEngine([3], "cpu", dtype)
     engine.load(model)
     return engine, faults.update(model, lr), model
@@ -76,7 +77,7 @@ def test_check_engine_weights_with_a_stale_head(name: str) -> None:
 
 
 def test_columns_cover_a_parameter_and_depend_on_the_seed_alone() -> None:
-    model = faults.model_of("qwen2-tied")
+    model = build("qwen2-tied", scale=0.1)
     engine = EmbeddedEngine([3])
     engine.load(model)
     with mock.patch.object(engine, "weights", wraps=engine.weights) as compared:
@@ -124,7 +125,7 @@ def test_check_log_ratios_of_rare_tokens_in_bfloat16() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_check_log_ratios_of_a_sound_engine(dtype: str, tmp_path: Path) -> None:
-    trainer = build(tmp_path, "grpo", f"train.dtype={dtype}")
+    trainer = trainers.build(tmp_path, "grpo", f"train.dtype={dtype}")
     bounds = getattr(trainer.config.mismatch, dtype)
     for step in (1, 2, 3):
         record = trainer.train_step(step, Stopwatch())
@@ -153,7 +154,7 @@ def test_check_log_ratios_misses_a_small_update() -> None:
 
 
 def test_train_step_with_a_stale_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = build(tmp_path, "grpo", f"train.lr={LR}")
+    trainer = trainers.build(tmp_path, "grpo", f"train.lr={LR}")
     arrives, loads = trainer.engine.load, []
 
     def load(model: PreTrainedModel) -> None:
@@ -173,7 +174,7 @@ def test_train_step_with_a_stale_engine(tmp_path: Path, monkeypatch: pytest.Monk
 def test_train_step_with_another_engine(
     lag: int, dtype: str, temperature: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer = build(tmp_path, "grpo", f"rollout.lag={lag}", f"train.dtype={dtype}")
+    trainer = trainers.build(tmp_path, "grpo", f"rollout.lag={lag}", f"train.dtype={dtype}")
     plain: Callable[..., list[list[Rollout]]] = trainer.engine.generate
 
     def warmer(prompts: Sequence[Sequence[int]], n: int, **settings: Any) -> list[list[Rollout]]:

@@ -7,12 +7,11 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from unittest import mock
 
-import faults
 import pytest
 import sharded
 import torch
 import torch.distributed as dist
-from tiny import EOS, worst_difference
+from tiny import EOS, build, worst_difference
 from torch import Tensor, nn
 from torch.multiprocessing import spawn
 
@@ -52,7 +51,7 @@ def test_each_rank_samples_from_the_weights_that_all_share_or_the_proof_says_whe
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for name in MODELS:  # weights other than the shared ones
-        faults.model_of(name, seed=1).save_pretrained(tmp_path / name)
+        build(name, seed=1, scale=0.1).save_pretrained(tmp_path / name)
     spawn(sample_on_rank, args=(tmp_path,), nprocs=2)
     assert "Traceback" not in capfd.readouterr().err, "vLLM leaves the process groups to those who made them"
     seen = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(2)]

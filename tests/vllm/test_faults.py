@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny import build
 from transformers import PreTrainedModel
 
 pytest.importorskip("vllm", reason="make test-vllm runs it")
@@ -26,7 +27,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 @pytest.mark.parametrize("name", ["qwen2-tied", "qwen3-untied"])
 def test_a_whole_update_passes_and_each_fault_is_caught_at_once(name: str, dtype: str, tmp_path: Path) -> None:
     """All with one engine, since starting one takes seconds."""
-    now = faults.model_of(name)
+    now = build(name, scale=0.1)
     now.save_pretrained(tmp_path)
     engine = VllmEngine(tmp_path, [3], "cpu", DTYPES[dtype], cache_gib=0.1)
     cases: list[tuple[Callable[[VllmEngine, PreTrainedModel, PreTrainedModel], None], str]]
