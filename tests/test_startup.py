@@ -53,33 +53,21 @@ def test_run_with_nothing_to_do_loads_no_torch(tmp_path: Path, mlflow_uri: str) 
     assert "clip_b" in output.partition("0 to run")[2]
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [["--help"], ["list", "methods"], ["status", "demo"], ["plan", "demo"], ["doctor", "--help"]],
-    ids=" ".join,
-)
-def test_commands_without_a_table_load_no_pandas(arguments: list[str], tmp_path: Path) -> None:
-    loaded, _ = loaded_by(tmp_path, arguments)
+def test_commands_without_a_table_load_no_pandas(tmp_path: Path) -> None:
+    commands = ["--help"], ["list", "methods"], ["status", "demo"], ["plan", "demo"], ["doctor", "--help"]
+    loaded, _ = loaded_by(tmp_path, *commands)
     assert loaded & (HEAVY | TABLE) == set()
 
 
 @pytest.mark.slow
-def test_fork_server_loads_no_scipy(tmp_path: Path) -> None:
-    """transformers would import them for nothing that a cell does."""
-    process = companions.forkserver().Process(target=companions.write_modules, args=(tmp_path / "modules",))
+def test_modules_and_garbage_of_a_forked_cell(tmp_path: Path) -> None:
+    """transformers would import scikit-learn and SciPy for nothing that a cell does."""
+    process = companions.forkserver().Process(target=companions.write_process, args=(tmp_path / "process",))
     process.start()
     process.join()
-    loaded = (tmp_path / "modules").read_text().split()
+    loaded, searches, left_out = json.loads((tmp_path / "process").read_text())
     assert "transformers.generation.candidate_generator" in loaded
     assert not {"sklearn", "scipy"} & set(loaded)
-
-
-@pytest.mark.slow
-def test_garbage_of_a_forked_cell(tmp_path: Path) -> None:
-    process = companions.forkserver().Process(target=companions.write_searching, args=(tmp_path / "searching",))
-    process.start()
-    process.join()
-    searches, left_out = json.loads((tmp_path / "searching").read_text())
     assert searches
     assert left_out > 500_000
 

@@ -84,11 +84,6 @@ def work_as_rank(rank: int, count: int, folder: Path, meeting: Path) -> None:
     cell.main(str(folder))
 
 
-def write_modules(path: Path) -> None:
-    """Write the names of the modules that this process has imported."""
-    path.write_text("\n".join(sys.modules))
-
-
-def write_searching(path: Path) -> None:
-    """Write whether this process searches for garbage, and how many objects it leaves out."""
-    path.write_text(json.dumps([gc.isenabled(), gc.get_freeze_count()]))
+def write_process(path: Path) -> None:
+    """Write the modules of this process, whether it searches for garbage, and how many objects it leaves out."""
+    path.write_text(json.dumps([[*sys.modules], gc.isenabled(), gc.get_freeze_count()]))
