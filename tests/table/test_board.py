@@ -183,14 +183,9 @@ def test_leaderboard_without_a_summary(tmp_path: Path, mlflow_uri: str, at: list
     assert "Of 6 cells: 5 done, 1 without a run." in show_table("--experiment", "made", *at)
 
 
-@pytest.mark.parametrize(
-    ("second", "further"),
-    [("train.updates", []), ("train.resample.max_batches", ["train.resample={}"])],
-    ids=["a section", "an inner section"],
-)
-def test_leaderboard_with_further_axes(
-    second: str, further: list[str], tmp_path: Path, mlflow_uri: str, at: list[str]
-) -> None:
+def test_leaderboard_with_further_axes(tmp_path: Path, mlflow_uri: str, at: list[str]) -> None:
+    """Of values in a section and in an inner one."""
+    second, further = "train.resample.max_batches", ["train.resample={}"]
     axes = f"axes={{train.lr: [1e-3, 2e-3], {second}: [1, 2]}}"
     made = smoke_matrix(tmp_path, mlflow_uri, "methods=[grpo,clip_b]", axes, *further)
     for number, cell in enumerate(made.cells):
