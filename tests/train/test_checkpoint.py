@@ -63,11 +63,11 @@ def check(folder: Path, step: int) -> None:
 
 def test_checkpoints_keep_two_and_nothing_unfinished(tmp_path: Path) -> None:
     assert Checkpoints(tmp_path / "none", CELL).latest() is None
-    saved(tmp_path, 2, 4, 6)
+    saved(tmp_path, 2, 999_999, 1_000_000)
     (tmp_path / ".step-000008.12").mkdir()
     (tmp_path / ".step-000008.12" / "shard").write_text("half")
-    check(tmp_path, 6)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000004", "step-000006"]
+    check(tmp_path, 1_000_000)
+    assert {path.name for path in tmp_path.iterdir()} == {"step-999999", "step-1000000"}
 
 
 def test_checkpoints_keep_as_many_as_they_are_told(tmp_path: Path) -> None:
@@ -140,14 +140,6 @@ def test_save_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert newest is not None
     newest.fill("policy", {"x": x})
     assert torch.equal(x, torch.ones(3))
-
-
-def test_save_failing_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").write_text("")
-    checkpoints = Checkpoints(tmp_path / "file", CELL)
-    save(checkpoints, 2)
-    with pytest.raises(FileExistsError):
-        checkpoints.written(wait=True)
 
 
 def test_large_tensors_go_to_files_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,10 +246,3 @@ def test_save_on_a_full_disk(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert [path.name for path in tmp_path.iterdir()] == ["step-000002"]
-
-
-def test_latest_by_step(tmp_path: Path) -> None:
-    checkpoints = saved(tmp_path, 999_999, 1_000_000)
-    check(tmp_path, 1_000_000)
-    checkpoints.keep(1)
-    assert [path.name for path in tmp_path.iterdir()] == ["step-1000000"]
