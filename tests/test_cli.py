@@ -224,13 +224,6 @@ def test_mistakes_write_nothing(
     assert not list(tmp_path.iterdir())
 
 
-def test_process_prints_one_sentence_after_a_mistake(tmp_path: Path) -> None:
-    result = entrobench("leaderboard", "demo", cwd=tmp_path, code=2)
-    assert result.stdout == ""
-    assert result.stderr.startswith("entrobench: found no MLflow store")
-    assert result.stderr.count("\n") == 1
-
-
 def test_run_leaves_folders_of_others_alone(tmp_path: Path) -> None:
     (tmp_path / "results/demo").mkdir(parents=True)
     (tmp_path / "results/demo/thesis.tex").write_text("precious")

@@ -123,19 +123,8 @@ def test_adopt_a_model_of_our_own(place: Place, tmp_path: Path) -> None:
 # TRL
 
 
-@pytest.fixture(scope="module")
-def trl_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of two steps of TRL's own trainer."""
-    return trained_by_trl(tmp_path_factory.mktemp("trl"), None)
-
-
-@pytest.fixture(scope="module")
-def door_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of two steps of EntrobenchTrainer."""
-    return trained_by_trl(tmp_path_factory.mktemp("door"), "clip_b(share=0.1)")
-
-
 def trained_by_trl(folder: Path, method: str | None) -> Path:
+    """Return the folder of two steps of EntrobenchTrainer, or without a method of TRL's own trainer."""
     from trl_trainers import door, trainer_of  # here, since other tests of this file do without trl
 
     base = models.resolve("countdown-tiny").folder()
@@ -157,7 +146,8 @@ def trained_by_trl(folder: Path, method: str | None) -> Path:
 
 
 @pytest.mark.slow
-def test_adopt_a_model_of_trl(place: Place, trl_folder: Path, tmp_path: Path) -> None:
+def test_adopt_a_model_of_trl(place: Place, tmp_path: Path) -> None:
+    trl_folder = trained_by_trl(tmp_path / "trl", None)
     printed = place.adopt(trl_folder)
     assert "grpo (trained elsewhere: trl)" in printed
     [folder] = place.folders
@@ -191,7 +181,8 @@ def test_adopt_a_model_of_trl(place: Place, trl_folder: Path, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_adopt_with_the_records_of_our_trl_trainer(place: Place, door_folder: Path) -> None:
+def test_adopt_with_the_records_of_our_trl_trainer(place: Place, tmp_path: Path) -> None:
+    door_folder = trained_by_trl(tmp_path / "door", "clip_b(share=0.1)")
     refused = place.adopt(door_folder, "--method", "clip_b", code=2)
     assert "--method is 'clip_b', but" in refused
     assert "was trained by 'clip_b(share=0.1)'; give that" in refused

@@ -152,14 +152,10 @@ def test_cell_id_of_models_that_are_not_here(cache: Path) -> None:
 # Of models that are made here
 
 
-def build(recipe: Recipe, folder: Path) -> None:
-    filled(folder)
-
-
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json", "sums.json"])
 @pytest.mark.parametrize("harm", ["flipped", "lost"])
 def test_folder_of_a_changed_model(name: str, harm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base_model, "build_base_model", build)
+    monkeypatch.setattr(base_model, "build_base_model", lambda recipe, folder: filled(folder))
     model, messages = Model("mine", recipe=Recipe(hidden=16, layers=1, steps=2, batch=4)), list[str]()
     folder = model.folder(tmp_path, messages.append)
     digest = model.digest(folder)

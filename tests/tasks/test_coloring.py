@@ -25,7 +25,6 @@ from tasks.coloring import (
     Edges,
     coloring_examples,
     colorings,
-    connected,
     graph_split,
     graphs,
     read_colors,
@@ -200,13 +199,6 @@ def test_coloring_examples_cover_all_colorings() -> None:
         drawn.setdefault(edges_of(prompt), set()).add(response.removeprefix("\\boxed{").removesuffix("}"))
     for edges, answers in drawn.items():
         assert answers == set(colorings(tuple(edges.split()), 4, 3))
-
-
-def test_connected_graphs_are_told_from_others() -> None:
-    assert connected(("ab", "bc", "cd"), 4)
-    assert connected(("cd", "bc", "ab"), 4)
-    assert not connected(("ab", "cd"), 4)
-    assert not connected(("ab", "bc", "ac"), 4)
 
 
 @pytest.mark.slow
