@@ -191,18 +191,13 @@ def test_metrics_go_up_to_the_samples_that_there_are(canned: Canned) -> None:
 
 
 def test_options_of_the_task_and_the_split_reach_the_problems() -> None:
-    task = Countdown(largest=9, target=30)
-    engine = Canned(task, "validation", 4)
-    result = evaluated(engine, task, split="validation", problems=4, samples=4)
-    assert result.problems == [problem.id for problem in task.problems("validation")[:4]]
-    assert result.right == [[1] * i + [0] * (4 - i) for i in range(4)]
-
-
-def test_without_a_number_all_problems_are_asked() -> None:
+    """All of them, without a number."""
     task = Countdown(largest=5, target=20)
-    count = len(task.problems("test"))
-    result = evaluated(Canned(task, "test", count), task, problems=None)
-    assert result.problems == [problem.id for problem in task.problems("test")]
+    problems = task.problems("validation")
+    engine = Canned(task, "validation", len(problems))
+    result = evaluated(engine, task, split="validation", problems=None, samples=4)
+    assert result.problems == [problem.id for problem in problems]
+    assert result.right == [[1] * min(i, 4) + [0] * max(4 - i, 0) for i in range(len(problems))]
 
 
 @pytest.mark.parametrize(

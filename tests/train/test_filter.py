@@ -17,13 +17,11 @@ import invented
 import pytest
 import torch
 from mortal import Killed
-from trainers import asked
+from trainers import asked, planned
 
-from harness import config, matrix
 from harness.base import files
 from harness.base.errors import UserError
 from harness.base.task import Answer, Problem, Verdict, Verifier
-from harness.cells.spec import CellSpec
 from harness.config import Filter, RolloutConfig
 from harness.methods.batch import Rollout
 from harness.rollout import models
@@ -34,6 +32,7 @@ from harness.train.filter import Asker, TrainingPool
 from harness.train.trainer import Trainer
 from harness.verify.pool import TooManyFailures
 from harness.verify.pool import VerifierPool as Pooled
+from tasks.countdown import Countdown
 
 pytestmark = pytest.mark.slow
 
@@ -301,38 +300,20 @@ SHORT = ["train.steps=2", "train.prompts=8", "train.updates=2", "train.group=4",
 SHORT += ["eval.k=1", "eval.every=0", "train.filter={n: 8, low: 0.125, high: 0.875}"]
 
 
-@pytest.fixture
-def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """48 problems of Countdown instead of thousands."""
-    from tasks.countdown import Countdown
-
-    every = Countdown.problems
-    monkeypatch.setattr(Countdown, "problems", lambda self, split: every(self, split)[:48])
-
-
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of its own, but with the model that is there already."""
-    invented.prepare_in(tmp_path / "cache", monkeypatch)
-    return tmp_path / "cache"
-
-
-def spec(*overrides: str) -> CellSpec:
-    settings = config.load_config("demo", [*SHORT, *overrides])
-    return matrix.Cell.of(settings, "grpo", "countdown", "countdown-tiny", 0).spec
-
-
 def counted(cache: Path) -> dict[str, int]:
     (path,) = cache.glob("filters/*.json")
     right: dict[str, int] = files.read_json(path)["right"]
     return right
 
 
-@pytest.mark.usefixtures("few")
-def test_trainer_with_a_filter(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trainer_with_a_filter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 48 problems of Countdown instead of thousands."""
     torch.set_num_threads(1)
-    messages: list[str] = []
-    trainer = Trainer(parts.build_parts(spec(), UNASKED, messages.append), tmp_path / "cell")
+    every, cache = Countdown.problems, tmp_path / "cache"
+    monkeypatch.setattr(Countdown, "problems", lambda self, split: every(self, split)[:48])
+    invented.prepare_in(cache, monkeypatch)
+    spec = planned(*SHORT).spec
+    trainer = Trainer(parts.build_parts(spec, UNASKED, print), tmp_path / "cell")
     right = counted(cache)
     kept = {name for name, count in right.items() if 1 < count < 7}
     assert 0 < len(kept) < 48, "the tiny model solves some of these problems sometimes"
@@ -349,5 +330,5 @@ def test_trainer_with_a_filter(cache: Path, tmp_path: Path, monkeypatch: pytest.
     assert files.read_json(path)["identity"]["model"]["digest"] == digest, "another machine may make other weights"
     path.unlink()
     monkeypatch.setattr(parts, "RESPONSES", 24)  # in threes of 8
-    parts.build_parts(spec(), UNASKED, messages.append)
+    parts.build_parts(spec, UNASKED, print)
     assert counted(cache) == right, "nor does it matter how many problems are asked at a time"
