@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from full_disk import files_of_at_most
 
 from harness import cli
 from harness.base import files
@@ -29,10 +29,8 @@ def narrow(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Pat
     place = tmp_path / "narrow"
     place.mkdir()
     if request.param == "limited":
-        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (ROOM, hard))
-        yield place, "File too large"
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        with files_of_at_most(ROOM):
+            yield place, "File too large"
         return
     mount = ["mount", "-t", "tmpfs", "-o", f"size={ROOM}", "tmpfs", str(place)]
     if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode:

@@ -7,7 +7,6 @@ import hashlib
 import io
 import json
 import lzma
-import resource
 import shutil
 import tarfile
 import zipfile
@@ -19,6 +18,7 @@ import pytest
 from boards import NO_STORE, MadeUpMatrix, json_rows, show_table, smoke_matrix
 from commands import refusal, run_command
 from frames import made_up_frames
+from full_disk import files_of_at_most
 
 import entrobench
 from harness.base import seal
@@ -207,18 +207,9 @@ def test_unpacked_in_a_full_temporary_folder(slim: bool, pack: Path, tmp_path: P
     if slim:  # of which only a record of a cell is too large
         column = json.dumps(["file state.json", {"x": "0" * 500_000}])
         pack, room = with_columns(pack, tmp_path / "slim.zip", f"{column}\n".encode()), 200_000
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
-    try:
-        with (
-            pytest.raises(
-                UserError, match=r"cannot be opened in .*: File too large; set TMPDIR to another folder"
-            ) as it,
-            archive.unpacked(pack),
-        ):
-            pass
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    sentence = r"cannot be opened in .*: File too large; set TMPDIR to another folder"
+    with files_of_at_most(room), pytest.raises(UserError, match=sentence) as it, archive.unpacked(pack):
+        pass
     assert not isinstance(it.value, Damaged)
 
 

@@ -6,7 +6,6 @@ import itertools
 import json
 import random
 import re
-import resource
 import shutil
 import socket
 import sqlite3
@@ -18,6 +17,7 @@ from pathlib import Path
 import pytest
 from boards import smoke_matrix
 from commands import end_of, run_python
+from full_disk import files_of_at_most
 from matrices import write_done
 from patient_server import QuietHandler, serving
 
@@ -164,18 +164,13 @@ def test_store_with_a_schema_that_is_no_text(whole: Path, tmp_path: Path) -> Non
 
 def test_store_on_a_full_disk(whole: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = Path(shutil.copy(whole / "mlflow.db", tmp_path))
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def write() -> None:
-        with store.store(f"sqlite:///{path}", write=True) as client:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+        with store.store(f"sqlite:///{path}", write=True) as client, files_of_at_most(100):
             client.create_experiment("x" * 400)
 
-    try:
-        with pytest.raises(UserError, match=r"^the MLflow store at sqlite:///.* cannot be used: [^(]"):
-            write()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with pytest.raises(UserError, match=r"^the MLflow store at sqlite:///.* cannot be used: [^(]"):
+        write()
     assert capfd.readouterr() == ("", "")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
-import resource
 import signal
 import sqlite3
 import time
@@ -14,6 +13,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
+from full_disk import files_of_at_most
 from mlflow.store.db.utils import _get_latest_schema_revision
 from patience import HANG
 
@@ -72,13 +72,9 @@ def test_store_made_by_two_at_once(tmp_path: Path) -> None:
 
 
 def test_store_is_not_left_on_a_full_disk(tmp_path: Path) -> None:
-    path, (soft, hard) = tmp_path / "mlflow.db", resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))
-    try:
-        with pytest.raises(UserError, match=r"the MLflow store at .* cannot be used: "):
-            send(path, "first")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    path = tmp_path / "mlflow.db"
+    with files_of_at_most(200_000), pytest.raises(UserError, match=r"the MLflow store at .* cannot be used: "):
+        send(path, "first")
     assert [file.name for file in tmp_path.iterdir()] == ["mlflow.db.lock"]
     send(path, "second")
     assert experiments(path) == ["Default", "second"]

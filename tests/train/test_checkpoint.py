@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from companions import on_ranks
+from full_disk import files_of_at_most
 from patience import HANG
 from torch import Tensor
 from trainers import build, records, same, train_until_killed, trained, weights
@@ -237,12 +237,8 @@ def test_three_ranks_and_one_read_each_other_bit_for_bit(tmp_path: Path) -> None
 
 def test_save_on_a_full_disk(tmp_path: Path) -> None:
     checkpoints = saved(tmp_path, 2)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
-    try:
+    with files_of_at_most(10):
         save(checkpoints, 4)
         with pytest.raises(Unwritten, match=r"step-000004 cannot be written: File too large"):
             checkpoints.written(wait=True)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert [path.name for path in tmp_path.iterdir()] == ["step-000002"]
