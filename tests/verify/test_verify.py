@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 from golden import hostile, triples
 from judging import judge_in_child
+from known import known
 from launched import write_launched
 from patience import HANG, wait_until
 from places import REAL, REPOSITORY
@@ -51,9 +52,17 @@ def boxed(*answers: object) -> list[tuple[str, str]]:
     return [("5", rf"\boxed{{{answer}}}") for answer in answers]
 
 
+def obeyed(verifier: VerifierPool, *answers: str) -> list[Verdict]:
+    """Return the verdicts of a judge that starts in a moment."""
+    return verifier.judged_by("obedient_judge", [("5", answer) for answer in answers])
+
+
+def started(verifier: VerifierPool) -> list[verify.Worker]:
+    return [worker for worker in verifier.workers if worker.process]
+
+
 def running(worker: verify.Worker) -> int:
-    assert worker.process is not None
-    return worker.process.pid
+    return known(worker.process).pid
 
 
 def child_of(pid: int) -> int:
@@ -191,11 +200,10 @@ def test_small_fractions_are_equal_where_integers_say_so(verifier: VerifierPool)
 
 
 @pytest.mark.processes
-def test_small_numbers_with_a_million_digits_are_compared_in_time() -> None:
+def test_small_numbers_with_a_million_digits_are_compared_in_time(verifier: VerifierPool) -> None:
     gold = r"\frac{1}{2^{4000000}}"
     answers = {r"\frac{2}{2^{4000001}}": Verdict.RIGHT, r"\frac{1}{2^{4000001}}": Verdict.WRONG}
-    with VerifierPool(workers=1, limit_s=20.0) as verifier:
-        assert verifier.verdicts([(gold, rf"\boxed{{{answer}}}") for answer in answers]) == list(answers.values())
+    assert verifier.verdicts([(gold, rf"\boxed{{{answer}}}") for answer in answers]) == list(answers.values())
 
 
 # Units and separators
@@ -377,24 +385,24 @@ def test_hostile_answers(caplog: pytest.LogCaptureFixture, tmp_path: Path, monke
 @pytest.mark.processes
 def test_verdicts_with_a_dying_worker() -> None:
     with VerifierPool(workers=1, limit_s=2.0) as verifier, ThreadPoolExecutor(1) as caller:
-        assert verifier.verdicts(boxed("1+4")) == [Verdict.RIGHT]
-        (worker,) = verifier.workers
+        assert obeyed(verifier, "5") == [Verdict.RIGHT]
+        [worker] = started(verifier)
         for victim in (child_of, lambda pid: pid):
-            answer = caller.submit(verifier.verdicts, [("5", SLOW)])
+            answer = caller.submit(obeyed, verifier, "hang")
             time.sleep(0.3)
             os.kill(victim(running(worker)), signal.SIGKILL)
             assert answer.result() == [Verdict.ERROR]
-            assert verifier.verdicts(boxed("2+3", "1+5")) == [Verdict.RIGHT, Verdict.WRONG]
+            assert obeyed(verifier, "5", "6") == [Verdict.RIGHT, Verdict.WRONG]
 
 
 @pytest.mark.processes
 def test_verdicts_after_an_idle_worker_died() -> None:
     with VerifierPool(workers=1, limit_s=60.0) as verifier:
-        verifier.verdicts(boxed("1+4"))
-        pid = running(verifier.workers[0])
-        os.kill(child_of(pid), signal.SIGKILL)
+        obeyed(verifier, "5")
+        [worker] = started(verifier)
+        os.kill(child_of(running(worker)), signal.SIGKILL)
         time.sleep(0.3)
-        assert verifier.verdicts(boxed("2+3", "1+5", "2+4")) == [Verdict.RIGHT, Verdict.WRONG, Verdict.WRONG]
+        assert obeyed(verifier, "5", "6", "7") == [Verdict.RIGHT, Verdict.WRONG, Verdict.WRONG]
 
 
 @pytest.mark.processes
@@ -427,12 +435,10 @@ def in_judge() -> Iterator[InJudge]:
     """A function that returns what code prints in a process like that of a worker."""
     command = [sys.executable, "-c", JUDGE]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
 
         def printed_by(code: str) -> str:
-            print(json.dumps(code), file=process.stdin, flush=True)
-            return "".join(iter(process.stdout.readline, "end\n"))  # type: ignore[union-attr]
+            print(json.dumps(code), file=known(process.stdin), flush=True)
+            return "".join(iter(known(process.stdout).readline, "end\n"))
 
         yield printed_by
 
@@ -480,8 +486,7 @@ def test_workers_end_with_their_caller() -> None:
         f"verifier.verdicts([('5', {SLOW!r})] * 9)\n"
     )
     caller = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert caller.stdout is not None
-    worker = int(caller.stdout.readline())
+    worker = int(known(caller.stdout).readline())
     child = child_of(worker)
     caller.kill()
     caller.communicate()
@@ -491,8 +496,8 @@ def test_workers_end_with_their_caller() -> None:
 @pytest.mark.processes
 def test_closing_ends_the_workers() -> None:
     with VerifierPool(workers=2) as verifier:
-        verifier.verdicts(boxed("1+4", "2+3", "1+5", "7x"))
-        pids = [running(worker) for worker in verifier.workers if worker.process]
+        obeyed(verifier, "5", "6", "7", "8")
+        pids = [running(worker) for worker in started(verifier)]
         children = [child_of(pid) for pid in pids]
     assert pids
     wait_for_end(*pids, *children)
@@ -534,8 +539,8 @@ def test_work_closes_its_verifier(error: Exception, tmp_path: Path, monkeypatch:
 
     def build(record: dict[str, object], verifier: VerifierPool, *reports: object) -> None:
         assert [worker.limit_s for worker in verifier.workers] == [19.0] * 3
-        assert verifier.verdicts(boxed("1+4")) == [Verdict.RIGHT]
-        (worker,) = (worker for worker in verifier.workers if worker.process)
+        assert obeyed(verifier, "5") == [Verdict.RIGHT]
+        [worker] = started(verifier)
         seen.append((verifier, running(worker)))
         raise error
 
@@ -543,19 +548,18 @@ def test_work_closes_its_verifier(error: Exception, tmp_path: Path, monkeypatch:
     with pytest.raises(SystemExit):
         cell.work(tmp_path)
     ((verifier, pid),) = seen
-    assert [worker.process for worker in verifier.workers] == [None] * 3
+    assert started(verifier) == []
     wait_for_end(pid)
 
 
 @pytest.mark.processes
 def test_judged_by_another_judge() -> None:
     with VerifierPool(workers=2, limit_s=3.0) as verifier:
-        questions = [("5", answer) for answer in ("5", "6", "hang", "die", "eat", "5")]
-        verdicts = verifier.judged_by("obedient_judge", questions)
+        verdicts = obeyed(verifier, "5", "6", "hang", "die", "eat", "5")
         failures = [Verdict.TIMEOUT, Verdict.ERROR, Verdict.ERROR]
         assert verdicts == [Verdict.RIGHT, Verdict.WRONG, *failures, Verdict.RIGHT]
         assert verifier.verdicts(boxed("1+4")) == [Verdict.RIGHT]
-        pids = [running(worker) for worker in verifier.workers if worker.process]
+        pids = [running(worker) for worker in started(verifier)]
         assert {worker.judge for worker in verifier.workers} == {"obedient_judge", "harness.verify.judge"}
     wait_for_end(*pids)
 
