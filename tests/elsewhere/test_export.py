@@ -144,14 +144,6 @@ def test_card_names_adapters(trained: tuple[Config, Path], exported: Path) -> No
 # Mistakes
 
 
-def unfinished(folder: Path) -> None:
-    state.change(folder, state="failed")
-
-
-def without_model(folder: Path) -> None:
-    shutil.rmtree(folder / "model")
-
-
 def changed_model(folder: Path) -> None:
     path = folder / "model" / "config.json"
     path.write_text(path.read_text() + "\n")
@@ -177,8 +169,8 @@ def not_a_cell(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "sentence"),
     [
-        (unfinished, "is failed; `entrobench run` finishes it"),
-        (without_model, "kept no model; with checkpoint.save_model=true"),
+        (lambda folder: state.change(folder, state="failed"), "is failed; `entrobench run` finishes it"),
+        (lambda folder: shutil.rmtree(folder / "model"), "kept no model; with checkpoint.save_model=true"),
         (changed_model, "model/config.json is damaged: it is not as it was when the cell was done"),
         (adopted, "was trained elsewhere (trl), where its model is"),
         (other_base_model, "the model 'countdown-tiny' was changed since this cell was trained"),

@@ -146,18 +146,6 @@ def done_cells(folder: Path) -> int:
     return sum(b'"done"' in path.read_bytes() for path in folder.glob("*/state.json"))
 
 
-def model_is_being_made(cache: Path) -> bool:
-    return any(not path.with_suffix("").is_dir() for path in cache.glob("models/*.lock"))
-
-
-def filter_is_running(cache: Path) -> bool:
-    return any(len(json.loads(path.read_bytes())["right"]) < FILTERED for path in cache.glob("filters/*.json"))
-
-
-def store_is_being_made(results: Path) -> bool:
-    return any(results.glob(".mlflow.db.*/mlflow.db"))
-
-
 def condition_of(moment: str, run: Run) -> Callable[[], bool]:
     """Return a function that returns whether a moment has come since now."""
     folder = run.folder
@@ -169,9 +157,11 @@ def condition_of(moment: str, run: Run) -> Callable[[], bool]:
         return any(last_heartbeat(path.parent).startswith(moment) for path in beats)
 
     conditions: dict[str, Callable[[], bool]] = {
-        "making the model": lambda: model_is_being_made(run.cache),
-        "filter": lambda: filter_is_running(run.cache),
-        "making the store": lambda: store_is_being_made(folder.parent),
+        "making the model": lambda: any(not lock.with_suffix("").is_dir() for lock in run.cache.glob("models/*.lock")),
+        "filter": lambda: any(
+            len(json.loads(path.read_bytes())["right"]) < FILTERED for path in run.cache.glob("filters/*.json")
+        ),
+        "making the store": lambda: any(folder.parent.glob(".mlflow.db.*/mlflow.db")),
         "importing": lambda: bool(run.parts()["server"]),
         "checkpoint": lambda: any(folder.glob("*/leases/*/.step-*")),
         "line": lambda: log_size(folder) > size_before,

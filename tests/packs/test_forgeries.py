@@ -27,6 +27,10 @@ pytestmark = pytest.mark.slow
 Forge = Callable[[Forgery], object]
 
 
+def edit_record(name: str, **fields: Any) -> Forge:
+    return lambda forgery: forgery.edit_record(name, **fields)
+
+
 def rename_methods(forgery: Forgery) -> None:
     """Exchange the names of two methods in matrix.json."""
     names = {"grpo": "clip_b", "clip_b": "grpo"}
@@ -45,14 +49,6 @@ def exchange_labels(forgery: Forgery) -> None:
         dataclasses.replace(spec, key=key).write(folder)
 
 
-def raise_k(forgery: Forgery) -> None:
-    forgery.summary["ks"] = {"countdown": 4}
-
-
-def other_baseline(forgery: Forgery) -> None:
-    forgery.summary["baseline"] = "clip_b"
-
-
 def drop_seed(forgery: Forgery) -> None:
     """Leave a seed out that the protocol has, of one method."""
     shutil.rmtree(forgery.cell("clip_b", 1))
@@ -66,11 +62,6 @@ def drop_protocol_seed(forgery: Forgery) -> None:
         shutil.rmtree(forgery.cell(method, 1))
     forgery.summary["expected"] = [cell for cell in forgery.summary["expected"] if cell["seed"] == 0]
     forgery.summary["config"]["seeds"] = [0]
-
-
-def other_settings(forgery: Forgery) -> None:
-    """Claim in matrix.json that cells were trained with another learning rate."""
-    forgery.summary["config"]["train"]["lr"] = 0.5
 
 
 def other_identity(forgery: Forgery) -> None:
@@ -90,17 +81,8 @@ def replace_last_evaluation(forgery: Forgery) -> None:
     shutil.copy(first, last)
 
 
-def add_evaluation(forgery: Forgery) -> None:
-    """Add a better evaluation of a step that never was."""
-    forgery.edit_evaluation(step=5, right=[[1] * 4] * 5)
-
-
 def remove_evaluation(step: int) -> Forge:
     return lambda forgery: evaluation_path(forgery.folder, "countdown", step).unlink()
-
-
-def remove_steps(forgery: Forgery) -> None:
-    MetricsLog(forgery.folder).truncate(0)
 
 
 def remove_logged_scores(forgery: Forgery) -> None:
@@ -116,26 +98,6 @@ def raise_logged(key: str) -> Forge:
         lines[-1]["metrics"][f"eval/countdown/{key}"] += 0.25
 
     return lambda forgery: forgery.edit_log(raise_score)
-
-
-def other_problem(forgery: Forgery) -> None:
-    forgery.edit_evaluation(problems=["of my own"] * 5)
-
-
-def remove_flags(forgery: Forgery) -> None:
-    forgery.edit_evaluation(flags=["none"])
-
-
-def other_prompt(forgery: Forgery) -> None:
-    forgery.edit_answers(lambda answers: answers[0].update(prompt="1 1 2=4:"))
-
-
-def remove_verdicts(forgery: Forgery) -> None:
-    forgery.edit_answers(lambda answers: answers[0].pop("verdicts"))
-
-
-def state_collapse(forgery: Forgery) -> None:
-    forgery.edit_record("state.json", collapsed=3)
 
 
 def copy_seed(forgery: Forgery) -> None:
@@ -155,30 +117,39 @@ def copy_attempt(forgery: Forgery) -> None:
     files.write_json(forgery.cell("clip_b", 1) / "made.json", made)
 
 
-FORGERIES = [
+FORGERIES: list[tuple[Forge, str]] = [
     (rename_methods, "matrix.json: its values of grpo s0"),
     (exchange_labels, "its identity is not that of the method"),
-    (raise_k, "its K of countdown is 4, and 2 in the protocol"),
-    (other_baseline, "its baseline is 'clip_b', and 'grpo' in its configuration"),
+    (lambda forgery: forgery.summary.update(ks={"countdown": 4}), "its K of countdown is 4, and 2 in the protocol"),
+    (
+        lambda forgery: forgery.summary.update(baseline="clip_b"),
+        "its baseline is 'clip_b', and 'grpo' in its configuration",
+    ),
     (drop_seed, "its expected cells are not those of its axes (clip_b countdown countdown-tiny 1)"),
     (drop_protocol_seed, "its seeds or its further axes are not those of the protocol"),
-    (other_settings, "its settings are not those of the protocol"),
+    (lambda forgery: forgery.summary["config"]["train"].update(lr=0.5), "its settings are not those of the protocol"),
     (other_identity, "its identity has the hash "),
     (other_order, "its train.order is 'given'"),
     (replace_last_evaluation, "countdown-000004.json holds the evaluation of countdown at step 0"),
-    (add_evaluation, "countdown-000005.json is of a step or a task at which it is not evaluated"),
+    (
+        lambda forgery: forgery.edit_evaluation(step=5, right=[[1] * 4] * 5),
+        "countdown-000005.json is of a step or a task at which it is not evaluated",
+    ),
     (remove_evaluation(0), "countdown-000000.json is missing: it is evaluated at that step"),
     (remove_evaluation(2), "countdown-000002.json is missing: it is evaluated at that step"),
-    (remove_steps, "metrics.jsonl does not hold the steps 0 to 4"),
+    (lambda forgery: MetricsLog(forgery.folder).truncate(0), "metrics.jsonl does not hold the steps 0 to 4"),
     (remove_logged_scores, "countdown-000000.json has no avg among the metrics of its step"),
     (raise_logged("avg"), "its answers give eval/countdown/avg ="),
     (raise_logged("distinct_answers"), "its answers give eval/countdown/distinct_answers ="),
     (raise_logged("coverage"), "its answers give eval/countdown/coverage ="),
-    (other_problem, "its problems are not the first 5 of test"),
-    (other_prompt, "is another one"),
-    (remove_verdicts, "its records are not those of a cell (KeyError"),
-    (remove_flags, "its flags are not those of the task"),
-    (state_collapse, "its state has the collapse 3, and its entropies None"),
+    (lambda forgery: forgery.edit_evaluation(problems=["of my own"] * 5), "its problems are not the first 5 of test"),
+    (lambda forgery: forgery.edit_answers(lambda answers: answers[0].update(prompt="1 1 2=4:")), "is another one"),
+    (
+        lambda forgery: forgery.edit_answers(lambda answers: answers[0].pop("verdicts")),
+        "its records are not those of a cell (KeyError",
+    ),
+    (lambda forgery: forgery.edit_evaluation(flags=["none"]), "its flags are not those of the task"),
+    (edit_record("state.json", collapsed=3), "its state has the collapse 3, and its entropies None"),
     (copy_seed, "its answers are those of clip_b s0, byte for byte"),
     (copy_attempt, "its attempt is that of clip_b s0"),
 ]
@@ -199,10 +170,6 @@ def hostile_config(forgery: Forgery) -> None:
     text = path.read_text().rpartition("# sum")[0].replace("made_of: null", "made_of: &a0 [x, x, x, x, x, x, x, x]")
     text += "".join(f"b{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 8)}]\n" for i in range(1, 10))
     path.write_text(seal.close_yaml(text))
-
-
-def edit_record(name: str, **fields: Any) -> Forge:
-    return lambda forgery: forgery.edit_record(name, **fields)
 
 
 @pytest.mark.parametrize("command", [["verify"], ["leaderboard", "--pack"]])
