@@ -79,9 +79,6 @@ def test_render_latex_of_names_with_line_ends(end: str) -> None:
     assert all(sign not in text for sign in end if sign != "\n")
 
 
-# Parquet
-
-
 def test_write_parquet(tmp_path: Path) -> None:
     first, second = np.array([[1, 0, 1], [0, 0, 0]]), np.array([[1, 1, 1], [0, 1, 0]])
     frames = made_up_frames(
