@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
+from known import known
 from ragged import Case, case
 from registered import method
 from torch import Tensor
@@ -91,8 +92,7 @@ class Given(torch.nn.Module):
     def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor, fused_lm_head: bool) -> Said:
         asked_BT, stats = labels != -100, self.case.current(self.part)
         assert labels[asked_BT].tolist() == self.case.targets_T[self.part.index_T].tolist()
-        assert stats.entropy is not None
-        return Said(spread(stats.logp, asked_BT), spread(stats.entropy, asked_BT))
+        return Said(spread(stats.logp, asked_BT), spread(known(stats.entropy), asked_BT))
 
 
 def spread(x_T: Tensor, mask_BT: Tensor) -> Tensor:
@@ -160,12 +160,11 @@ def lost(trainer: Any, inputs: dict[str, Any], c: Case, advantages_T: Tensor, pa
     taken = {name: x[rows] if x.ndim else x for name, x in inputs.items()}
     mask_BT = taken["completion_mask"]
     old_BT = spread(c.old.logp[part.index_T], mask_BT)
-    assert c.old.ref_logp is not None
     taken |= {
         "advantages": advantages_T[c.batch.starts_B[rows]],
         "old_per_token_logps": old_BT,
         "sampling_per_token_logps": old_BT,
-        "ref_per_token_logps": spread(c.old.ref_logp[part.index_T], mask_BT),
+        "ref_per_token_logps": spread(known(c.old.ref_logp)[part.index_T], mask_BT),
     }
     loss: Tensor = trainer.compute_loss(Given(c, part), taken)
     return loss
@@ -274,8 +273,7 @@ def test_adaptive_entropy_equals_the_peers(tmp_path: Path) -> None:
         (mine,) = ours(m, c, [c.batch])
         theirs = lost(trainer, scored(peer(c, BNPO, tmp_path), c), c, advantages(m, c), c.batch)
         torch.testing.assert_close(gradient(mine, c), gradient(theirs, c), rtol=RTOL, atol=ATOL)
-        assert c.old.entropy is not None
-        m.observe({"entropy/mean": c.old.entropy.mean().item()})
+        m.observe({"entropy/mean": known(c.old.entropy).mean().item()})
         coefficients.append(trainer.entropy_coef)
         assert m.state()["adaptive_entropy"]["coefficient"] == pytest.approx(trainer.entropy_coef)
     assert len(set(coefficients)) > 2

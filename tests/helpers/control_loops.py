@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from known import known
 from loops import Oracle, discriminators, entropy, part_of, responses, softmax, xlogx
 from objective_loops import uncertain
 from ragged import Case, answers_of
@@ -51,12 +52,11 @@ def lp_reg_term(
 ) -> Callable[[int], tuple[float, list[float]]]:
     """Adds k3 to the filtered old policy for the least likely negative tokens that are now below it."""
     target_T = c.old.min_p_logp
-    assert target_T is not None
     negative = sorted((t for t in range(len(a)) if a[t] < 0), key=before(c).logp.__getitem__)
     chosen = negative[: math.floor(part_of(share, len(negative)))]
 
     def term(t: int) -> tuple[float, list[float]]:
-        p, y, target = softmax(c.logits_TV[t].tolist()), int(c.targets_T[t]), float(target_T[t])
+        p, y, target = softmax(c.logits_TV[t].tolist()), int(c.targets_T[t]), float(known(target_T)[t])
         d = target - math.log(p[y])
         if t not in chosen or d <= 0 or target == -math.inf:
             return 0.0, [0.0] * len(p)
@@ -94,13 +94,12 @@ class WithTerm(Oracle):
     term: Callable[[int], tuple[float, list[float]]] | None = None
 
     def loss(self, case: Case, rows: Sequence[int]) -> tuple[float, dict[int, list[float]]]:
-        assert self.term is not None
         total, gradient = super().loss(case, rows)
         spans = [responses(case)[row] for row in rows]
         for span in spans:
             for t in span:
                 factor = 1 / self.denominator(case, spans, span, [True] * len(self.advantages))
-                value, slopes = self.term(t)
+                value, slopes = known(self.term)(t)
                 total += factor * value
                 gradient[t] = [x + factor * y for x, y in zip(gradient[t], slopes, strict=True)]
         return total, gradient
@@ -113,9 +112,8 @@ class WithWhole(Oracle):
     whole: Callable[[Sequence[int]], tuple[float, dict[int, list[float]]]] | None = None
 
     def loss(self, case: Case, rows: Sequence[int]) -> tuple[float, dict[int, list[float]]]:
-        assert self.whole is not None
         total, gradient = super().loss(case, rows)
-        value, slopes = self.whole(rows)
+        value, slopes = known(self.whole)(rows)
         for t, by_logits in slopes.items():
             gradient[t] = [x + y for x, y in zip(gradient[t], by_logits, strict=True)]
         return total + value, gradient

@@ -10,6 +10,7 @@ from decimal import Decimal
 
 import pytest
 import torch
+from known import known
 from ragged import Case
 
 from harness.methods.composition import Method
@@ -72,8 +73,7 @@ def group_advantages(case: Case, divide_by_std: bool = True) -> list[float]:
 
 def gae(case: Case, gamma: float, lam: float) -> list[float]:
     """Compute the double sum of the definition."""
-    assert case.old.values is not None
-    values, rewards, advantages = case.old.values.tolist(), case.batch.rewards_B.tolist(), []
+    values, rewards, advantages = known(case.old.values).tolist(), case.batch.rewards_B.tolist(), []
     for row, span in enumerate(responses(case)):
         for t in span:
             total = 0.0
@@ -249,7 +249,6 @@ class Oracle:
 
     def loss(self, case: Case, rows: Sequence[int]) -> tuple[float, dict[int, list[float]]]:
         """Compute the loss of the responses `rows` as one mini-batch, and its gradient by each token's logits."""
-        assert case.old.ref_logp is not None
         spans = [responses(case)[row] for row in rows]
         keep = self.keep or [True] * len(self.advantages)
         counted = self.counted or [True] * len(keep)
@@ -270,7 +269,7 @@ class Oracle:
             values, slopes = self.surrogate(response, factors)
             total -= math.fsum(factor * value for factor, value in zip(factors, values, strict=True))
             for i, t in enumerate(span):
-                value, slope = self.kl(response, float(case.old.ref_logp[t]), i)
+                value, slope = self.kl(response, float(known(case.old.ref_logp)[t]), i)
                 total += term_factor * (value - self.bonus * response.entropies[i])
                 by_logp = term_factor * slope - slopes[i]
                 gradient[t] = [

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from known import known
 from launched import Watcher
 
 from harness import config, matrix
@@ -18,28 +19,21 @@ from harness.launch.machine import GpuPool, cells_on
 
 def test_take_a_gpu_for_each_rank() -> None:
     pool, pair = GpuPool(["a", "b", "c"]), Hardware(ranks=2)
-    taken = pool.take(pair)
-    assert taken is not None
+    taken = known(pool.take(pair))
     assert taken.gpus == ("a", "b")
     assert pool.take(pair) is None
-    one = pool.take(Hardware())
-    assert one is not None
-    assert one.gpus == ("c",)
+    assert known(pool.take(Hardware())).gpus == ("c",)
     assert pool.take(Hardware()) is None
     pool.give_back(taken)
-    again = pool.take(pair)
-    assert again is not None
-    assert again.gpus == ("a", "b")
+    assert known(pool.take(pair)).gpus == ("a", "b")
 
 
 def test_take_shares_of_a_gpu() -> None:
     pool, small = GpuPool(["a", "b"]), Hardware(share=0.3)
     taken = [pool.take(small) for _ in range(7)]
     assert [each.gpus[0] if each else None for each in taken] == ["a", "a", "a", "b", "b", "b", None]
-    assert taken[1] is not None
-    assert taken[4] is not None
-    pool.give_back(taken[4])
-    pool.give_back(taken[1])
+    for place in (4, 1):
+        pool.give_back(known(taken[place]))
     assert pool.take(Hardware()) is None, "none is all free"
     third = GpuPool(["a"])
     assert [third.take(Hardware(share=0.1)) is not None for _ in range(11)] == [True] * 10 + [False]

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from cells import write_cell
+from known import known
 from patience import HANG
 from rich.console import Console
 
@@ -120,8 +121,7 @@ def in_a_terminal(cells: list[Cell], monkeypatch: pytest.MonkeyPatch, width: int
 
 
 def seen(view: LiveView, terminal: Terminal) -> list[str]:
-    assert view.live is not None
-    view.live.refresh()
+    known(view.live).refresh()
     return terminal.shown()
 
 
@@ -300,8 +300,7 @@ def test_live_view_by_width(width: int, cells: list[Cell], alive: ExitStack, mon
         start(cells[0], alive, 12, reason="a reason \x1b[2J that is longer than any terminal is wide, " * 3)
         start(cells[1], alive, 12)
         view.tick(snapshots(*cells[:2]), 2)
-        assert view.table is not None
-        lines = view.console.render_lines(view.table)
+        lines = view.console.render_lines(known(view.table))
         texts = ["".join(segment.text for segment in line) for line in lines]
     assert len(texts) == 3, "a cell is a line"
     assert all(len(text) <= width for text in texts)

@@ -12,6 +12,7 @@ from typing import ClassVar
 import loops
 import pytest
 import torch
+from known import known
 from loops import Oracle
 from ragged import Case, case
 from registered import check_loss
@@ -156,8 +157,7 @@ def test_loss_of_an_objective_with_needs() -> None:
     @dataclass(frozen=True)
     class Mine(Grpo):
         def advantages(self, old: TokenStats, batch: TokenBatch) -> Tensor:
-            assert old.values is not None
-            return super().advantages(old, batch) - old.values
+            return super().advantages(old, batch) - known(old.values)
 
     with pytest.raises(UserError, match=r"Mine uses values, which it does not need; declare needs = frozenset"):
         loss(Method.of("mine", table(mine=Mine)), case(0))
@@ -358,8 +358,7 @@ def test_marks_reach_each_part_of_a_minibatch_and_no_other_component() -> None:
     alone = plain.signal(c.old, c.batch, [c.batch])
     alone = dataclasses.replace(alone, weights_T=alone.weights_T * signal.marks["marking"]["picked_T"])
     entropy = c.current().entropy
-    assert entropy is not None
-    expected = plain.loss(c.current(), alone, c.batch) + c.old.logp.mean() * entropy.detach().mean()
+    expected = plain.loss(c.current(), alone, c.batch) + c.old.logp.mean() * known(entropy).detach().mean()
     assert sum(losses).item() == pytest.approx(expected.item(), rel=1e-12)  # type: ignore[union-attr]
     actual = torch.autograd.grad(sum(losses), c.logits_TV)[0]  # type: ignore[arg-type]
     torch.testing.assert_close(actual, torch.autograd.grad(expected, c.logits_TV)[0], rtol=1e-9, atol=1e-12)

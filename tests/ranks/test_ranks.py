@@ -12,6 +12,7 @@ from unittest import mock
 import pytest
 import torch
 from companions import forkserver, on_ranks, run_ranks
+from known import known
 from launched import ONE, check_lines, divided, lines, write_launched
 from patience import at_work, wait_until
 from safetensors.torch import load_file
@@ -288,8 +289,7 @@ def trained(folder: Path, groups: Sequence[int], recompute: bool) -> dict[str, t
         result[f"deviation {update}"] = batch.global_mean(stats.discriminator - stats.expected_discriminator)
         for part in policy.micro_batches(batch):
             current = policy.current(part, frozenset({"entropy_grad"}))
-            assert current.entropy is not None
-            policy.backward((0.1 * current.entropy - 0.5 * current.logp).sum() / 500)
+            policy.backward((0.1 * known(current.entropy) - 0.5 * current.logp).sum() / 500)
         result[f"norm {update}"] = torch.tensor(policy.step(1))
     return result | {name: ranks.whole_weight(weight.detach()) for name, weight in policy.module.named_parameters()}
 
@@ -343,8 +343,7 @@ def passed(folder: Path, groups: Sequence[int], dtype: torch.dtype) -> Passed:
     for learner in (policy, critic):
         gradients = []
         for weight in learner.weights.values():
-            assert weight.grad is not None
-            gradients.append(ranks.whole_weight(weight.grad).flatten())
+            gradients.append(ranks.whole_weight(known(weight.grad)).flatten())
         result[f"gradient of the {type(learner).__name__.lower()}"] = torch.cat(gradients)
     return result
 
@@ -385,8 +384,7 @@ def test_current_of_an_idle_batch(
     assert len(idle) == 1
     current = trainer.policy.current(idle, frozenset({"entropy_grad"}))
     assert current.logp.shape == (0,)
-    assert current.entropy is not None
-    (current.logp.sum() + current.entropy.sum()).backward()
+    (current.logp.sum() + known(current.entropy).sum()).backward()
     gradients = [weight.grad for weight in trainer.policy.module.parameters()]
     assert all(grad is not None and not grad.any() for grad in gradients)
     stats = [trainer.policy.stats(part, frozenset({"sum_p2"})) for part in (batch, idle)]
@@ -414,5 +412,4 @@ def test_on_all_ranks_of_two(tmp_path: Path) -> None:
 
 def test_on_all_ranks_of_one_process() -> None:
     with ranks.on_all_ranks(lambda items: [-item for item in items]) as work:
-        assert work is not None
-        assert work([1, 2]) == [-1, -2]
+        assert known(work)([1, 2]) == [-1, -2]

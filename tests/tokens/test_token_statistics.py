@@ -8,6 +8,7 @@ from typing import Any
 import loops
 import pytest
 import torch
+from known import known
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -65,16 +66,13 @@ def distributions(hidden_TD: Tensor, head: Head, temperature: float) -> list[lis
 
 
 def check(stats: TokenStats, p_TV: list[list[float]], targets_T: Tensor, tolerance: float = 1e-6) -> None:
-    assert stats.entropy is not None
-    assert stats.sum_p2 is not None
-    assert stats.sum_p2_logp is not None
     for t, p in enumerate(p_TV):
         y, s = int(targets_T[t]), loops.discriminators(p)
         assert stats.logp[t].item() == pytest.approx(math.log(p[y]), rel=1e-5, abs=tolerance)
-        assert stats.entropy[t].item() == pytest.approx(loops.entropy(p), rel=1e-5, abs=tolerance)
-        assert stats.sum_p2[t].item() == pytest.approx(math.fsum(x**2 for x in p), rel=1e-5)
+        assert known(stats.entropy)[t].item() == pytest.approx(loops.entropy(p), rel=1e-5, abs=tolerance)
+        assert known(stats.sum_p2)[t].item() == pytest.approx(math.fsum(x**2 for x in p), rel=1e-5)
         sum_p2_logp = math.fsum(x * loops.xlogx(x) for x in p)
-        assert stats.sum_p2_logp[t].item() == pytest.approx(sum_p2_logp, rel=1e-5, abs=tolerance)
+        assert known(stats.sum_p2_logp)[t].item() == pytest.approx(sum_p2_logp, rel=1e-5, abs=tolerance)
         if stats.min_p_logp is not None:
             kept = [x for x in p if x >= 0.02 * max(p)]
             filtered = math.log(p[y] / math.fsum(kept)) if p[y] in kept else -math.inf
@@ -100,8 +98,7 @@ def test_gradients(backend: str, of_logp: float, of_entropy: float) -> None:
     asked: dict[str, Any] = {"entropy_grad": True, "sum_p2": True, "min_p": True, "backend": backend}
     stats = token_stats(hidden_TD, head, targets_T, temperature, **asked)
     weights_T = torch.linspace(-1, 2, TOKENS)
-    assert stats.entropy is not None
-    (weights_T * (of_logp * stats.logp + of_entropy * stats.entropy)).sum().backward()
+    (weights_T * (of_logp * stats.logp + of_entropy * known(stats.entropy))).sum().backward()
 
     rows = []
     for t, p in enumerate(distributions(hidden_TD, head, temperature)):
@@ -110,10 +107,8 @@ def test_gradients(backend: str, of_logp: float, of_entropy: float) -> None:
         rows.append([weights_T[t].item() * slope / temperature for slope in slopes])
     by_logits_TV = torch.tensor(rows, dtype=torch.float64)
     expected = (by_logits_TV @ head.weight_VD.detach().double(), by_logits_TV.T @ hidden_TD.detach().double())
-    assert hidden_TD.grad is not None
-    assert head.weight_VD.grad is not None
-    torch.testing.assert_close(hidden_TD.grad.double(), expected[0], rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(head.weight_VD.grad.double(), expected[1], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(known(hidden_TD.grad).double(), expected[0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(known(head.weight_VD.grad).double(), expected[1], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -126,8 +121,7 @@ def test_gradients_by_finite_differences(backend: str, form: tuple[bool, float |
     def differentiable(hidden_TD: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> tuple[Tensor, ...]:
         changed = Head(weight_VD, bias_V, head.softcap)
         stats = token_stats(hidden_TD, changed, targets_T, 1.3, entropy_grad=entropy_grad, backend=backend)
-        assert stats.entropy is not None
-        return (stats.logp, stats.entropy) if entropy_grad else (stats.logp,)
+        return (stats.logp, known(stats.entropy)) if entropy_grad else (stats.logp,)
 
     leaves: Any = (two_TD, head.weight_VD, head.bias_V)  # a bias of None is handed on
     assert torch.autograd.gradcheck(differentiable, leaves)
@@ -155,9 +149,7 @@ def test_asking_for_more_changes_nothing(backend: str) -> None:
     with torch.no_grad():
         less, more = (token_stats(*inputs(), 1.0, sum_p2=more, backend=backend) for more in (False, True))
     assert torch.equal(less.logp, more.logp)
-    assert less.entropy is not None
-    assert more.entropy is not None
-    assert torch.equal(less.entropy, more.entropy)
+    assert torch.equal(known(less.entropy), known(more.entropy))
 
 
 def test_token_stats_with_a_frozen_head(backend: str) -> None:
@@ -165,8 +157,7 @@ def test_token_stats_with_a_frozen_head(backend: str) -> None:
     frozen = Head(head.weight_VD.detach())
     for given in (head, frozen):
         token_stats(hidden_TD, given, targets_T, 1.0, backend=backend).logp.sum().backward()
-    assert head.weight_VD.grad is not None
-    assert torch.isfinite(head.weight_VD.grad).all()
+    assert torch.isfinite(known(head.weight_VD.grad)).all()
     assert frozen.weight_VD.grad is None
 
 
@@ -175,8 +166,7 @@ def test_statistics_of_a_model_in_bfloat16(backend: str) -> None:
     hidden_TD, head, targets_T = inputs(torch.bfloat16)
     with torch.no_grad():
         stats = token_stats(hidden_TD, head, targets_T, 1.0, sum_p2=True, min_p=True, backend=backend)
-    assert stats.entropy is not None
-    assert stats.logp.dtype == stats.entropy.dtype == torch.float32
+    assert stats.logp.dtype == known(stats.entropy).dtype == torch.float32
     check(stats, distributions(hidden_TD, head, 1.0), targets_T)
 
 
@@ -187,9 +177,7 @@ def test_token_stats_under_autocast_on_a_cpu_keep_the_head_as_it_is(backend: str
             stats = token_stats(hidden_TD, head, targets_T, 1.0, backend=backend)
         expected = token_stats(hidden_TD.to(torch.bfloat16), head, targets_T, 1.0, backend=backend)
     assert torch.equal(stats.logp, expected.logp)
-    assert stats.entropy is not None
-    assert expected.entropy is not None
-    assert torch.equal(stats.entropy, expected.entropy)
+    assert torch.equal(known(stats.entropy), known(expected.entropy))
 
 
 EXTREMES = {
@@ -217,12 +205,10 @@ def test_extreme_distributions(backend: str, name: str, temperature: float, upst
     stats = token_stats(hidden_TD, head, torch.tensor([target]), temperature, **asked)
     p = loops.softmax([z / temperature for z in EXTREMES[name]])
     check(stats, [p], torch.tensor([target]))
-    assert stats.entropy is not None
-    (upstream * (stats.logp + stats.entropy)).sum().backward()
+    (upstream * (stats.logp + known(stats.entropy))).sum().backward()
     pairs = enumerate(zip(p, loops.discriminators(p), strict=True))
     slopes = [((i == target) - x - s) / temperature for i, (x, s) in pairs]
-    assert bias_V.grad is not None
-    result_V = bias_V.grad.double() / upstream
+    result_V = known(bias_V.grad).double() / upstream
     torch.testing.assert_close(result_V, torch.tensor(slopes, dtype=torch.float64), rtol=1e-4, atol=1e-6)
 
 
@@ -264,7 +250,6 @@ def test_logits_are_never_held_for_all_tokens() -> None:
     targets_T = torch.randint(vocabulary, (tokens,), generator=generator)
     with Largest() as largest:
         stats = token_stats(hidden_TD, Head(weight_VD), targets_T, 1.0, entropy_grad=True, sum_p2=True)
-        assert stats.entropy is not None
-        (stats.logp + stats.entropy).sum().backward()
+        (stats.logp + known(stats.entropy)).sum().backward()
     assert largest.elements == max(math.prod(streaming.BLOCK["cpu"]), weight_VD.numel())
     assert largest.elements < tokens * vocabulary / 30

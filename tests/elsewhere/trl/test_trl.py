@@ -16,6 +16,7 @@ import trainers
 from accelerate import PartialState
 from companions import on_ranks
 from datasets import Dataset
+from known import known
 from portions import in_turn
 from ragged import Case, case
 from torch import Tensor
@@ -74,8 +75,7 @@ def on_case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     def of_all(model: Any, tokens: Tensor, attended: Tensor, width: int, **named: Any) -> Any:
         mask = attended[:, -width:].bool()
         if model is trainer.ref_model:
-            assert c.old.ref_logp is not None
-            return door.Scored(padded(c.old.ref_logp, mask))
+            return door.Scored(padded(known(c.old.ref_logp), mask))
         names = ("logp", "entropy", "sum_p2", "sum_p2_logp", "min_p_logp")
         return door.Scored(**{name: padded(c.old.columns[name], mask) for name in names})
 
@@ -84,8 +84,7 @@ def on_case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         if "rollout_rows" not in inputs:
             return of_all(model, mask, mask, mask.shape[1])
         now = c.current(c.batch.take(inputs["rollout_rows"]))
-        assert now.entropy is not None
-        return door.Scored(padded(now.logp, mask), padded(now.entropy, mask))
+        return door.Scored(padded(now.logp, mask), padded(known(now.entropy), mask))
 
     trainer._score, trainer._score_inputs = of_all, of_inputs
     trainer.model.train()
