@@ -1,5 +1,3 @@
-"""Counts, times and small curves as text."""
-
 from __future__ import annotations
 
 import pytest

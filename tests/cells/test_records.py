@@ -1,5 +1,3 @@
-"""Records of a cell's identity and state: reading, checking and writing."""
-
 from __future__ import annotations
 
 import dataclasses

@@ -1,5 +1,3 @@
-"""The options --format, --compare and --out of `entrobench leaderboard`."""
-
 from __future__ import annotations
 
 import json

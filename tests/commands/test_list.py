@@ -1,5 +1,3 @@
-"""The output of `entrobench list`."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,5 +1,3 @@
-"""`entrobench status` on cells that the configuration does not include."""
-
 from __future__ import annotations
 
 import argparse

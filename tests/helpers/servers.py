@@ -1,5 +1,3 @@
-"""Real MLflow servers on the loopback."""
-
 from __future__ import annotations
 
 import contextlib

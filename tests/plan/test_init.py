@@ -1,5 +1,3 @@
-"""The first configuration for a model and data of one's own."""
-
 from __future__ import annotations
 
 import dataclasses
