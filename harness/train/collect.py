@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate, chain, islice, pairwise
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -289,14 +289,11 @@ class Collector:
             with watch.phase("rollout"):
                 groups = draw.groups()
             with watch.phase("verify"):  # only the part of judging that was not done during sampling
-                results = iter(judging.results())
+                judged = judging.results()
         before = watch.seconds.get("time/judging_s", 0.0)
         watch.seconds["time/judging_s"] = before + judging.seconds  # during sampling and after it
-        answered = []
-        for place, problem, group in zip(draw.places, draw.problems, groups, strict=True):
-            of_group = list(islice(results, len(group)))
-            answered.append(answered_group(place, problem, group, of_group))
-        return answered
+        of_groups = zip(draw.places, draw.problems, groups, judged, strict=True)
+        return [answered_group(*of_group) for of_group in of_groups]
 
     def prompt(self, problem: Problem) -> list[int]:
         return render_prompt(self.parts.tokenizer, problem, self.parts.chat)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -115,9 +115,8 @@ class Evaluator:
                 max_new_tokens=max_new_tokens,
                 on_group=judging.add,
             )
-            results = iter(judging.results())
-        pairs = zip(problems, groups, strict=True)
-        return [record_of_problem(problem, group, list(islice(results, n))) for problem, group in pairs]
+            judged = judging.results()
+        return [record_of_problem(*of_problem) for of_problem in zip(problems, groups, judged, strict=True)]
 
     def checked(self, sample: Work, problems: Sequence[Problem], **settings: Any) -> list[Record]:
         """Sample responses; raise TooManyFailures if too many of them could not be verified."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import itertools
 import queue
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -31,8 +30,8 @@ class BackgroundJudge(Generic[T]):
     equal answers once.
     """
 
-    def __init__(self, judge: Callable[[dict[int, list[Rollout]]], list[T]]) -> None:
-        self.judge = judge  # from groups by number to one result for each of their responses
+    def __init__(self, judge: Callable[[dict[int, list[Rollout]]], dict[int, list[T]]]) -> None:
+        self.judge = judge  # returns a result for each response of each group
         self.seconds = 0.0  # of judging
         self.thread = ThreadPoolExecutor(1, "judging")
         self.rounds: list[Future[None]] = []
@@ -47,19 +46,17 @@ class BackgroundJudge(Generic[T]):
         start = time.perf_counter()
         groups = dict(self.waiting.get() for _ in range(self.waiting.qsize()))
         if groups:  # one round is submitted per group, so an earlier round may have taken this one's
-            results = iter(self.judge(groups))
-            for number, group in groups.items():
-                self.judged[number] = list(itertools.islice(results, len(group)))
+            self.judged |= self.judge(groups)
         self.seconds += time.perf_counter() - start
 
-    def results(self) -> list[T]:
-        """Wait for all groups, and return their results in the order of the groups' numbers.
+    def results(self) -> list[list[T]]:
+        """Wait for all groups, and return the results of each in the order of the groups' numbers.
 
         Raises the exception of the judging, if there was one.
         """
         for judging in self.rounds:
             judging.result()
-        return [result for number in sorted(self.judged) for result in self.judged[number]]
+        return [self.judged[number] for number in sorted(self.judged)]
 
     def __enter__(self) -> BackgroundJudge:
         return self
@@ -85,18 +82,17 @@ def judge_rollouts(
     tokenizer: PreTrainedTokenizerBase,
     problems: Sequence[Problem],
     groups: Mapping[int, list[Rollout]],
-) -> list[JudgedRollout]:
-    """Judge the responses to some of the problems, given by their numbers.
+) -> dict[int, list[JudgedRollout]]:
+    """Judge the groups of responses to some of the problems, both by the numbers of the problems.
 
     Equal responses to a problem are decoded and judged once: for easy problems, most are equal.
     """
-    by_group: list[Distinct] = []
+    by_group: dict[int, Distinct] = {}
     numbers: list[int] = []  # of the problems of all distinct responses
     responses: list[list[int]] = []
     ends: list[int | None] = []  # the end token of each, if it has one
     for number, group in groups.items():
-        distinct = Distinct.of([tuple(rollout.response) for rollout in group])
-        by_group.append(distinct)
+        distinct = by_group[number] = Distinct.of([tuple(rollout.response) for rollout in group])
         numbers += [number] * len(distinct.first)
         for rollout in distinct.once(group):
             responses.append(rollout.response)
@@ -109,8 +105,8 @@ def judge_rollouts(
     pairs = [(problems[number], text) for number, text in zip(numbers, texts, strict=True)]
     judgments = iter(judge_responses(task, verifier, pairs))
     of_distinct = iter(zip(responses, decoded, texts, strict=True))
-    results: list[JudgedRollout] = []
-    for distinct in by_group:
+    results: dict[int, list[JudgedRollout]] = {}
+    for number, distinct in by_group.items():
         own = []
         for copy_of in range(len(distinct.first)):
             judged, (response, with_end, text) = next(judgments), next(of_distinct)
@@ -119,7 +115,7 @@ def judge_rollouts(
                 body = response if text == with_end else response[:-1]
                 answer_tokens = len(body) - tail_tokens(tokenizer, body, text[judged.answer.end :])
             own.append(JudgedRollout(text, judged, answer_tokens, copy_of))
-        results += distinct.spread(own)
+        results[number] = distinct.spread(own)
     return results
 
 

@@ -118,5 +118,6 @@ def test_a_text_is_judged_without_its_end_token() -> None:
     cut_off = [Rollout([1], [*text, TURN], [], False)]  # so that the token is one of its text
     with VerifierPool(1) as verifier:
         judged = judge_rollouts(tasks.build_task("math500"), verifier, coder, problems, {0: group, 1: cut_off})
-    assert [each.text for each in judged] == [r"\boxed{5}"] * 3 + [r"\boxed{5}<|turn|>"]
-    assert [each.answer_tokens for each in judged] == [len(text)] * 4
+    texts = {number: [each.text for each in of_group] for number, of_group in judged.items()}
+    assert texts == {0: [r"\boxed{5}"] * 3, 1: [r"\boxed{5}<|turn|>"]}
+    assert [each.answer_tokens for each in (*judged[0], *judged[1])] == [len(text)] * 4

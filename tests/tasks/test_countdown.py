@@ -140,7 +140,7 @@ def test_judge_rollouts_without_the_end_token() -> None:
         r"\boxed{<pad>(6*7)-3}<eos>": (r"\boxed{<pad>(6*7)-3}", Verdict.UNPARSED),
     }
     group = [Rollout([1], encoder(text)["input_ids"], [], text.endswith("<eos>")) for text in expected]
-    judged = judge_rollouts(Countdown(), VerifierPool(), encoder, [PROBLEM], {0: group})
+    judged = judge_rollouts(Countdown(), VerifierPool(), encoder, [PROBLEM], {0: group})[0]
     assert [(response.text, response.judged.verdict) for response in judged] == list(expected.values())
     # The box is one token, six of the expression, two brackets and the closing brace; with <pad> within it, one more.
     assert [response.answer_tokens for response in judged] == [9, 9, 9, 9, 9, 9, 10]

@@ -67,7 +67,7 @@ def test_judge_rollouts_answer_end(text: str, tokens: int) -> None:
     for end in ("", "<eos>"):
         rollout = Rollout([1], tokenizer(text + end)["input_ids"], [], finished=bool(end))
         with VerifierPool(1) as verifier:
-            [judged] = judge_rollouts(build_task("math500"), verifier, tokenizer, [problem], {0: [rollout]})
+            [judged] = judge_rollouts(build_task("math500"), verifier, tokenizer, [problem], {0: [rollout]})[0]
         assert judged.text == text
         without_answer = judged.judged.answer is None
         assert judged.answer_tokens == tokens + (without_answer and bool(end))
@@ -91,11 +91,9 @@ def test_equal_responses_to_a_problem_are_judged_once_and_numbered() -> None:
 
     together = judge_rollouts(Counting(), VerifierPool(), tokenizer, problems, groups)
     assert seen == [6], "three texts for each problem"
-    assert [judged.copy_of for judged in together] == [0, 1, 2, 0, 1, 0, 0, 1, 0, 2, 1, 0]
-    alone = [
-        judge_rollouts(task, VerifierPool(), tokenizer, problems, {number: [rollout]})[0]
-        for number, group in groups.items()
-        for rollout in group
-    ]
-    for one, other in zip(together, alone, strict=True):
-        assert (one.text, one.judged, one.answer_tokens) == (other.text, other.judged, other.answer_tokens)
+    assert [judged.copy_of for judged in together[1]] == [0, 1, 2, 0, 1, 0]
+    assert [judged.copy_of for judged in together[0]] == [0, 1, 0, 2, 1, 0]
+    for number, group in groups.items():
+        for one, rollout in zip(together[number], group, strict=True):
+            [other] = judge_rollouts(task, VerifierPool(), tokenizer, problems, {number: [rollout]})[number]
+            assert (one.text, one.judged, one.answer_tokens) == (other.text, other.judged, other.answer_tokens)

@@ -602,9 +602,9 @@ def group(*verdicts: Verdict) -> list[Rollout]:
     return [Rollout([1], [list(Verdict).index(verdict)], [0.0], True) for verdict in verdicts]
 
 
-def written(groups: dict[int, list[Rollout]]) -> list[Verdict]:
+def written(groups: dict[int, list[Rollout]]) -> dict[int, list[Verdict]]:
     """Each response says what its verdict is."""
-    return [list(Verdict)[rollout.response[0]] for group in groups.values() for rollout in group]
+    return {number: [list(Verdict)[rollout.response[0]] for rollout in group] for number, group in groups.items()}
 
 
 R, W, U = Verdict.RIGHT, Verdict.WRONG, Verdict.UNPARSED
@@ -616,14 +616,14 @@ def test_verdicts_stand_in_the_order_of_the_prompts_whenever_groups_end() -> Non
         with BackgroundJudge(written) as judging:
             for number in order:
                 judging.add(number, groups[number])
-            assert judging.results() == [R, W, U, W, W, R]
+            assert judging.results() == [[R, W], [U], [W, W, R]]
 
 
 def test_groups_are_judged_while_others_are_sampled_and_together_what_came_meanwhile() -> None:
     rounds: list[list[int]] = []
     started, go_on = threading.Event(), threading.Event()
 
-    def judge(groups: dict[int, list[Rollout]]) -> list[Verdict]:
+    def judge(groups: dict[int, list[Rollout]]) -> dict[int, list[Verdict]]:
         rounds.append(list(groups))
         started.set()
         assert go_on.wait(HANG)
@@ -636,13 +636,13 @@ def test_groups_are_judged_while_others_are_sampled_and_together_what_came_meanw
             judging.add(number, group(W))
         assert rounds == [[3]]
         go_on.set()
-        assert judging.results() == [W, W, W, R]
+        assert judging.results() == [[W], [W], [W], [R]]
     assert rounds == [[3], [2, 0, 1]]
     assert judging.seconds > 0
 
 
 def test_background_errors_are_raised_when_verdicts_are_requested() -> None:
-    def judge(groups: dict[int, list[Rollout]]) -> list[Verdict]:
+    def judge(groups: dict[int, list[Rollout]]) -> dict[int, list[Verdict]]:
         raise RuntimeError(f"no verdict on {list(groups)}")
 
     with BackgroundJudge(judge) as judging:
@@ -656,7 +656,7 @@ def test_background_judge_with_a_failing_engine() -> None:
     judged: list[int] = []
     started = threading.Event()
 
-    def judge(groups: dict[int, list[Rollout]]) -> list[Verdict]:
+    def judge(groups: dict[int, list[Rollout]]) -> dict[int, list[Verdict]]:
         started.set()
         time.sleep(0.2)
         judged.extend(groups)

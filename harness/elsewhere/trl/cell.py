@@ -12,7 +12,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -207,10 +206,10 @@ class RecordedTrainer(EntrobenchTrainer):
                     finished = bool(response) and response[-1] in self.eos_token_ids
                     group.append(Rollout(prompt, response, [0.0] * len(response), finished))
                 groups[number] = group
-            results = iter(judge_rollouts(self.parts.task, self.parts.verifier, self.parts.tokenizer, problems, groups))
+            judged = judge_rollouts(self.parts.task, self.parts.verifier, self.parts.tokenizer, problems, groups)
             self.answered = []
             for number, (place, problem) in enumerate(zip(self.places, problems, strict=True)):
-                self.answered.append(answered_group(place, problem, groups[number], list(islice(results, size))))
+                self.answered.append(answered_group(place, problem, groups[number], judged[number]))
             self.collector.check_verdicts(step[0], self.answered)
         if step[0] == 1 or step[0] % self.config.checkpoint.every == 0:
             shown = of_all(self.answered[:SHOWN_PROBLEMS])
