@@ -446,15 +446,9 @@ def kept_places(signal: Mapping[int, bool], prompts: int) -> tuple[list[int], in
 
     The first groups with signal are kept; if there are too few, the first ones without signal fill up.
     """
-    with_signal, without_signal = [], []
-    for place in sorted(signal):
-        if signal[place]:
-            with_signal.append(place)
-        else:
-            without_signal.append(place)
-    kept = with_signal[:prompts]
-    filled = without_signal[: prompts - len(kept)]
-    return sorted(kept + filled), len(filled)
+    signal_first = sorted(signal, key=lambda place: (not signal[place], place))
+    kept = sorted(signal_first[:prompts])
+    return kept, sum(not signal[place] for place in kept)
 
 
 def sampled_slots(prompts: int, updates: int) -> list[int]:
