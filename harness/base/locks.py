@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from filelock import BaseFileLock, FileLock, SoftFileLock
+from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 # The errors of file systems without locks.
 NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
+POLL = 1.0  # seconds between two calls of `waiting`
 
 
 def lock(path: Path) -> BaseFileLock:
@@ -28,3 +31,19 @@ def lock(path: Path) -> BaseFileLock:
                 raise
             return SoftFileLock(path.with_name(f"{path.name}.held"))
     return FileLock(path)
+
+
+@contextlib.contextmanager
+def held(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
+    """Hold a lock, after the process that holds it now, during which `waiting` is called again and again."""
+    ours = lock(path)
+    with contextlib.suppress(Timeout):
+        ours.acquire(timeout=0)
+    while not ours.is_locked:
+        waiting()
+        with contextlib.suppress(Timeout):
+            ours.acquire(timeout=POLL)
+    try:
+        yield
+    finally:
+        ours.release()

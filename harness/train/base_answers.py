@@ -6,26 +6,21 @@ kept in the matrix's folder under the hash of everything that decides them.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from filelock import Timeout
-
 import tasks
 from harness import ranks
-from harness.base import files, identities
+from harness.base import files, identities, locks
 from harness.base.errors import Damaged
-from harness.base.locks import lock
 from harness.cells.provenance import Made, component_classes
 from harness.cells.spec import BASE_ANSWERS, MARKER
 from harness.config import Config
 from harness.rollout.rendering import Chat
 from tasks import Problem, Task
 
-POLL = 1.0  # seconds between two signs of progress while another cell samples
 # In the record of an attempt, what decides answers along with the configuration.
 COMPUTES = ("base_model", "harness", "versions", "processor", "device", "rounding")
 
@@ -73,25 +68,12 @@ class BaseAnswers:
         identity = {**self.deciding, "problems": identities.hash_of(as_seen), "sampling": sampling}
         path = self.folder / f"{self.task.name}-{identities.key(identity)}.json"
         self.folder.mkdir(exist_ok=True)
-        with self.turn(path.with_suffix(".lock")):
+        with locks.held(path.with_suffix(".lock"), self.on_progress):  # after a cell that samples the same answers now
             records = kept_records(path, identity)
             if records is None:
                 records = sample(problems, **sampling)
                 files.write_sealed(path, {"identity": identity, "records": records})
         return records
-
-    @contextlib.contextmanager
-    def turn(self, path: Path) -> Iterator[None]:
-        """Hold a lock, after the cell that samples the same answers now; it is free when that one's process ends."""
-        held = lock(path)
-        while not held.is_locked:
-            self.on_progress()
-            with contextlib.suppress(Timeout):
-                held.acquire(timeout=POLL)
-        try:
-            yield
-        finally:
-            held.release()
 
 
 def kept_records(path: Path, identity: dict[str, Any]) -> list[dict[str, Any]] | None:

@@ -6,23 +6,21 @@ problems as the model sees them, and the sampling. The bounds are applied to cac
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from math import ceil
 from pathlib import Path
 from typing import Any
 
-from filelock import Timeout
-
-from harness.base import files, identities
+from harness.base import files, identities, locks
 from harness.base.errors import Damaged, UserError
-from harness.base.locks import lock
 from harness.base.task import Problem, Task, Verdict
 from harness.config import Filter, RolloutConfig
 from harness.ranks import Work
+from harness.rollout.protocol import no_progress
 from harness.train.evaluate import Evaluator
 from harness.verify.pool import check_failures
 
@@ -51,6 +49,7 @@ class Asker:
     task: Task
     evaluator: Evaluator  # on an engine with the model's weights
     rollout: RolloutConfig
+    on_progress: Callable[[], None] = no_progress  # called while another process measures the same counts
 
     def identity(self, prompts: Mapping[Problem, list[int]], n: int) -> dict[str, Any]:
         """Return everything that determines the counts."""
@@ -92,15 +91,19 @@ def training_pool(asker: Asker, ask: Work, given: Filter | None, cache: Path, at
     if given is not None:
         prompts = {problem: prompts[problem] for problem in problems}
         identity = asker.identity(prompts, given.n)
-        key = identities.key(identity)
+        key, say_once = identities.key(identity), functools.cache(say)
 
         def right(batch: Sequence[Problem]) -> list[int]:
             rows: list[list[Verdict]] = ask(batch, n=given.n, key=key)
             check_failures(chain.from_iterable(rows), asker.evaluator.max_failures)
             return [row.count(Verdict.RIGHT) for row in rows]
 
+        def waiting() -> None:
+            say_once("waiting for another process, which measures the difficulty of the same problems")
+            asker.on_progress()
+
         path = cache / "filters" / f"{asker.task.name}-{key}.json"
-        counts = measured_counts(path, identity, problems, right, at_once, say)
+        counts = measured_counts(path, identity, problems, right, at_once, say, waiting)
         fewest, most = given.bounds()
         record["too_hard"] = sum(counts[problem.id] < fewest for problem in problems)
         record["too_easy"] = sum(counts[problem.id] > most for problem in problems)
@@ -123,6 +126,7 @@ def measured_counts(
     right: Callable[[Sequence[Problem]], list[int]],
     at_once: int,
     say: Say,
+    waiting: Callable[[], None],
 ) -> dict[str, int]:
     """Return the number of right responses to each problem, by its id: the cached counts, or new ones.
 
@@ -138,7 +142,7 @@ def measured_counts(
         raise UserError(
             f"the cache {path.parent} cannot be written ({error.strerror}); set ENTROBENCH_CACHE"
         ) from error
-    with exclusive(path.with_suffix(".lock"), say):
+    with locks.held(path.with_suffix(".lock"), waiting):
         counts = cached_counts(path)  # again: another process may have measured them in the meantime
         todo = [problem for problem in problems if problem.id not in counts]
         started = time.monotonic()
@@ -159,16 +163,3 @@ def cached_counts(path: Path) -> dict[str, int]:
         return dict(files.read_json(path)["right"])
     except (FileNotFoundError, NotADirectoryError, Damaged):
         return {}
-
-
-@contextmanager
-def exclusive(path: Path, say: Say) -> Iterator[None]:
-    """Hold the lock of a measurement, after the process that holds it now."""
-    held = lock(path)
-    try:
-        acquired = held.acquire(timeout=0)
-    except Timeout:
-        say("waiting for another process, which measures the difficulty of the same problems")
-        acquired = held.acquire()
-    with acquired:
-        yield

@@ -174,7 +174,7 @@ def build_parts(
     # By the weights themselves: the filter's counts are kept for later cells, and a model's folder may change.
     weights = {**model.identity(), "digest": model.digest(base)}
     evaluator = Evaluator(engine, tokenizer, verifier, model.chat, max_failures=config.verify.max_failures)
-    asker = Asker(weights, task, evaluator, config.rollout)
+    asker = Asker(weights, task, evaluator, config.rollout, heartbeat.forward)
     selected = None
     with heartbeat.at("filter"), ranks.on_all_ranks(asker.verdicts) as ask:
         if ask is not None:

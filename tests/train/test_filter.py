@@ -19,7 +19,7 @@ import torch
 from mortal import Killed
 from trainers import asked, planned
 
-from harness.base import files
+from harness.base import files, locks
 from harness.base.errors import UserError
 from harness.base.task import Answer, Problem, Verdict, Verifier
 from harness.config import Filter, RolloutConfig
@@ -291,6 +291,30 @@ def test_training_pool_of_several_cells(tmp_path: Path) -> None:
     results = [files.read_json(path) for path in out.iterdir()]
     assert [result["kept"] for result in results] == [[f"p{i}" for i in range(2, 15)]] * 3
     assert sum(result["said"][0].startswith("waiting for another process") for result in results) == 2
+
+
+def test_training_pool_gives_signs_of_progress_while_another_process_measures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a cell that waits for longer than hardware.stall_minutes would fail."""
+    monkeypatch.setattr(locks, "POLL", 0.01)
+    ask(asker(), tmp_path)
+    (counts,) = (tmp_path / "filters").glob("*.json")
+    counts.unlink()
+    of_another = locks.lock(counts.with_suffix(".lock"))
+    of_another.acquire()
+    signs, said = [], []
+
+    def on_progress() -> None:
+        signs.append(len(said))
+        if len(signs) == 3:
+            of_another.release()
+
+    who = asker(on_progress=on_progress)
+    pool = filter.training_pool(who, who.verdicts, Filter(), tmp_path, 5, said.append)
+    assert ids(pool) == [f"p{i}" for i in range(2, 15)]
+    assert signs == [1, 1, 1]
+    assert said[0] == "waiting for another process, which measures the difficulty of the same problems"
 
 
 # With a real model
