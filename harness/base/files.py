@@ -187,6 +187,14 @@ def read_bytes(path: Path) -> bytes:
         return file.read()
 
 
+def read_present(path: Path) -> bytes:
+    """Return the content of a file that must be there."""
+    try:
+        return read_bytes(path)
+    except FileNotFoundError:
+        raise Damaged(path, "it is missing") from None
+
+
 def parsed_json(content: bytes, path: Path, what: str = "it") -> Any:
     """Return the value of JSON; raise Damaged if it is none. `what`: the part of the file, for the message."""
     try:
@@ -205,11 +213,7 @@ def write_sealed(path: Path, record: Mapping[str, Any]) -> None:
 
 def read_sealed(path: Path) -> Any:
     """Return the content of a sealed file of JSON; refuse one that is missing or was changed."""
-    try:
-        content = seal.open_json(read_bytes(path), path)
-    except FileNotFoundError:
-        raise Damaged(path, "it is missing") from None
-    return parsed_json(content, path)
+    return parsed_json(seal.open_json(read_present(path), path), path)
 
 
 @cache  # a matrix has thousands of settings and records of one kind

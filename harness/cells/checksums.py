@@ -65,9 +65,7 @@ def changed_records(folder: Path) -> Iterator[tuple[Damaged, str]]:
     This reads all records, but of the model only the files whose time of change differs.
     """
     try:
-        seal.open_yaml(files.read_bytes(folder / CONFIG), folder / CONFIG)
-    except FileNotFoundError:
-        yield Damaged(folder / CONFIG, "it is missing"), CONFIG
+        seal.open_yaml(files.read_present(folder / CONFIG), folder / CONFIG)
     except Damaged as damage:
         yield damage, CONFIG
     try:

@@ -30,32 +30,24 @@ class MetricsLog:
         # On disk when this returns: a checkpoint must not outlive the lines before it.
         files.append_text(self.path, sealed_line({"step": step, "time": time, "metrics": metrics}))
 
-    def read(self) -> list[dict[str, Any]]:
+    def lines(self) -> list[bytes]:
         """Return the complete lines; the last one may be half written, by a killed process or at this moment."""
-        if not self.path.exists():
-            return []
-        *lines, _ = files.read_bytes(self.path).split(b"\n")
-        return [parsed(line, self.path) for line in lines]
+        return files.read_bytes(self.path).split(b"\n")[:-1] if self.path.exists() else []
+
+    def read(self) -> list[dict[str, Any]]:
+        return [parsed(line, self.path) for line in self.lines()]
 
     def whole(self) -> tuple[list[dict[str, Any]], Damaged | None]:
         """Return the steps before the first line that is damaged or out of order, and the damage to that line."""
         whole_lines: list[dict[str, Any]] = []
-        if not self.path.exists():
-            return [], None
         try:
-            content = files.read_bytes(self.path)
-        except Damaged as damage:
-            return [], damage
-        *lines, _ = content.split(b"\n")  # the text after the last line end is half a line, or empty
-        for line in lines:
-            try:
+            for line in self.lines():
                 record = parsed(line, self.path)
-            except Damaged as damage:
-                return whole_lines, damage
-            if record["step"] != len(whole_lines):
-                disorder = f"step {record['step']} is in the place of step {len(whole_lines)}"
-                return whole_lines, Damaged(self.path, disorder)
-            whole_lines.append(record)
+                if record["step"] != len(whole_lines):
+                    raise Damaged(self.path, f"step {record['step']} is in the place of step {len(whole_lines)}")
+                whole_lines.append(record)
+        except Damaged as damage:
+            return whole_lines, damage
         return whole_lines, None
 
     def truncate(self, step: int) -> None:

@@ -78,11 +78,7 @@ class CellSpec:
     def read(cls, folder: Path) -> CellSpec:
         """Return the record in a cell's folder; refuse one that differs from its checksum."""
         path = folder / FILE
-        try:
-            content = files.read_bytes(path)
-        except FileNotFoundError:
-            raise Damaged(path, "it is missing") from None
-        return cls.parse(seal.open_yaml(content, path), path)
+        return cls.parse(seal.open_yaml(files.read_present(path), path), path)
 
     @classmethod
     def parse(cls, content: bytes, path: Path) -> CellSpec:
