@@ -57,9 +57,11 @@ def mend_records(folder: Path, spec: CellSpec) -> None:
         say(folder, f"{damage}; the cell resumes without it")
     saved, unusable = sealed_checkpoints(folder, spec.id)
     lines, _ = MetricsLog(folder).whole()
-    made_damage = damage_of_made(folder, begun=bool(lines or saved or unusable))
-    if made_damage is not None:  # nothing says what made the numbers
-        start_over(folder, str(made_damage))
+    try:
+        if Made.read(folder) is None and (lines or saved or unusable):
+            raise Damaged(folder / provenance.FILE, "it is missing")
+    except Damaged as damage:  # nothing says what made the numbers
+        start_over(folder, str(damage))
         return
     damages = dict(harms(folder, max(saved, default=-1)))
     done = State.read(folder).state == "done"
@@ -111,17 +113,6 @@ def sealed_checkpoints(folder: Path, cell: str) -> tuple[list[int], list[Damaged
 
 def say(folder: Path, text: str) -> None:
     files.append_text(folder / "log.txt", f"warning: {text}\n")
-
-
-def damage_of_made(folder: Path, *, begun: bool) -> Damaged | None:
-    """Return the damage to the record of the attempt, which every cell has that has begun."""
-    try:
-        made = Made.read(folder)
-    except Damaged as damage:
-        return damage
-    if made is None and begun:
-        return Damaged(folder / provenance.FILE, "it is missing")
-    return None
 
 
 def harms(folder: Path, saved: int) -> Iterator[tuple[Damaged, int]]:

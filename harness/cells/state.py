@@ -107,14 +107,12 @@ class Progress:
     @classmethod
     def read(cls, folder: Path, recent: int = 1) -> Progress:
         """Return the progress of a cell, with the metrics of this many last steps; one with damaged records failed."""
+        record = None
         try:
             record = State.read(folder)
-        except Damaged as damage:
-            return cls("failed", str(damage), record=State("failed", str(damage)))
-        try:
             return cls.of_records(folder, record, recent)
         except Damaged as damage:
-            return cls("failed", str(damage), record=record)
+            return cls("failed", str(damage), record=record or State("failed", str(damage)))
 
     @classmethod
     def of_records(cls, folder: Path, now: State, recent: int) -> Progress:
