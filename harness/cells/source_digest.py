@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
+import itertools
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -238,15 +239,9 @@ def is_docstring(node: object) -> bool:
 def merged_constants(values: Iterable[ast.expr]) -> list[ast.expr]:
     """Join neighboring texts of an f-string, which versions of Python divide differently."""
     merged: list[ast.expr] = []
-    text = ""
-    for value in values:
-        if isinstance(value, ast.Constant):
-            text += str(value.value)
-            continue
-        if text:
+    for is_text, neighbors in itertools.groupby(values, key=lambda value: isinstance(value, ast.Constant)):
+        if not is_text:
+            merged += neighbors
+        elif text := "".join(str(value.value) for value in neighbors if isinstance(value, ast.Constant)):
             merged.append(ast.Constant(text))
-        merged.append(value)
-        text = ""
-    if text:
-        merged.append(ast.Constant(text))
     return merged
