@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from harness.table.frames import BASE_MODEL, Axes, Frames, done_cells
@@ -21,8 +21,6 @@ KINDS = {
 }
 LISTS = ("libraries", "rounding")  # of these, only the parts that differ are named
 
-SeedsByMethod = dict[str, list[int]]
-
 
 def mixed_rows(frames: Frames, baseline: str) -> dict[tuple[str, Axes], list[str]]:
     """Return how the cells behind a row are not of one experiment, by method and table; base models included."""
@@ -40,16 +38,22 @@ def mixtures(methods: Mapping[str, DataFrame], baseline: str) -> list[tuple[str,
     A row is concerned if its cells, together with the baseline's, differ. `methods`: the cells of a table by method.
     The base model borrows the cells of others, so it can be concerned but never named.
     """
-    done = {method: with_code(done_cells(cells)) for method, cells in methods.items()}
-    trained = {method: cells for method, cells in done.items() if method != BASE_MODEL}
+    import pandas
+
+    done = with_code(done_cells(pandas.concat(methods.values())))
+    trained = done[done["method"] != BASE_MODEL].sort_values("seed", kind="stable")
+    names = [method for method in methods if method != BASE_MODEL]
     sentences = []
     for kind, beginning in KINDS.items():
-        seeds = seeds_by_value(trained, kind)
-        if len(seeds) < 2:
+        by_value = trained[trained[kind] != ""].groupby(kind, sort=False)
+        if by_value.ngroups < 2:
             continue
-        names = names_of_values(trained, kind)
-        parts = [f"{names[value]} ({seeds_text(by_method, trained)})" for value, by_method in seeds.items()]
-        sentences.append((f"{beginning}: {', '.join(parts)}", concerned_rows(done, baseline, kind)))
+        texts = texts_of_values(trained, kind)
+        parts = [f"{texts[value]} ({seeds_text(cells, names)})" for value, cells in by_value]
+        of_method = {method: {*values} - {""} for method, values in done.groupby("method")[kind]}
+        of_baseline = of_method.get(baseline, set())
+        concerned = {method for method in methods if len(of_baseline | of_method.get(method, set())) > 1}
+        sentences.append((f"{beginning}: {', '.join(parts)}", concerned))
     return sentences
 
 
@@ -60,47 +64,28 @@ def with_code(cells: DataFrame) -> DataFrame:
     return cells.assign(code=code)
 
 
-def names_of_values(methods: Mapping[str, DataFrame], kind: str) -> dict[str, str]:
+def texts_of_values(cells: DataFrame, kind: str) -> dict[str, str]:
     """Return the texts of the values of a kind."""
-    names = {}
-    for cells in methods.values():
+    if kind == "code":
+        texts = {}
         for value, version, harness in zip(cells[kind], cells["version"], cells["harness"], strict=True):
-            if kind == "code":
-                digits = f"(harness {harness[:HARNESS_DIGITS]})" if harness else ""
-                names[value] = " ".join(filter(None, (version, digits)))
-            else:
-                names[value] = value
-    if kind in LISTS:
-        parts = {value: value.split(", ") for value in names if value}
-        for value, own in parts.items():
-            names[value] = ", ".join(part for part in own if not all(part in other for other in parts.values()))
-    return names
+            digits = f"(harness {harness[:HARNESS_DIGITS]})" if harness else ""
+            texts[value] = " ".join(filter(None, (version, digits)))
+        return texts
+    if kind not in LISTS:
+        return {value: value for value in cells[kind]}
+    parts = {value: value.split(", ") for value in cells[kind] if value}
+    in_all = set.intersection(*map(set, parts.values()))
+    return {value: ", ".join(part for part in own if part not in in_all) for value, own in parts.items()}
 
 
-def concerned_rows(methods: Mapping[str, DataFrame], baseline: str, kind: str) -> set[str]:
-    """Return the rows whose cells and the baseline's have more than one value; records of old versions have none."""
-    of_baseline = {*methods[baseline][kind]} if baseline in methods else set()
-    return {method for method, cells in methods.items() if len((of_baseline | {*cells[kind]}) - {""}) > 1}
-
-
-def seeds_by_value(methods: Mapping[str, DataFrame], kind: str) -> dict[str, SeedsByMethod]:
-    """Return the cells of each value, in the order of the seeds."""
-    triples: list[tuple[int, str, str]] = []
-    for method, cells in methods.items():
-        triples += zip(cells["seed"], [method] * len(cells), cells[kind], strict=True)
-    seeds: dict[str, SeedsByMethod] = {}
-    for seed, method, value in sorted(triples, key=lambda triple: triple[0]):
-        if value:
-            seeds.setdefault(value, {}).setdefault(method, []).append(int(seed))
-    return seeds
-
-
-def seeds_text(by_method: SeedsByMethod, methods: Mapping[str, DataFrame]) -> str:
+def seeds_text(cells: DataFrame, methods: Sequence[str]) -> str:
     """Name the methods and seeds of cells, methods with the same seeds together."""
+    seeds_by_method = {method: tuple(seeds) for method, seeds in cells.groupby("method")["seed"]}
     together: dict[tuple[int, ...], list[str]] = {}
     for method in methods:
-        if method in by_method:
-            together.setdefault(tuple(by_method[method]), []).append(method)
+        if method in seeds_by_method:
+            together.setdefault(seeds_by_method[method], []).append(method)
     parts = []
     for seeds, names in together.items():
         of_all = len(names) == len(methods) > 1
