@@ -15,8 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
-from typing import Protocol
+from typing import Any, Protocol
 
 from harness.base import files
 from harness.base.errors import Unwritten, UserError
@@ -85,14 +84,8 @@ class Running(Protocol):
     def kill(self) -> None: ...
 
 
-class Launcher(Protocol):
+class Launcher(contextlib.AbstractContextManager[Any, None], Protocol):
     """The means to start cells. At the end of its context it stops the running cells; their checkpoints are kept."""
-
-    def __enter__(self) -> object: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
 
     def start(self, waiting: Sequence[Cell]) -> Iterable[Running]:
         """Start as many of these cells, in order, as there is room for.

@@ -14,7 +14,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
-from types import ModuleType, TracebackType
+from types import ModuleType
+from typing import Any
 
 from harness.base.errors import UserError
 from harness.launch.launcher import LOST, Unprepared, blocked, describe_exit, environment, prepare_cell
@@ -62,15 +63,13 @@ class Local:
         self.server.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         for process in self.processes:
             process.process.terminate()
         for process in self.processes:
             process.process.join(ENDING)
             process.kill()
-        self.server.__exit__(kind, error, trace)
+        self.server.__exit__(*error)
 
     def start(self, waiting: Sequence[Cell]) -> Iterator[CellProcess]:
         for ended in [process for process in self.processes if process.code() is not None]:

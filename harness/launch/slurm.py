@@ -16,7 +16,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from harness.base import files
@@ -165,9 +164,7 @@ class SlurmArray:
     def __enter__(self) -> SlurmArray:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         # The handler of our command line raises KeyboardInterrupt with the number of the signal, Python's without one.
         if isinstance(error, KeyboardInterrupt) and error.args not in ((), (signal.SIGINT,)):
             return  # the terminal was closed, or the login node restarts: the array keeps running
