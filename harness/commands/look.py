@@ -8,7 +8,7 @@ import tasks
 from harness.base.errors import at_least
 from harness.base.terminal import console, visible
 from harness.commands.common import Commands, command, with_plugins
-from harness.config import config_of_overrides
+from harness.config import config_of_layers, override
 from harness.config.sections import LOOK_PROBLEMS, LOOK_SAMPLES
 from harness.rollout import models
 
@@ -42,7 +42,7 @@ def call(arguments: argparse.Namespace) -> int:
     at_least(1, **{"--problems": arguments.problems, "--samples": arguments.samples})
     model, task = models.resolve(arguments.model), tasks.build_task(arguments.task, arguments.plugin)
     longest = tasks.lm_eval_settings(task)["generation_kwargs"]["max_gen_toks"]
-    config = config_of_overrides([f"rollout.max_new_tokens={longest}", *arguments.overrides])
+    config = config_of_layers(map(override, [f"rollout.max_new_tokens={longest}", *arguments.overrides]))
     folder = model.folder(say=console.print)
     from harness.matrix import settle_auto
     from harness.runs import look as looks

@@ -32,7 +32,6 @@ from harness.config.sections import (
     GIVEN,
     MICRO_BATCH,
     MINI_BATCH,
-    MOST_CANDIDATES,
     OWN,
     PUBLISHED,
     TRL,
@@ -45,9 +44,7 @@ from harness.config.sections import (
     Eval,
     Filter,
     Hardware,
-    Launch,
     Lora,
-    Mismatch,
     Resample,
     RolloutConfig,
     Slurm,
@@ -73,9 +70,9 @@ CHOSEN = "chosen"
 NO_AXES = (*("name", "results", "baseline", "ruleset", "tune"), *("tracking", "launch", "hardware", "checkpoint"))
 
 
-def shipped_configs(folder: Path = CONFIGS) -> dict[str, Path]:
-    """Return the configurations of a folder by name, in the order of their names."""
-    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+def shipped_configs() -> dict[str, Path]:
+    """Return the configurations in configs/ by name, in the order of their names."""
+    return {path.stem: path for path in sorted(CONFIGS.glob("*.yaml"))}
 
 
 def study_configs() -> dict[str, Path]:
@@ -83,12 +80,12 @@ def study_configs() -> dict[str, Path]:
     return {path.stem: path for path in sorted(STUDIES.glob("*/*.yaml"), key=lambda path: path.stem)}
 
 
-def find(name: str, folder: Path = CONFIGS) -> Path:
+def find(name: str) -> Path:
     """Return the path of a configuration: the path as it is, or the shipped file of that name."""
     path = Path(name)
     if path.suffix in (".yaml", ".yml"):
         return path
-    shipped = shipped_configs(folder) | study_configs()
+    shipped = shipped_configs() | study_configs()
     if name not in shipped:
         raise UserError(
             f"no configuration is called {shown(name)}; {nearest(name, shipped)}, or the path of a YAML file"
@@ -161,11 +158,7 @@ def load_config(name: str, overrides: Iterable[str] = (), *, with_choice: bool =
     for layer in given:
         if "round" in layer:
             round_name = str(layer.pop("round"))
-    layers = [with_flat_axes(layer) for layer in [*with_base(path, round_name=round_name), *given]]
-    values = functools.reduce(merged, layers)
-    # Before `typed`, which knows the keys of one section only, and cannot say that a key belongs to another.
-    check_misplaced_keys(values, Config)
-    config: Config = typed(Config(), values, "")
+    config = config_of_layers(map(with_flat_axes, [*with_base(path, round_name=round_name), *given]))
     for layer in given:
         for key, value in flat(layer):
             if key in config.axes:
@@ -191,9 +184,10 @@ def load_config(name: str, overrides: Iterable[str] = (), *, with_choice: bool =
     return config
 
 
-def config_of_overrides(overrides: Iterable[str]) -> Config:
-    """Return the defaults with `key=value` overrides, for what needs settings but no matrix."""
-    values: dict[str, Any] = functools.reduce(merged, map(override, overrides), {})
+def config_of_layers(layers: Iterable[dict[str, Any]]) -> Config:
+    """Return the defaults under layers, the last of them on top, with names, types and bounds checked."""
+    values: dict[str, Any] = functools.reduce(merged, layers, {})
+    # Before `typed`, which knows the keys of one section only, and cannot say that a key belongs to another.
     check_misplaced_keys(values, Config)
     config: Config = typed(Config(), values, "")
     return config
