@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import baselines
 import tasks
@@ -33,7 +32,7 @@ def add(commands: Commands) -> None:
     parser = command(
         commands, "list", "methods, tasks, models, configs and studies that exist, one line each", EXAMPLES
     )
-    parser.add_argument("what", choices=[*LISTS], help="which of these")
+    parser.add_argument("what", choices=["methods", "tasks", "models", "configs", "studies"], help="which of these")
     parser.add_argument(
         "--for",
         dest="trainer",
@@ -46,7 +45,10 @@ def add(commands: Commands) -> None:
 def call(arguments: argparse.Namespace) -> int:
     if arguments.trainer is not None and arguments.what != "methods":
         raise UserError(f"--for {arguments.trainer} is about methods; write entrobench list methods --for trl")
-    groups = LISTS[arguments.what](arguments.plugin)
+    if arguments.what != "methods":
+        groups = {arguments.what: list_others(arguments.what, arguments.plugin)}
+    else:
+        groups = list_methods(arguments.plugin)
     if arguments.trainer is not None:
         groups = by_trainer(groups, arguments.trainer, arguments.plugin)
     for title, rows in groups.items():
@@ -86,42 +88,20 @@ def by_trainer(groups: dict[str, Rows], trainer: str, plugins: Plugins) -> dict[
     return {**running, f"refused: methods that do not run in {trainer}": refused}
 
 
-def list_tasks(plugins: Plugins) -> dict[str, Rows]:
-    rows = [[name, first_line(task.__doc__)] for name, task in tasks.task_table(plugins).items()]
-    return {"tasks": rows}
-
-
-def list_models(plugins: Plugins) -> dict[str, Rows]:
-    rows = [[name, models.resolve(name).summary()] for name in models.model_names()]
-    return {"models": rows}
-
-
-def list_configs(plugins: Plugins) -> dict[str, Rows]:
-    return {"configs": described(configs.shipped_configs())}
-
-
-def list_studies(plugins: Plugins) -> dict[str, Rows]:
-    return {"studies": described(configs.study_configs())}
-
-
-def described(paths: Mapping[str, Path]) -> Rows:
-    """Return the name of each configuration, and the comment in its first line with the names of its rounds."""
+def list_others(what: str, plugins: Plugins) -> Rows:
+    """Return the rows of tasks, models or configurations; of these, the first comment, and the names of the rounds."""
+    if what == "tasks":
+        return [[name, first_line(task.__doc__)] for name, task in tasks.task_table(plugins).items()]
+    if what == "models":
+        return [[name, models.resolve(name).summary()] for name in models.model_names()]
     rows = []
+    paths = configs.shipped_configs() if what == "configs" else configs.study_configs()
     for name, path in paths.items():
         about = path.read_text("utf-8").splitlines()[0].removeprefix("#").strip()
         if rounds := configs.round_names(path):
             about += f" (rounds: {', '.join(rounds)})"
         rows.append([name, about])
     return rows
-
-
-LISTS: dict[str, Callable[[Plugins], dict[str, Rows]]] = {
-    "methods": list_methods,
-    "tasks": list_tasks,
-    "models": list_models,
-    "configs": list_configs,
-    "studies": list_studies,
-}
 
 
 def first_line(text: str | None) -> str:
