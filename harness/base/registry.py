@@ -106,13 +106,11 @@ def scalar(written: str, key: str) -> bool | int | float | str | None:
     return text
 
 
-def build(
-    kind: str, table: Mapping[str, type[T]], spec: str, shared: Mapping[str, Mapping[str, Any]] | None = None
-) -> T:
-    """Build the entry of `table` that `spec` names: the spec's options over the shared ones over the defaults."""
+def build(kind: str, table: Mapping[str, type[T]], spec: str) -> T:
+    """Build the entry of `table` that `spec` names, with the spec's options over the defaults."""
     name, options = parse(spec)
     known(kind, table, name)
-    return built(table[name], name, {**(shared or {}).get(name, {}), **options})
+    return built(table[name], name, options)
 
 
 def built(cls: type[T], name: str, values: Mapping[str, Any]) -> T:
