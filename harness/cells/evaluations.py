@@ -177,7 +177,8 @@ def last_evaluations(folder: Path, spec: CellSpec, lines: list[dict[str, Any]]) 
     for path, record in all_evaluations(folder):
         check_scores(path, record, logged.get(record["step"], {}))
         task = record["task"]
-        right, distinct = answers(record), right_distinct(record, path.name)
+        right = ["".join(map(str, of_problem)) for of_problem in record["right"]]  # a digit for each sample: 1 is right
+        distinct = right_distinct(record, path.name)
         before = by_task.get(task, {"before": None, "right_distinct_before": None})
         if record["step"] == 0:
             before = {"before": right, "right_distinct_before": distinct}
@@ -207,11 +208,6 @@ def right_distinct(record: Mapping[str, Any], name: str) -> list[int]:
         )
     numbers: list[int] = record["right_distinct"]
     return numbers
-
-
-def answers(record: dict[str, Any]) -> list[str]:
-    """Return a text of 0 and 1 for each problem, one digit for each sample: 1 is right."""
-    return ["".join(map(str, right)) for right in record["right"]]
 
 
 def pass_at_k(n: int, right: int | NDArray[np.integer[Any]], k: int) -> NDArray[np.float64]:

@@ -8,6 +8,7 @@ from packaging.requirements import Requirement
 
 from harness.base.errors import UserError
 from harness.base.shape import ARCHITECTURES, Shape
+from harness.cells.provenance import package_version
 from harness.config import Config
 
 EMBEDDED = "embedded"
@@ -29,10 +30,8 @@ VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the ranks of adapters for
 def installed_vllm() -> tuple[str, str] | None:
     """Return the installed distribution of vLLM and its version; None if there is none."""
     for name in DISTRIBUTIONS:
-        try:
-            return name, metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
+        if (version := package_version(name)) is not None:
+            return name, version
     return None
 
 

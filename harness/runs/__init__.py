@@ -57,7 +57,9 @@ def run_matrix(
         check_problems(config)  # before a download
         fetch_models(config)
         matrix = cells(config)  # again: the shapes of the models decide the engines, and are known only now
-    chosen = [cell for cell in matrix if is_chosen(cell, only, retry_failed=retry_failed)]
+    chosen = [cell for cell in matrix if not only or cell.method in only]
+    if retry_failed:
+        chosen = [cell for cell in chosen if State.known(cell.folder).state == "failed"]
     todo = unfinished(chosen)
     if todo:
         check_problems(config)
@@ -134,12 +136,6 @@ def stop_cells(config: Config, method: str, seed: int | None, *, undo: bool) -> 
             cell.folder.mkdir(parents=True, exist_ok=True)
             (cell.folder / STOP_MARK).touch()
     return marked
-
-
-def is_chosen(cell: Cell, only: Sequence[str], *, retry_failed: bool) -> bool:
-    if only and cell.method not in only:
-        return False
-    return not retry_failed or State.known(cell.folder).state == "failed"
 
 
 def unfinished(chosen: Sequence[Cell]) -> list[Cell]:

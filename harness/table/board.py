@@ -14,7 +14,7 @@ from typing import Any
 
 from harness.base import files, identities
 from harness.base.addresses import visible_address
-from harness.base.errors import UserError, nearest
+from harness.base.errors import UserError, nearest, one_of
 from harness.base.units import plural
 from harness.cells.evaluations import OUTCOME, OUTCOME_TAG
 from harness.cells.provenance import sources_in
@@ -175,9 +175,7 @@ class Board:
 
     def against(self, baseline: str) -> Board:
         """Return the same cells, compared with another method."""
-        methods = {cell.method for cell in self.expected}
-        if baseline not in methods:
-            raise UserError(f"--baseline is {baseline!r}; {nearest(baseline, methods)}")
+        one_of("--baseline", baseline, {cell.method for cell in self.expected})
         return dataclasses.replace(self, baseline=baseline)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.base.errors import UserError, nearest
+from harness.base.errors import one_of
 from harness.table.leaderboard import BASE_MODEL, LeaderboardRow
 from harness.table.statistics import Estimate
 
@@ -205,8 +205,7 @@ def columns_help() -> str:
 def check_columns(option: str, names: Sequence[str]) -> list[str]:
     """Return the names of columns that an option asks for; refuse unknown ones."""
     for name in names:
-        if name not in COLUMNS:
-            raise UserError(f"{option} is {name!r}; {nearest(name, COLUMNS)}")
+        one_of(option, name, COLUMNS)
     return list(names)
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Protocol
 
-from harness.tracking.artifacts import COMPLETE, artifact_folder, artifact_repository, download
+from harness.tracking.artifacts import LocalFiles, artifact_folder, artifact_repository, download
 from harness.tracking.store import database, open_database, store
 
 if TYPE_CHECKING:
@@ -121,8 +121,7 @@ class DatabaseReader:
         if artifacts is None:
             with store(self.uri, write=False) as client:
                 return ClientReader(client).listed(run, folder)
-        complete = (artifacts / folder).glob(COMPLETE)
-        return sorted(str(PurePosixPath(folder, path.name)) for path in complete if path.is_file())
+        return sorted(LocalFiles(artifacts).sizes(folder))
 
     def curves(self, runs: Sequence[Run], wanted: Callable[[str], object]) -> list[Curves]:
         return [self.curves_of_run(run, wanted) for run in runs]

@@ -277,9 +277,7 @@ def known_run(kept: Path) -> str | None:
     except (FileNotFoundError, Damaged):
         return None
     run_id = record.get("run") if isinstance(record, dict) else None
-    if not isinstance(run_id, str):
-        return None
-    return run_id or None
+    return run_id if isinstance(run_id, str) and run_id else None
 
 
 def run_by_id(client: MlflowClient, run_id: str) -> Run | None:
