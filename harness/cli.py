@@ -21,23 +21,11 @@ if TYPE_CHECKING:
     from harness.commands.parsing import Parser
 
 # Modules of harness/commands/: `add` declares the arguments of a command, `call` runs it and returns the exit code.
-# They are in the order of --help; two starred tuples, since the formatter gives each name of one long tuple a line.
+# They are in the order of --help; starred tuples, since the formatter gives each name of one long tuple a line.
 COMMANDS = (
-    *(
-        "init",
-        "run",
-        "plan",
-        "status",
-        "stop",
-        "leaderboard",
-        "report",
-        "sync",
-        "dynamics",
-        "explain",
-        "diagnose",
-        "check",
-    ),
-    *("look", "eval", "data", "doctor", "list", "clean", "pack", "unpack", "verify", "tune", "adopt", "export"),
+    *("init", "run", "plan", "status", "stop", "leaderboard", "report", "sync"),
+    *("dynamics", "explain", "diagnose", "check", "look", "eval", "data", "doctor"),
+    *("list", "clean", "pack", "unpack", "verify", "tune", "adopt", "export"),
 )
 
 
