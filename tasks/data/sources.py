@@ -291,8 +291,12 @@ def form_of(row: Any, where: str) -> tuple[Steps, Steps]:
 def follow_steps(row: Any, steps: Sequence[str | int]) -> Any:
     """Return the value at the end of the steps; None if a step leads nowhere."""
     for step in steps:
-        try:
-            row = row[step]
-        except (KeyError, IndexError, TypeError):
-            return None
+        row = values_inside(row).get(str(step))
     return row
+
+
+def values_inside(value: Any) -> Mapping[str, Any]:
+    """Return the values in a mapping by their names, and those in a list by their numbers."""
+    if isinstance(value, list):
+        return {str(number): item for number, item in enumerate(value)}
+    return value if isinstance(value, Mapping) else {}

@@ -74,9 +74,7 @@ def column_value(row: Any, place: str, option: str, column: str) -> Any:
     for step in column.split("."):
         if value is None or value == []:
             return None
-        if isinstance(value, list):
-            value = dict(enumerate(value))
-        inner = {str(name): item for name, item in value.items()} if isinstance(value, Mapping) else {}
+        inner = sources.values_inside(value)
         columns += [f"{above}{name}" for name in inner]
         if step not in inner:
             raise UserError(f"problems.{option} is {column!r}, which {place} does not have; {nearest(column, columns)}")
