@@ -30,6 +30,16 @@ MOST_CANDIDATES = 6  # of a method
 LOOK_PROBLEMS, LOOK_SAMPLES = 24, 8  # of a look at a model: problems, and responses to each
 
 
+def plain(section: Any, *later: str) -> dict[str, Any]:
+    """Return the settings of a section, but those of later versions only where they are set.
+
+    Identities, protocols and parameters from before there was a choice stay as they are.
+    """
+    settings = dataclasses.asdict(section)
+    unset = {name for name in later if settings[name] == getattr(type(section), name)}
+    return {name: value for name, value in settings.items() if name not in unset}
+
+
 @dataclass
 class Filter:
     """Difficulty filter: keeps problems that the model solves sometimes, by its pass rate before any training."""
@@ -125,15 +135,7 @@ class Train:
     its number of responses; `hardware.micro_tokens` and the ranks change results (docs/paper.md)."""
 
     def plain(self) -> dict[str, Any]:
-        """Return the settings; those of later versions only where they are set.
-
-        Identities, protocols and parameters from before there was a choice stay as they are.
-        """
-        settings = dataclasses.asdict(self)
-        for name in ("lora", "backend", "order", "loss_scale", "optimizer"):
-            if settings[name] == getattr(Train, name):
-                del settings[name]
-        return settings
+        return plain(self, "lora", "backend", "order", "loss_scale", "optimizer")
 
 
 @dataclass
@@ -242,12 +244,7 @@ class Stop:
     never, so that all cells of a comparison have all of their steps."""
 
     def plain(self) -> dict[str, Any]:
-        """Return the settings; those of later versions only if they are set, so that ids from before stay the same."""
-        settings = dataclasses.asdict(self)
-        for name in ("tokens", "without_signal"):
-            if settings[name] is None:
-                del settings[name]
-        return settings
+        return plain(self, "tokens", "without_signal")
 
     @property
     def rule(self) -> str:
