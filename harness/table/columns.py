@@ -190,11 +190,8 @@ def header_names(rows: Sequence[LeaderboardRow], headline: str) -> dict[str, str
 def device_name(rows: Sequence[LeaderboardRow]) -> str:
     """Name the device of hours: a core counts as a CPU."""
     devices = {row.device for row in rows if row.device}
-    if devices == {"cpu"}:
-        return "CPU"
-    if devices == {"cuda"}:
-        return "GPU"
-    return "device"  # several, or unknown
+    only = devices.pop() if len(devices) == 1 else ""
+    return {"cpu": "CPU", "cuda": "GPU"}.get(only, "device")  # several, or unknown
 
 
 def columns_help() -> str:

@@ -17,7 +17,7 @@ from harness.base.errors import UserError
 from harness.base.terminal import escaped, visible
 from harness.config import setting_label
 from harness.table import columns, compare, render
-from harness.table.columns import COLUMNS, DEFAULT, header_names, is_symmetric, method_text, table_lines
+from harness.table.columns import COLUMNS, DEFAULT, format_estimate, header_names, method_text, table_lines
 from harness.table.compare import Comparison
 from harness.table.frames import ROW, Frames, done_cells
 from harness.table.leaderboard import LeaderboardRow
@@ -232,16 +232,8 @@ def latex_row(cells: Sequence[str]) -> str:
 def latex_cell(result: Comparison | None) -> str:
     if result is None or result.mean is None:
         return "--"
-    number = latex_estimate(result.mean)
+    number = format_estimate(result.mean).replace(" ±", r" \pm ").replace(" [", r"\;[")
     return rf"$\mathbf{{{number}}}$" if result.best else f"${number}$"
-
-
-def latex_estimate(estimate: Estimate) -> str:
-    if estimate.low is None or estimate.high is None:
-        return f"{estimate.mean:.3f}"
-    if is_symmetric(estimate):
-        return rf"{estimate.mean:.3f} \pm {estimate.high - estimate.mean:.3f}"
-    return rf"{estimate.mean:.3f}\;[{estimate.low:.3f}, {estimate.high:.3f}]"
 
 
 def as_latex(text: str) -> str:

@@ -72,14 +72,6 @@ class Spread:
         # xtol is an absolute error, so it is scaled: a half width may be tiny.
         return float(brentq(lambda x: self.beyond(x) - (1 - confidence), 0, widest, xtol=1e-14 * widest, rtol=1e-12))
 
-    def interval(self, confidence: float) -> Estimate:
-        half = self.half(confidence)
-        return Estimate(self.mean, self.mean - half, self.mean + half)
-
-    def p_value(self) -> float:
-        """Return 1 - the confidence of the widest interval that excludes 0, two-sided."""
-        return self.beyond(abs(self.mean))
-
 
 @functools.lru_cache(maxsize=256)
 def shares_of_chi_squares(seeds_df: int, problems_df: int) -> tuple[Floats, Floats, Floats]:
@@ -138,7 +130,10 @@ def geometric_interval(x_S: Floats, confidence: float = CONFIDENCE) -> Estimate:
 def crossed_interval(x_SJ: Floats, confidence: float = CONFIDENCE) -> Estimate:
     """Estimate the mean over seeds and problems, both random samples."""
     spread = crossed(x_SJ)
-    return Estimate(float(x_SJ.mean())) if spread is None else spread.interval(confidence)
+    if spread is None:
+        return Estimate(float(x_SJ.mean()))
+    half = spread.half(confidence)
+    return Estimate(spread.mean, spread.mean - half, spread.mean + half)
 
 
 def crossed(x_SJ: Floats) -> Spread | None:
@@ -245,7 +240,7 @@ def difference_interval(x_SJ: Floats) -> Estimate:
 def crossed_p_value(x_SJ: Floats) -> float | None:
     """Return the p-value of a mean of 0; below 0.05 where the 95 % interval excludes 0. None without an interval."""
     spread = crossed(x_SJ)
-    return None if spread is None else spread.p_value()
+    return None if spread is None else spread.beyond(abs(spread.mean))
 
 
 def detectable(x_SJ: Floats) -> float | None:
