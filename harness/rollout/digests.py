@@ -52,12 +52,16 @@ def checksums_at_stamps(folder: Path, stamps: Stamps, what: Path) -> dict[str, s
     """Return the checksums of a folder's files that have these stamps, and remember them on disk under `what`."""
     memory = files.default_cache() / "digests" / f"{identities.key(str(what))}.json"
     before = read_noted_checksums(memory)
-    after = {name: [*stamp, checksum_at(folder / name, stamp, before)] for name, stamp in stamps}
+    after: dict[str, list[int | str]] = {}
+    for name, stamp in stamps:
+        noted = before.get(name, [])
+        checksum = noted[-1] if noted[:-1] == [*stamp] else files.sha256_of(folder / name)
+        after[name] = [*stamp, checksum]
     if after != before:
         # A cache that cannot be written is not an error here: the next command reads the files again.
         with contextlib.suppress(Unwritten, NotADirectoryError, FileExistsError):
             files.write_json(memory, after)
-    return {name: str(noted[-1]) for name, noted in after.items()}
+    return {name: str(checksum) for name, (*_, checksum) in after.items()}
 
 
 def read_noted_checksums(memory: Path) -> dict[str, list[int | str]]:
@@ -66,18 +70,7 @@ def read_noted_checksums(memory: Path) -> dict[str, list[int | str]]:
         noted = files.read_json(memory)
     except (FileNotFoundError, NotADirectoryError, Damaged):  # then the model's files are read
         return {}
-    if not isinstance(noted, dict):
-        return {}
-    is_valid = all(isinstance(entry, list) and len(entry) == 4 for entry in noted.values())
-    return noted if is_valid else {}
-
-
-def checksum_at(path: Path, stamp: Stamp, before: Mapping[str, list[int | str]]) -> str:
-    """Return the SHA-256 of a file: the remembered one if the stamp is the same."""
-    noted = before.get(path.name)
-    if noted is not None and noted[:-1] == [*stamp]:
-        return str(noted[-1])
-    return files.sha256_of(path)
+    return noted if files.has_type(noted, dict[str, list[int | str]]) else {}
 
 
 def file_checksums(folder: Path) -> dict[str, str]:

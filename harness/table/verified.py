@@ -54,7 +54,7 @@ def marks_of_pack(digest: str) -> dict[str, str]:
         marks: Any = files.read_json(path)
     except FileNotFoundError:
         return {}
-    if not isinstance(marks, dict) or not all(isinstance(mark, str) for mark in marks.values()):
+    if not files.has_type(marks, dict[str, str]):
         raise Damaged(path, "it must hold a mark of each cell; `entrobench verify` writes it again")
     return marks
 
