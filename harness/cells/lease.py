@@ -119,16 +119,11 @@ class Lease:
         if abs(time.time() - beat) > PATIENCE / 2:
             age = clock(self.directory.parent) - beat
         if age < -PATIENCE / 2:
-            self.date()
+            # A wrong clock dated it in the future. Dated now, the lease of a dead owner gets older; a living one dates
+            # it again.
+            with contextlib.suppress(OSError):  # gone by now, or not writable: then its date counts
+                os.utime(self.directory / "owner")
         return age > PATIENCE
-
-    def date(self) -> None:
-        """Date the last sign of life now, if a wrong clock has dated it in the future.
-
-        A living owner dates it again; the lease of a dead one gets older from now on.
-        """
-        with contextlib.suppress(OSError):  # gone by now, or not writable: then its date counts
-            os.utime(self.directory / "owner")
 
 
 def clock(folder: Path) -> float:

@@ -50,14 +50,6 @@ class Made:
             return None
         return files.read_record(cls, folder / FILE, optional=["base_model", "harness", "rounding"])
 
-    @classmethod
-    def known(cls, folder: Path) -> Made | None:
-        """Return the record of the attempt in a folder; None without a readable record."""
-        try:
-            return cls.read(folder)
-        except Damaged:
-            return None
-
     def write(self, folder: Path) -> None:
         files.write_json(folder / FILE, dataclasses.asdict(self))
 

@@ -96,7 +96,7 @@ class Model:
         assert self.path is not None
         if self.local is not None:
             return check_model_folder(self.local, self.name)
-        return check_model_folder(download(self.path, self.revision, self.name, say), self.name)
+        return check_model_folder(download(self, self.path, say), self.name)
 
     def make(self, recipe: Recipe, cache: Path, say: Callable[[str], None]) -> Path:
         """Return the folder of a recipe's model in the cache; make it if it is missing or damaged."""
@@ -309,18 +309,17 @@ def missing_parts(folder: Path) -> list[str]:
     return [part for part, patterns in NEEDED.items() if not any(any(folder.glob(pattern)) for pattern in patterns)]
 
 
-def download(path: str, revision: str | None, name: str, say: Callable[[str], None]) -> Path:
+def download(model: Model, path: str, say: Callable[[str], None]) -> Path:
     from huggingface_hub import snapshot_download
 
-    address = path if revision is None else f"{path}@{revision}"
-    if downloaded_folder(path, revision) is None:
-        say(f"downloading the model {address} from the Hugging Face Hub")
+    if downloaded_folder(path, model.revision) is None:
+        say(f"downloading the model {model.address} from the Hugging Face Hub")
     try:
-        return Path(snapshot_download(path, revision=revision, allow_patterns=list(DOWNLOADED)))
+        return Path(snapshot_download(path, revision=model.revision, allow_patterns=list(DOWNLOADED)))
     except hub_errors() as error:
         raise UserError(
-            f"model {name!r}: {address} is not a local folder, and could not be downloaded from the Hugging Face Hub: "
-            f"{hub_reason(error)}"
+            f"model {model.name!r}: {model.address} is not a local folder, and could not be downloaded from the "
+            f"Hugging Face Hub: {hub_reason(error)}"
         ) from error
 
 

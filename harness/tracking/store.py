@@ -41,7 +41,9 @@ def store(uri: str, *, write: bool) -> Iterator[MlflowClient]:
             tables_lock = lock(path.with_name(f"{path.name}.lock")) if write else nullcontext()
             with tables_lock:
                 prepare_tables(path.absolute(), write)
-                client = client_of(absolute(uri))
+                _, question_mark, options = uri.partition("?")
+                # With an absolute path, since the cached client outlives a change of the working directory.
+                client = client_of(f"sqlite:///{path.absolute()}{question_mark}{options}")
         else:
             client = client_of(uri)
     except OSError as error:
@@ -60,15 +62,6 @@ def database(uri: str) -> Path | None:
     """Return the file of an SQLite store; None for other stores."""
     location = uri.removeprefix("sqlite:///")
     return None if location == uri else Path(location.partition("?")[0])
-
-
-def absolute(uri: str) -> str:
-    """Return the address with an absolute path: the cached client outlives a change of the working directory."""
-    path = database(uri)
-    if path is None:
-        return uri
-    _, question_mark, options = uri.partition("?")
-    return f"sqlite:///{path.absolute()}{question_mark}{options}"
 
 
 def unusable_store(uri: str, error: Exception) -> UserError:
