@@ -209,7 +209,6 @@ class Cell:
 
     @property
     def task(self) -> str:
-        """The task that is trained on."""
         return self.key.task
 
     @property

@@ -93,7 +93,6 @@ class Shape:
 
 
 def read_model_config(folder: Path) -> dict[str, Any]:
-    """Return the config.json in a model's folder."""
     path = folder / "config.json"
     try:
         settings = json.loads(path.read_bytes())

@@ -21,8 +21,6 @@ TAIL = 2**16  # bytes at the end of the file that are read for the last lines
 
 
 class MetricsLog:
-    """metrics.jsonl of a cell."""
-
     def __init__(self, folder: Path) -> None:
         self.path = folder / FILE
 

@@ -47,7 +47,6 @@ def call(arguments: argparse.Namespace) -> int:
 
 
 def size_of(folder: Path) -> int:
-    """Return the bytes of the files in a folder."""
     return sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_dir())
 
 

@@ -135,7 +135,6 @@ def run_rank() -> None:
 def work(
     folder: Path, wait: float | None = None, status: StatusWriter | None = None, leaving: threading.Event | None = None
 ) -> None:
-    """Do the work of the cell, or of this rank."""
     status = status or StatusWriter(folder)
     # Overwrites a recorded failure: one that happens before this process owns the cell is newer than that.
     with status.ending(unless=["done"]):

@@ -107,8 +107,6 @@ def private_folder(name: str) -> Path:
 
 
 class SlurmCell:
-    """A cell that was submitted."""
-
     def __init__(self, cell: Cell, job: str, array: SlurmArray) -> None:
         self.cell, self.job, self.array = cell, job, array
         self.over_since: float | None = None  # when the queue first showed its job as over

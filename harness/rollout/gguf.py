@@ -49,8 +49,6 @@ IMPORTS = 2**29
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor in a file."""
-
     shape: tuple[int, ...]
     type: int  # a key of TYPES, or another number
     offset: int  # of its data, from the start of all data

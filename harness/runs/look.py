@@ -205,7 +205,6 @@ def sampled(name: str, task: Task, config: Config, problems: int, samples: int) 
 def scores_of_responses(
     task: Graded, problems: Sequence[Problem], samples: Sequence[Mapping[str, Any]], verifier: Verifier
 ) -> list[list[float]]:
-    """Return the scores of the responses to the first problems."""
     scores = []
     for problem, record in zip(problems, samples, strict=False):
         pairs = [(problem, response) for response in record["responses"]]

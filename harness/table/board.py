@@ -180,7 +180,6 @@ class Board:
 
 
 def expected_cell(cell: Cell) -> Expected:
-    """Return a cell of a configuration as a table expects it."""
     spec = cell.spec
     evaluations = [cell.shared.evaluation_name(task) for task in cell.evaluation_tasks]
     return Expected(

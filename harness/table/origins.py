@@ -65,7 +65,6 @@ def with_code(cells: DataFrame) -> DataFrame:
 
 
 def texts_of_values(cells: DataFrame, kind: str) -> dict[str, str]:
-    """Return the texts of the values of a kind."""
     if kind == "code":
         texts = {}
         for value, version, harness in zip(cells[kind], cells["version"], cells["harness"], strict=True):

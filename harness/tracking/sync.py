@@ -108,7 +108,6 @@ class CellRecords:
 
     @cached_property
     def outcome(self) -> dict[str, Any] | None:
-        """The outcome of a cell that is done."""
         if self.state.state != "done":
             return None
         return cell_outcome(self.folder, self.spec, self.lines)
@@ -413,7 +412,6 @@ def origin(made: Made | None) -> dict[str, str]:
 
 
 def commit_tags(made: Made | None) -> dict[str, str]:
-    """Return the tag of the commit, if it is known."""
     return {"mlflow.source.git.commit": made.commit} if made and made.commit else {}
 
 

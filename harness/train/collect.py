@@ -64,7 +64,6 @@ class Answered:
 
     @property
     def verdicts(self) -> list[Verdict]:
-        """The verdict on each response."""
         return [response.verdict for response in self.judged]
 
     @property
@@ -368,7 +367,6 @@ def use_own_stream(device: int | None) -> None:
 
 
 def flattened(lists: Iterable[Sequence[T]]) -> list[T]:
-    """Return the values of several lists in one."""
     return list(chain.from_iterable(lists))
 
 
@@ -424,7 +422,6 @@ def unpacked_judged(verdict: str, answer: Sequence[Any] | None, goes_on: bool, s
 
 
 def answered_group(place: int, problem: Problem, rollouts: list[Rollout], results: Sequence[JudgedRollout]) -> Answered:
-    """Return a group with its problem and its judgments."""
     assert len(results) == len(rollouts)
     judged, answer_tokens, copy_of = [], [], []
     for result in results:

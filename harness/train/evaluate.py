@@ -84,7 +84,6 @@ class Evaluator:
     def of_config(
         cls, config: Config, engine: Sampling, tokenizer: Any, verifier: Verifier, chat: Chat, model: PreTrainedModel
     ) -> Evaluator:
-        """Return the evaluator of a cell's model."""
         context = None if config.eval.beyond_context else context_of(model.config)
         return cls(engine, tokenizer, verifier, chat, context, config.verify.max_failures)
 

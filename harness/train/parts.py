@@ -40,8 +40,6 @@ from tasks import Task, Verifier
 
 @dataclass(frozen=True)
 class Parts:
-    """Everything that a cell trains with."""
-
     cell: str  # its id
     config: Config
     seed: int

@@ -71,7 +71,6 @@ def as_one_quiet_process() -> Iterator[None]:
 
 
 def policy_of(settings: WarmStart, base: Path) -> Policy:
-    """Return the model with an optimizer."""
     train = Train(lr=settings.lr, warmup_steps=settings.warmup_steps)
     device, dtype = devices.resolve_device(settings.device), getattr(torch, settings.dtype)
     return Policy(base, train, 1.0, device, dtype, Hardware(device=device))
@@ -103,7 +102,6 @@ def find_traces(
 
 
 def engine_of(policy: Policy, base: Path, tokenizer: Any, chat: Chat) -> Engine:
-    """Return an engine with the weights of the model."""
     ends, hardware = end_tokens(tokenizer, base, chat), Hardware(device=policy.device)
     engine = engines.build_engine(EMBEDDED, base, ends, policy.device, policy.dtype, hardware)
     engine.load(policy.module)

@@ -124,7 +124,6 @@ class VerifierPool:
 
     @classmethod
     def of(cls, settings: Settings) -> VerifierPool:
-        """Return a pool with the settings of a configuration."""
         return cls(settings.workers, settings.limit_s)
 
     def idle(self, judge: str) -> queue.LifoQueue[Worker]:
