@@ -27,7 +27,7 @@ from harness.rollout import dequantize, digests, models
 from harness.rollout.gguf import GgufFile
 from harness.rollout.rendering import PLAIN, Chat
 from harness.rollout.warm_start import Trace, WarmStart, read_traces
-from harness.train import traces, warm_start
+from harness.train import warm_start
 from harness.train.warm_start import TRACES, policy_of, supervised_step, tokens_of
 from harness.verify.pool import VerifierPool
 from tasks import Problem
@@ -178,7 +178,7 @@ def test_own_samples_are_right_at_once_or_in_hindsight_for_a_training_problem() 
     said: list[str] = []
     settings = WarmStart(problems=1000, batch=1)
     rng = warm_start.random.Random(0)
-    found = traces.right_samples(settings, task, sampler({f"4 {one}": responses}), rng, said.append)
+    found = warm_start.right_samples(settings, task, sampler({f"4 {one}": responses}), rng, said.append)
     # Seven words are no problem of the task.
     assert [(trace.problem.id, trace.response) for trace in found] == [(f"4 {one}", right), (f"5 {one}", longer)]
     assert all(trace.problem in task.problems("train") for trace in found)
@@ -194,7 +194,7 @@ def test_hindsight_of_another_split_is_no_trace(monkeypatch: pytest.MonkeyPatch)
     response = {4: f"The {word} was late.", 5: f"The {word} was very late."}.get(int(count), f"The {word}.")
     given = [Trace(problem, response) for problem in task.problems("train")[:3]]
     with VerifierPool() as verifier:
-        assert traces.right_in_hindsight(task, given, task.problems("train"), verifier) == []
+        assert warm_start.right_in_hindsight(task, given, task.problems("train"), verifier) == []
 
 
 def test_a_model_without_a_right_sample_is_refused(base: Path, tmp_path: Path) -> None:
@@ -236,10 +236,10 @@ def test_held_out_problems_of_a_file_by_instruction(instruction: str, tmp_path: 
     prompt = Instructed(instruction=instruction).prompt(key).replace("\n", "\r\n")
     (tmp_path / "mine.jsonl").write_text(json.dumps({"prompt": f"{prompt} ", "response": key}))
     if instruction == "Use spaces.":  # of another task
-        assert len(traces.traces_of_file(tmp_path / "mine.jsonl", task)) == 1
+        assert len(warm_start.traces_of_file(tmp_path / "mine.jsonl", task)) == 1
         return
     with pytest.raises(UserError, match="line 1 has the prompt of a problem of sorting in its test split"):
-        traces.traces_of_file(tmp_path / "mine.jsonl", task)
+        warm_start.traces_of_file(tmp_path / "mine.jsonl", task)
 
 
 # Identities and mistakes
