@@ -276,13 +276,11 @@ def detectable_with(spread: Spread, seeds: int) -> float:
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """Adjust p-values so that the chance of a single false alarm among them stays below their common level."""
-    adjusted = [0.0] * len(p_values)
-    highest = 0.0  # an adjusted value is never below that of a smaller p-value
-    ascending = sorted(range(len(p_values)), key=p_values.__getitem__)
-    for place, i in enumerate(ascending):
-        highest = max(highest, (len(p_values) - place) * p_values[i])
-        adjusted[i] = min(highest, 1.0)
-    return adjusted
+    adjusted, ascending = np.array(p_values, dtype=float), np.argsort(p_values, kind="stable")
+    raised = np.arange(len(p_values), 0, -1) * adjusted[ascending]
+    # An adjusted value is never below that of a smaller p-value.
+    adjusted[ascending] = np.minimum(np.maximum.accumulate(raised), 1)
+    return adjusted.tolist()
 
 
 def wins(ours: Floats, theirs: Floats) -> Floats:
