@@ -181,9 +181,8 @@ def judge_responses(task: Task, verifier: Verifier, pairs: Sequence[tuple[Proble
         scored = task.scores(pairs, verifier)
     else:
         scored = [(verdict, None) for verdict in task.verdicts(pairs, verifier)]
-    responses = [response for _, response in pairs]
     judged = []
-    for (verdict, score), answer, response in zip(scored, task.answers(pairs), responses, strict=True):
+    for (verdict, score), answer, (_, response) in zip(scored, task.answers(pairs), pairs, strict=True):
         goes_on = answer is not None and answer.end < len(response)
         judged.append(Judged(verdict, answer, goes_on, score))
     return judged

@@ -137,7 +137,9 @@ def cell_outcome(folder: Path, spec: CellSpec, lines: list[dict[str, Any]]) -> d
     tokens = hours = None  # of a training elsewhere nothing here has counted them
     if spec.trainer is None:
         tokens = sum(curve(lines, "tokens/generated"))
-        hours = State.read(folder).seconds / 3600 * devices(spec, State.read(folder).device)
+        state, hardware = State.read(folder), spec.config.hardware
+        per_rank = hardware.share if state.device == "cuda" else hardware.threads  # of a GPU, or cores of a CPU
+        hours = state.seconds / 3600 * (hardware.world * per_rank)
     outcome: dict[str, Any] = {
         "entropy": first_and_last,  # at the first and at the last training step
         "dropped": mean_dropped,  # share of tokens, mean over the steps
@@ -156,13 +158,6 @@ def cell_outcome(folder: Path, spec: CellSpec, lines: list[dict[str, Any]]) -> d
 def responses_of_step(spec: CellSpec) -> int:
     """Return the number of responses that a training step of a cell learns from; 0 if it was trained elsewhere."""
     return 0 if spec.trainer is not None else spec.config.train.prompts * spec.config.train.group
-
-
-def devices(spec: CellSpec, device: str) -> float:
-    """Return the number of GPUs of a cell, which may be a fraction; on a CPU, the number of its cores."""
-    hardware = spec.config.hardware
-    per_rank = hardware.share if device == "cuda" else hardware.threads
-    return hardware.world * per_rank
 
 
 def curve(lines: list[dict[str, Any]], key: str) -> list[float]:

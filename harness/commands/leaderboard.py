@@ -66,7 +66,8 @@ def call(arguments: argparse.Namespace) -> int:
     from harness.table import columns, formats, frames
 
     if arguments.columns == "help":
-        print(columns.columns_help())
+        for name, column in columns.COLUMNS.items():
+            print(f"{name:<18} {column.header.format(**columns.GENERAL_NAMES)}")
         return 0
     check_options(arguments)
     chosen: Sequence[str] = columns.DEFAULT

@@ -23,7 +23,11 @@ def end_tokens(tokenizer: PreTrainedTokenizerBase, folder: Path, chat: Chat = PL
     end its responses with one either.
     """
     if chat.end_tokens:
-        return tuple(token_number(tokenizer, token) for token in chat.end_tokens)
+        vocabulary = tokenizer.get_vocab()
+        for token in chat.end_tokens:
+            if token not in vocabulary:
+                raise UserError(f"end_tokens has {shown(token)}, which is no token of the model")
+        return tuple(vocabulary[token] for token in chat.end_tokens)
     ends = dict.fromkeys(tokens_of_folder(folder))
     if tokenizer.eos_token_id is not None:  # first
         ends = {tokenizer.eos_token_id: None, **ends}
@@ -54,13 +58,6 @@ def tokens_of_folder(folder: Path) -> list[int]:
     named = settings.get("eos_token_id") if isinstance(settings, dict) else None
     tokens = named if isinstance(named, list) else [named]
     return [token for token in tokens if type(token) is int]
-
-
-def token_number(tokenizer: PreTrainedTokenizerBase, token: str) -> int:
-    vocabulary = tokenizer.get_vocab()
-    if token not in vocabulary:
-        raise UserError(f"end_tokens has {shown(token)}, which is no token of the model")
-    return int(vocabulary[token])
 
 
 def text_after_answer(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> str | None:

@@ -352,14 +352,6 @@ def parsed_object(text: bytes | None) -> dict[str, Any]:
 # Missing cells
 
 
-def check_any_run(board: Board, experiment: Experiment) -> None:
-    """Refuse a matrix without any run if its experiment holds runs of others."""
-    expected = {cell.cell for cell in board.expected}
-    if experiment.runs and not expected & experiment.newest.keys():
-        others = plural(len(experiment.runs), "other")
-        raise UserError(f"no run of {experiment.name!r} is of this configuration; the experiment holds {others}")
-
-
 def missing_sentences(board: Board, experiment: Experiment) -> list[str]:
     """Return sentences on cells that are not done, and on information that is missing."""
     newest = experiment.newest

@@ -194,11 +194,6 @@ def device_name(rows: Sequence[LeaderboardRow]) -> str:
     return {"cpu": "CPU", "cuda": "GPU"}.get(only, "device")  # several, or unknown
 
 
-def columns_help() -> str:
-    """Return the names of all columns with their headers, a line each."""
-    return "\n".join(f"{name:<18} {column.header.format(**GENERAL_NAMES)}" for name, column in COLUMNS.items())
-
-
 def check_columns(option: str, names: Sequence[str]) -> list[str]:
     """Return the names of columns that an option asks for; refuse unknown ones."""
     for name in names:

@@ -40,7 +40,9 @@ def mixtures(methods: Mapping[str, DataFrame], baseline: str) -> list[tuple[str,
     """
     import pandas
 
-    done = with_code(done_cells(pandas.concat(methods.values())))
+    done = done_cells(pandas.concat(methods.values()))
+    # A commit may change documents or methods alone, and these have hashes of their own.
+    done = done.assign(code=done["harness"].where(done["harness"] != "", done["version"]))
     trained = done[done["method"] != BASE_MODEL].sort_values("seed", kind="stable")
     names = [method for method in methods if method != BASE_MODEL]
     sentences = []
@@ -55,13 +57,6 @@ def mixtures(methods: Mapping[str, DataFrame], baseline: str) -> list[tuple[str,
         concerned = {method for method in methods if len(of_baseline | of_method.get(method, set())) > 1}
         sentences.append((f"{beginning}: {', '.join(parts)}", concerned))
     return sentences
-
-
-def with_code(cells: DataFrame) -> DataFrame:
-    """Return the cells with the record by which code of the harness is the same or not; empty if there is none."""
-    # A commit may change documents or methods alone, and these have hashes of their own.
-    code = cells["harness"].where(cells["harness"] != "", cells["version"])
-    return cells.assign(code=code)
 
 
 def texts_of_values(cells: DataFrame, kind: str) -> dict[str, str]:

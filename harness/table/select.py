@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from harness.base.errors import UserError, nearest
+from harness.base.units import plural
 from harness.cells.spec import TRAINER
 from harness.table import compare, leaderboard
-from harness.table.board import AXES, Board, Expected, Experiment, check_any_run, missing_sentences
+from harness.table.board import AXES, Board, Expected, Experiment, missing_sentences
 from harness.table.compare import Comparison
 from harness.table.frames import BASE_MODEL, Frames, read_frames
 from harness.table.leaderboard import LeaderboardRow
@@ -63,7 +64,11 @@ class Selection:
 
 
 def part_of_config(board: Board, experiment: Experiment, selection: Selection) -> Part:
-    check_any_run(board, experiment)
+    """Return the table of a configuration; refuse one without any run if its experiment holds runs of others."""
+    expected = {cell.cell for cell in board.expected}
+    if experiment.runs and not expected & experiment.newest.keys():
+        others = plural(len(experiment.runs), "other")
+        raise UserError(f"no run of {experiment.name!r} is of this configuration; the experiment holds {others}")
     return part_of_board(board, experiment, selection, board.experiment)
 
 
