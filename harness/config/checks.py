@@ -172,7 +172,12 @@ def validate(config: Config) -> None:
     if train.lora is not None:
         validate_adapters(train.lora, hardware)
     if train.optimizer == ADAMW8BIT:
-        validate_moments(hardware)
+        check_one_rank(f"train.optimizer is {ADAMW8BIT!r}", hardware)
+        if hardware.offload:
+            raise UserError(
+                f"hardware.offload is true, which moves AdamW to the CPU, where train.optimizer={ADAMW8BIT} is slow "
+                "and saves the device nothing; allowed: one of the two"
+            )
     if config.rollout.lag >= train.steps:
         raise UserError(
             f"rollout.lag is {config.rollout.lag}, but train.steps is {train.steps}, and no step comes "
@@ -226,16 +231,6 @@ def validate_adapters(settings: Lora, hardware: Hardware) -> None:
             )
         one_of("train.lora.targets", name, LINEAR)
     check_one_rank("train.lora is set", hardware)
-
-
-def validate_moments(hardware: Hardware) -> None:
-    """Check the hardware for AdamW with moments of 8 bits."""
-    check_one_rank(f"train.optimizer is {ADAMW8BIT!r}", hardware)
-    if hardware.offload:
-        raise UserError(
-            f"hardware.offload is true, which moves AdamW to the CPU, where train.optimizer={ADAMW8BIT} is slow and "
-            "saves the device nothing; allowed: one of the two"
-        )
 
 
 def check_one_rank(setting: str, hardware: Hardware) -> None:

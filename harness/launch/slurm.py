@@ -138,7 +138,7 @@ class SlurmCell:
         cancel_jobs(self.job)
 
 
-class SlurmArray:
+class SlurmArray(contextlib.AbstractContextManager["SlurmArray", None]):
     """The launcher for SLURM: submits cells as one array and watches the queue."""
 
     def __init__(self, config: Config, device: str, jobs: int | None = None) -> None:
@@ -158,9 +158,6 @@ class SlurmArray:
         self.known: dict[str, Job] = {}
         self.looked = float("-inf")
         self.cells: list[SlurmCell] = []
-
-    def __enter__(self) -> SlurmArray:
-        return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         # The handler of our command line raises KeyboardInterrupt with the number of the signal, Python's without one.

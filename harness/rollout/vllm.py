@@ -300,10 +300,8 @@ class VllmEngine:
                 disable_log_stats=True,
                 use_tqdm_on_load=False,
             )
-        except (
-            ValueError,
-            AssertionError,
-        ) as error:  # the latter if other processes free memory while vLLM measures it
+        except (ValueError, AssertionError) as error:
+            # The latter if other processes free memory while vLLM measures it.
             if "one instance per process" in str(error):
                 raise UserError("vLLM runs one engine in a process; start another process for each model") from error
             if "memory" not in str(error):
