@@ -30,7 +30,7 @@ MOST_CANDIDATES = 6  # of a method
 LOOK_PROBLEMS, LOOK_SAMPLES = 24, 8  # of a look at a model: problems, and responses to each
 
 
-def plain(section: Any, *later: str) -> dict[str, Any]:
+def plain_settings(section: Any, *later: str) -> dict[str, Any]:
     """Return the settings of a section, but those of later versions only where they are set.
 
     Identities, protocols and parameters from before there was a choice stay as they are.
@@ -135,7 +135,7 @@ class Train:
     its number of responses; `hardware.micro_tokens` and the ranks change results (docs/paper.md)."""
 
     def plain(self) -> dict[str, Any]:
-        return plain(self, "lora", "backend", "order", "loss_scale", "optimizer")
+        return plain_settings(self, "lora", "backend", "order", "loss_scale", "optimizer")
 
 
 @dataclass
@@ -244,7 +244,7 @@ class Stop:
     never, so that all cells of a comparison have all of their steps."""
 
     def plain(self) -> dict[str, Any]:
-        return plain(self, "tokens", "without_signal")
+        return plain_settings(self, "tokens", "without_signal")
 
     @property
     def rule(self) -> str:
