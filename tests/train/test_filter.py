@@ -303,7 +303,8 @@ def test_training_pool_gives_signs_of_progress_while_another_process_measures(
     counts.unlink()
     of_another = locks.lock(counts.with_suffix(".lock"))
     of_another.acquire()
-    signs, said = [], []
+    signs: list[int] = []
+    said: list[str] = []
 
     def on_progress() -> None:
         signs.append(len(said))
