@@ -377,6 +377,8 @@ def checked_manifest(content: bytes, path: Path) -> dict[str, Any]:
     definition = protocol.get("definition")
     if not isinstance(definition, dict) or not set(PARTS) <= definition.keys():
         raise Damaged(path, f"the definition of its protocol must hold {', '.join(PARTS)}")
+    if not files.has_type(definition["seeds"], list[int]):
+        raise Damaged(path, "the seeds of its protocol are not a list of numbers")
     if protocol.get("name") != Protocol(definition).name:
         raise Damaged(path, "the hash of its protocol does not follow from its definition")
     for entry in sums.values():

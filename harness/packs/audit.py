@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import chain, islice, product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -95,13 +96,13 @@ def audit_pack(pack: Pack, verifier: Verifier, plugins: Sequence[str] = ()) -> P
     find_copies(sound)
     findings: list[str] = []
     try:
-        findings += other_matrix(pack.board, pack.protocol, [audit.spec for audit in audits])
+        findings += islice(other_matrix(pack.board, pack.protocol, [audit.spec for audit in audits]), LISTED)
     except (UserError, KeyError, TypeError, ValueError, AttributeError) as error:
         findings.append(f"it is not the record of a matrix ({type(error).__name__}: {error})")
     for audit in audits:
         if findings or audit.findings:
             audit.mark = REPORTED
-    return PackAudit(audits, findings[:LISTED])
+    return PackAudit(audits, findings)
 
 
 def audit_cell(folder: Path, pack: Pack, verifier: Verifier, library: Library) -> CellAudit:
@@ -379,9 +380,13 @@ def other_matrix(board: Board, protocol: Protocol, specs: Iterable[CellSpec]) ->
         yield "its seeds or its further axes are not those of the protocol"
     if protocol_sections(config) != {name: definition[name] for name in protocol_sections(config)}:
         yield "its settings are not those of the protocol"
-    axes = [config.get(f"{axis}s", []) for axis in AXES]
-    of_axes = {tuple(map(str, values)) for values in itertools.product(*axes, *config.get("axes", {}).values())}
-    for place in sorted(of_axes ^ {cell.place for cell in board.expected}):
+    axes = [config.get(f"{axis}s", []) for axis in AXES] + [*config.get("axes", {}).values()]
+    texts = [dict.fromkeys(map(str, values)) for values in axes]
+    present = {cell.place for cell in board.expected}
+    beyond = {place for place in present if len(place) != len(texts) or not all(map(operator.contains, texts, place))}
+    # One by one: the axes of a stranger's pack may have more places than fit into memory.
+    lacking = (place for place in product(*texts) if place not in present)
+    for place in chain(sorted(beyond), lacking):
         yield f"its expected cells are not those of its axes ({' '.join(place)})"
     evaluation = typed(Eval(), definition["eval"], "eval.")
     for task, k in board.ks.items():

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 from harness.base import identities
@@ -122,7 +123,7 @@ def departures(protocol: Protocol, spec: CellSpec) -> list[str]:
     ours, axes = dict(flat(protocol_sections(settings))), definition["axes"]
     expected = dict(flat({name: definition[name] for name in SECTIONS}))
     for key in expected | ours:  # either may have a key that the other leaves out at its default
-        of_axis = any(f"{key}.".startswith(f"{axis}.") for axis in axes)
+        of_axis = not axes.keys().isdisjoint(accumulate(key.split("."), "{}.{}".format))
         reads_answers = key.startswith("eval.") and key.endswith(".k")  # the K of a headline
         if not of_axis and not reads_answers and ours.get(key) != expected.get(key):
             sentences.append(f"its {key} is {shown(ours.get(key))}")

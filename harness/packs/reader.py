@@ -10,13 +10,14 @@ from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
 
+from harness.base.errors import Damaged
 from harness.cells.evaluations import OUTCOME, cell_outcome
 from harness.cells.log import MetricsLog
 from harness.cells.provenance import CHECKED_TAG, Made
 from harness.cells.spec import CellSpec
 from harness.cells.state import State
 from harness.packs.archive import SUMMARY, Pack, unpacked
-from harness.packs.protocol import Protocol, check_same_protocol
+from harness.packs.protocol import check_same_protocol
 from harness.table import board
 from harness.table.board import NO_CELL, Board, Expected, Experiment
 from harness.table.verified import REPORTED, marks_of_pack
@@ -24,6 +25,7 @@ from harness.tracking.reader import Curves, Point, Run
 from harness.tracking.sync import metric_name, params_of, status_tags
 
 SUMMARY_RUN = "summary"
+MOST_CELLS = 10**5  # times seeds: a pack of ours has up to 657
 
 
 class PackReader:
@@ -38,7 +40,7 @@ class PackReader:
     @cached_property
     def board(self) -> Board:
         """The matrix of the first pack, with the cells that the others add."""
-        first, *others = [with_all_seeds(pack.board, pack.protocol) for pack in self.packs]
+        first, *others = map(with_all_seeds, self.packs)
         for other in others:
             first = dataclasses.replace(first, expected=[*first.expected, *added_cells(first, other)])
         return first
@@ -103,12 +105,15 @@ class PackReader:
         return dict(sorted(curves.items()))
 
 
-def with_all_seeds(board: Board, protocol: Protocol) -> Board:
+def with_all_seeds(pack: Pack) -> Board:
     """Return a board with a cell for each seed of the protocol, so that a table counts the seeds that a pack lacks."""
+    board, seeds = pack.board, pack.protocol.definition["seeds"]
+    if len(board.expected) * len(seeds) > MOST_CELLS:
+        raise Damaged(pack.path, f"{len(board.expected):,} cells with {len(seeds):,} seeds are more than a table has")
     present = {cell.place for cell in board.expected}
     missing: dict[tuple[str, ...], Expected] = {}
     for cell in board.expected:
-        for seed in protocol.definition["seeds"]:
+        for seed in seeds:
             other = dataclasses.replace(cell, seed=seed, cell=NO_CELL)
             if other.place not in present:
                 missing[other.place] = other

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from answered import Forgery, Record
 from boards import json_rows
-from commands import end_of, verify
+from commands import end_of, refusal, verify
 
 from harness.base import files, seal
 from harness.cells import evaluations
@@ -62,6 +62,11 @@ def drop_protocol_seed(forgery: Forgery) -> None:
         shutil.rmtree(forgery.cell(method, 1))
     forgery.summary["expected"] = [cell for cell in forgery.summary["expected"] if cell["seed"] == 0]
     forgery.summary["config"]["seeds"] = [0]
+
+
+def add_axes(forgery: Forgery) -> None:
+    """Claim a billion cells, in a few kilobytes."""
+    forgery.definition["axes"] = forgery.summary["config"]["axes"] = {f"axis{i}": list(range(10)) for i in range(9)}
 
 
 def other_identity(forgery: Forgery) -> None:
@@ -127,6 +132,7 @@ FORGERIES: list[tuple[Forge, str]] = [
     ),
     (drop_seed, "its expected cells are not those of its axes (clip_b countdown countdown-tiny 1)"),
     (drop_protocol_seed, "its seeds or its further axes are not those of the protocol"),
+    (add_axes, f"its expected cells are not those of its axes (grpo countdown countdown-tiny 0{' 0' * 9})"),
     (lambda forgery: forgery.summary["config"]["train"].update(lr=0.5), "its settings are not those of the protocol"),
     (other_identity, "its identity has the hash "),
     (other_order, "its train.order is 'given'"),
@@ -224,6 +230,19 @@ def test_judged_again_never_counts_undecided_answers_as_right(
     assert audit.notes == [f"countdown at step 4: {count} answers stored as right could not be decided here"]
     too_many = "20 of 20 answers (100.0%) could not be verified (20 timeouts, 0 errors); allowed are 5.0%"
     assert findings == ([] if noted else [too_many])
+
+
+@pytest.mark.parametrize(
+    ("seeds", "sentence"),
+    [
+        ([*range(25_001)], "4 cells with 25,001 seeds are more than a table has"),
+        (5, "the seeds of its protocol are not a list of numbers"),
+    ],
+)
+def test_leaderboard_refuses_odd_seeds(seeds: Any, sentence: str, forgery: Forgery, tmp_path: Path) -> None:
+    forgery.definition["seeds"] = seeds
+    pack = forgery.write(tmp_path / "forged.zip")
+    assert f"{pack} is damaged: {sentence}" in refusal("leaderboard", "--pack", str(pack))
 
 
 def test_leaderboard_counts_the_seeds_that_a_pack_lacks(forgery: Forgery, tmp_path: Path) -> None:
