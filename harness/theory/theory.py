@@ -7,12 +7,15 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import tempfile
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
+from pandas import DataFrame
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -22,7 +25,7 @@ from baselines.quadrant import QUADRANTS
 from harness.base.errors import UserError, at_least
 from harness.config import Config
 from harness.methods.batch import TokenBatch, TokenStats
-from harness.theory.explain import PLAIN, batch_of, build_trainer
+from harness.theory.explain import PLAIN, batch_of, build_trainer, copy_from
 from harness.tokens import dynamics
 from harness.tokens.metrics import Stopwatch
 from harness.train.hidden import hidden_states, response_tokens
@@ -138,20 +141,10 @@ def optimiser_steps(trainer: Trainer, batch: TokenBatch) -> Rows:
     signal = method.signal(old, batch, [batch])
     predicted_T = dynamics.push_of(method, signal, old, [batch]).predicted(old, old.logp, policy.temperature)
     gradient = entropy_gradient(policy, batch)
-    start = {name: x.detach().clone() for name, x in policy.masters.items()}
+    start = copy.deepcopy(policy.state())
     before = parameters_to_vector(policy.weights.values()).detach().clone()
-    fresh_optimizer = policy.optimizer.state_dict()  # without moments, since no step has been made
-
-    def restore() -> None:
-        with torch.no_grad():
-            for name, master in policy.masters.items():
-                master.copy_(start[name])
-        policy.publish()
-        policy.optimizer.load_state_dict(fresh_optimizer)
-
     rows = []
     for rate in RATES:
-        restore()
         for part in policy.micro_batches(method.contributing(batch, signal)):
             policy.backward(method.loss(trainer.stats_during(part, old), signal.at(part.index_T), part))
         policy.apply(rate)
@@ -167,7 +160,7 @@ def optimiser_steps(trainer: Trainer, batch: TokenBatch) -> Rows:
                 "correlation": correlation(predicted_T.double(), (after - old.entropy).double()),
             }
         )
-    restore()
+        policy.load_state(start, partial(copy_from, start))
     return rows
 
 
@@ -244,17 +237,7 @@ def print_measurements(console: Console, measurements: Mapping[str, Rows]) -> No
 
 def entropy_changes(masks: Rows) -> Rows:
     """Return the change of entropy from the first step to the last, over the seeds, by quadrant."""
-    last = max(row["step"] for row in masks)
-    changes: dict[str, list[float]] = {}
-    first_entropy = {}
-    for row in masks:  # the steps of a seed are in order
-        if row["step"] == 1:
-            first_entropy[row["keep"], row["seed"]] = row["entropy"]
-        if row["step"] == last:
-            change = row["entropy"] - first_entropy[row["keep"], row["seed"]]
-            changes.setdefault(row["keep"], []).append(change)
-    rows = []
-    for keep, of_seeds in changes.items():
-        mean = sum(of_seeds) / len(of_seeds)
-        rows.append({"keep": keep, "change of entropy": mean, "lowest": min(of_seeds), "highest": max(of_seeds)})
-    return rows
+    of_seeds = DataFrame(masks).groupby(["keep", "seed"], sort=False)["entropy"]  # the steps of a seed are in order
+    changes = (of_seeds.last() - of_seeds.first()).groupby("keep", sort=False).agg(["mean", "min", "max"])
+    changes.columns = ["change of entropy", "lowest", "highest"]
+    return changes.reset_index().to_dict("records")
