@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import sqrt
 
@@ -59,7 +60,7 @@ def entropy_course(run: LoggedRun) -> EntropyCourse:
         raise UserError(f"{entropy.key} of {run.path} falls to {min(entropy.values):.3g}; an entropy is never negative")
     if run.stopped is not None:
         sentence = f"stop.entropy_below ended the cell at step {run.stopped}"
-        return EntropyCourse(COLLAPSED, sentence, turn_down(entropy))
+        return EntropyCourse(COLLAPSED, sentence, turn(entropy, min))
     if len(entropy.values) < FEWEST:
         points = len(entropy.values)
         return EntropyCourse(TOO_SHORT, f"the log has {points} values of {entropy.key}, and a verdict needs {FEWEST}")
@@ -82,10 +83,10 @@ def ended_course(first: float, last: float, entropy: MetricCurve) -> EntropyCour
         return EntropyCourse(COLLAPSED, "the entropy was 0 from the start, before any training", entropy.steps[0])
     if verdict == COLLAPSED:
         sentence = f"its last value is {last / first:.2f} of its first, below {COLLAPSED_BELOW:g}"
-        return EntropyCourse(COLLAPSED, sentence, turn_down(entropy))
+        return EntropyCourse(COLLAPSED, sentence, turn(entropy, min))
     if verdict == EXPLODED:
         sentence = f"its last value is {last / first:.2f} times its first, above {EXPLODED_ABOVE:g}"
-        return EntropyCourse(EXPLODED, sentence, turn_up(entropy))
+        return EntropyCourse(EXPLODED, sentence, turn(entropy, max))
     return None
 
 
@@ -99,30 +100,20 @@ def relative_course(entropy: MetricCurve) -> EntropyCourse:
     exploded = entropy.since(lambda value: value > EXPLODED_ABOVE * start)
     if collapsed is not None and exploded is not None and collapsed < exploded:
         course = f"collapse by step {collapsed}, explosion by step {exploded}"
-        return EntropyCourse(COLLAPSED_EXPLODED, f"{course}; {end}", turn_down(entropy))
-    if lowest < FELL_BELOW and kept >= max(FELL_BELOW, RECOVERED_BY * lowest):
-        return EntropyCourse(RECOVERED, f"{end}, after falling to {lowest:.2f} of it", turn_down(entropy))
+        return EntropyCourse(COLLAPSED_EXPLODED, f"{course}; {end}", turn(entropy, min))
     if lowest < FELL_BELOW:
-        sentence = f"{end}, below {FELL_BELOW:g}"
-        if kept >= FELL_BELOW:
-            sentence = f"{end}, after falling to {lowest:.2f} of it"
-        return EntropyCourse(FELL, sentence, turn_down(entropy))
+        recovered = kept >= max(FELL_BELOW, RECOVERED_BY * lowest)
+        how = f"below {FELL_BELOW:g}" if kept < FELL_BELOW else f"after falling to {lowest:.2f} of it"
+        return EntropyCourse(RECOVERED if recovered else FELL, f"{end}, {how}", turn(entropy, min))
     if highest > EXPLODED_ABOVE:
-        return EntropyCourse(CAME_BACK, f"{end}, after rising to {highest:.2f} times it", turn_up(entropy))
+        return EntropyCourse(CAME_BACK, f"{end}, after rising to {highest:.2f} times it", turn(entropy, max))
     return EntropyCourse(HEALTHY, f"{end}, between {FELL_BELOW:g} and {EXPLODED_ABOVE:g}")
 
 
-def turn_down(entropy: MetricCurve) -> int | None:
-    """Return the step at which the entropy was halfway to its lowest value, on a log scale: its bounds are ratios."""
-    if min(entropy.smooth) == entropy.start:  # the last values fell, too few of them for a running median
+def turn(entropy: MetricCurve, extreme_of: Callable[[Sequence[float]], float]) -> int | None:
+    """Return the step at which the entropy was halfway to an extreme, on a log scale: its bounds are ratios."""
+    extreme = extreme_of(entropy.smooth)
+    if extreme == entropy.start:  # the last values changed, too few of them for a running median
         return entropy.steps[-1]
-    halfway = sqrt(max(entropy.start, 0.0) * max(min(entropy.smooth), 0.0))
-    return entropy.since(lambda value: value <= halfway)
-
-
-def turn_up(entropy: MetricCurve) -> int | None:
-    """Return the step at which the entropy was halfway to its highest value, on a log scale."""
-    if max(entropy.smooth) == entropy.start:
-        return entropy.steps[-1]
-    halfway = sqrt(entropy.start * max(entropy.smooth))
-    return entropy.since(lambda value: value >= halfway)
+    falls, halfway = extreme < entropy.start, sqrt(max(entropy.start, 0.0) * max(extreme, 0.0))
+    return entropy.since(lambda value: value <= halfway if falls else value >= halfway)

@@ -35,14 +35,11 @@ def read_run(path: Path) -> LoggedRun:
         raise UserError(f"{path} does not exist; diagnose reads {READABLE}")
     run = read_run_folder(path) if path.is_dir() else read_run_file(path)
     if run.signal("entropy") is None:
-        raise UserError(f"{path} has no curve of the entropy; {'; '.join(run.notes) or entropy_keys()}")
+        of_ours, of_trl, of_verl = (keys[0] for keys in SIGNALS["entropy"])
+        keys = f"{of_ours} (entrobench), {of_trl} (TRL) or {of_verl} (verl)"
+        reason = "; ".join(run.notes) or f"expected {keys}, with a finite value at some step"
+        raise UserError(f"{path} has no curve of the entropy; {reason}")
     return run
-
-
-def entropy_keys() -> str:
-    """Return the keys under which the trainers log the entropy, as the end of a sentence."""
-    of_ours, of_trl, of_verl = (keys[0] for keys in SIGNALS["entropy"])
-    return f"expected {of_ours} (entrobench), {of_trl} (TRL) or {of_verl} (verl), with a finite value at some step"
 
 
 # Folders

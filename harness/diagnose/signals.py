@@ -101,15 +101,9 @@ class MetricCurve:
 
 def curve_of(key: str, points: dict[int, float]) -> MetricCurve:
     """Return the curve of a metric from its values by step, in any order."""
-    steps, values = [], []
-    lost = None
-    for step, value in sorted(points.items()):
-        if isfinite(value):
-            steps.append(step)
-            values.append(value)
-        elif lost is None:
-            lost = step
-    return MetricCurve(key, steps, values, lost)
+    finite = {step: value for step, value in sorted(points.items()) if isfinite(value)}
+    lost = min(points.keys() - finite.keys(), default=None)
+    return MetricCurve(key, list(finite), list(finite.values()), lost)
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from math import isfinite
 from typing import Any
 
 from harness.base import terminal
 from harness.diagnose.course import HEALTHY
 from harness.diagnose.rules import Diagnosis, FoundCause, Rule, needed_keys
-from harness.diagnose.signals import MetricCurve
+from harness.diagnose.signals import LoggedRun, MetricCurve
 
 SHOWN = ("entropy", "reward", "distinct")  # signals whose curves are shown below every verdict
 
@@ -43,16 +43,16 @@ def diagnosis_lines(diagnosis: Diagnosis) -> Iterator[str]:
             yield curve_line(curve, course.turn)
     yield from causes_lines(diagnosis)
     if diagnosis.unchecked:
+        rules = [f"{rule.name.replace('_', ' ')} ({', '.join(key_texts(rule, run))})" for rule in diagnosis.unchecked]
         yield ""
-        yield f"not checked, since the log lacks the curve: {unchecked_text(diagnosis.unchecked, run.trainer)}"
+        yield f"not checked, since the log lacks the curve: {'; '.join(rules)}"
 
 
 def causes_lines(diagnosis: Diagnosis) -> Iterator[str]:
     """Yield the causes with their curves and remedies, and the effects."""
-    title = "signs to watch:" if diagnosis.verdict == HEALTHY else "likely causes, the most likely first:"
     if diagnosis.causes:
         yield ""
-        yield title
+        yield "signs to watch:" if diagnosis.verdict == HEALTHY else "likely causes, the most likely first:"
         for number, cause in enumerate(diagnosis.causes, 1):
             yield from cause_lines(f"{number}. ", cause)
     elif diagnosis.course.turn is not None:
@@ -90,14 +90,9 @@ def curve_ends(curve: MetricCurve, changed: int | None, *, smoothed: bool) -> li
     return [(step, curve.at(step, smoothed=smoothed)) for step in steps]
 
 
-def unchecked_text(rules: Sequence[Rule], trainer: str) -> str:
-    """Return the rules whose curves are missing, with the keys that they need."""
-    return "; ".join(f"{rule.name.replace('_', ' ')} ({', '.join(key_texts(rule, trainer))})" for rule in rules)
-
-
-def key_texts(rule: Rule, trainer: str) -> list[str]:
-    """Return the keys that a rule needs, each with the name of its trainer if that is another one."""
-    return [key if owner == trainer else f"{owner}: {key}" for owner, key in needed_keys(rule, trainer)]
+def key_texts(rule: Rule, run: LoggedRun) -> list[str]:
+    """Return the keys that a rule needs, each with the name of its trainer if that is not the run's."""
+    return [key if owner == run.trainer else f"{owner}: {key}" for owner, key in needed_keys(rule, run.trainer)]
 
 
 # JSON
@@ -107,7 +102,7 @@ def diagnosis_record(diagnosis: Diagnosis) -> dict[str, Any]:
     """Return a diagnosis as plain values; all numbers are finite, as JSON requires."""
     run, course = diagnosis.run, diagnosis.course
     curves = [run.signal(name) for name in SHOWN]
-    unchecked = {rule.name: key_texts(rule, run.trainer) for rule in diagnosis.unchecked}
+    unchecked = {rule.name: key_texts(rule, run) for rule in diagnosis.unchecked}
     return {
         "path": str(run.path),
         "trainer": run.trainer,
