@@ -32,7 +32,7 @@ from harness.cells.evaluations import pass_at_k, right_distinct
 from harness.config import Config, setting_label
 from harness.matrix import Cell
 from harness.packs.reader import opened_packs
-from harness.table.board import Board, Expected, Experiment, opened_experiment, runs_left_out
+from harness.table.board import Board, Experiment, opened_experiment, runs_left_out
 from harness.table.compare import Comparison, comparisons
 from harness.table.frames import BASE_MODEL, done_cells, read_frames
 from harness.table.leaderboard import LeaderboardRow, leaderboard_rows, mean_over_problems, place_text
@@ -231,13 +231,12 @@ def chosen_questions(answers: DataFrame, samples: Samples) -> list[Record]:
     before = by_problem(samples(first_cell, task, 0)) if has_start else {}
     questions = []
     for problem in chosen:
-        of_methods, is_wide = [], False  # wide: the answers are text rather than formulas
-        for method, of_method in [(None, before), *records.items()]:
-            if problem in of_method:
-                answers_of_method = method_answers(method, of_method[problem])
-                is_wide |= answers_of_method["longest"] > FORMULA
-                of_methods.append(answers_of_method)
-        prompt = first_records[problem]["prompt"]
+        of_methods = [
+            method_answers(method, of_method[problem])
+            for method, of_method in [(None, before), *records.items()]
+            if problem in of_method
+        ]
+        prompt, is_wide = first_records[problem]["prompt"], any(each["wide"] for each in of_methods)
         question = {"problem": problem, "prompt": prompt, "seed": seed, "answers": of_methods, "wide": is_wide}
         questions.append(question)
     return questions
@@ -252,17 +251,16 @@ def method_answers(method: str | None, record: Record) -> Record:
     texts, verdicts = record["responses"], record["verdicts"]
     times: Counter[str] = Counter(texts)
     verdict_of = dict(zip(texts, verdicts, strict=True))
-    shown, longest = [], 0
+    shown = []
     for text, number in times.most_common(ANSWERS):  # of equally frequent ones the first comes first
         start, left_out, end = shortened(text)
-        longest = max(longest, len(start))
         shown.append({"start": start, "left_out": left_out, "end": end, "verdict": verdict_of[text], "times": number})
     right_answers = {answer for answer, verdict in zip(record["answers"], verdicts, strict=True) if verdict == "right"}
     return {
         "method": method,
         "shown": shown,
         "more": len(times) - len(shown),  # distinct responses that are not shown
-        "longest": longest,  # characters
+        "wide": any(len(answer["start"]) > FORMULA for answer in shown),  # text rather than a formula
         "total": len(texts),
         "distinct": distinct_answers(record),
         "right_distinct": len(right_answers),
@@ -338,7 +336,8 @@ def content_of_board(
     curves = dict(zip(runs, experiment.source.curves(list(runs.values()), DRAWN.fullmatch), strict=True))
     records = []
     for cell in board.expected:
-        record = key_fields(cell)
+        record = {name: vars(cell)[name] for name in ("method", "task", "model", "seed", "cell")}
+        record["setting"] = setting_label(cell.setting)
         if cell.cell in runs:
             record |= run_fields(runs[cell.cell], curves[cell.cell])
             spec = specs[cell.cell]
@@ -378,17 +377,6 @@ def content_of_board(
         settings=dict(newest_settings if settings is None else settings),
         notes=page_notes,
     )
-
-
-def key_fields(expected: Expected) -> dict[str, Any]:
-    return {
-        "method": expected.method,
-        "task": expected.task,
-        "model": expected.model,
-        "setting": setting_label(expected.setting),
-        "seed": expected.seed,
-        "cell": expected.cell,
-    }
 
 
 def run_fields(run: Run, curves: Curves) -> dict[str, Any]:

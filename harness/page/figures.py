@@ -6,9 +6,11 @@ gray and dashed.
 
 from __future__ import annotations
 
+import csv
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,8 @@ QUADRANTS = {  # a token's advantage, and the place of its S*
 PHASES = ("rollout", "verify", "stats", "update", "critic", "sync", "dynamics", "evaluate")  # the order of bars
 JUDGING = "time/judging_s"  # is spent within other phases, and so belongs to no sum
 Reported = Mapping[str, Mapping[int, float]]  # published curves by run and step
+CURVES = Path(__file__).parent / "curves"
+INDEX = "index.csv"  # a line for each of the other files: the run, its source and license
 REPORTED_NOTE = (
     "Gray and dashed: single runs that others published with this base model, with settings and an entropy of their "
     "own; they enter no mean, interval or comparison."
@@ -143,6 +147,22 @@ def with_reported(figure: Figure, reported: Reported) -> Figure:
         series.append({"name": name, "reported": True, "x": steps, "y": page_numbers(values), **band})
         lines.append(summary_line(name, steps[0], steps[-1], values, ""))
     return replace(figure, note=f"{figure.note} {REPORTED_NOTE}", series=series, lines=lines)
+
+
+def reported_curves(model: str) -> dict[str, dict[int, float]]:
+    """Return the published entropies of a model by run and step; folder, revision and case of its name do not count."""
+    with open(CURVES / INDEX, newline="", encoding="utf-8") as file:
+        runs = [run for run in csv.DictReader(file) if short_name(run["model"]) == short_name(model)]
+    curves = {}
+    for run in runs:
+        with open(CURVES / run["file"], newline="", encoding="utf-8") as file:
+            entropy = {int(line["step"]): float(line["entropy"]) for line in csv.DictReader(file)}
+        curves[f"{run['method']}, {run['task']} (reported)"] = entropy
+    return curves
+
+
+def short_name(model: str) -> str:
+    return model.rpartition("/")[2].partition("@")[0].casefold()
 
 
 def estimate_band(estimates: Collection[Estimate]) -> dict[str, list[float | None]]:

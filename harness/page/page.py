@@ -40,7 +40,6 @@ from harness.page.content import (
 )
 from harness.page.figures import Figure
 from harness.page.finding import colored_methods, findings_of, summary
-from harness.page.reported import reported_curves
 from harness.table import columns, render
 from harness.table.board import opened_experiment
 from harness.table.frames import DONE
@@ -54,8 +53,7 @@ TableCell = dict[str, Any]  # text; mark: BETTER, WORSE or nothing; value: that 
 SEEDS = "Lines are means over seeds; bands are their 95 % intervals."
 # id, title, text, and groups: each has a title, empty where none is needed, and figures with their ids.
 Section = dict[str, Any]
-LOG = "log.txt"
-FILES = {"config": SPEC, "metrics": METRICS, "log": LOG}  # by the text of the link
+FILES = {"config": SPEC, "metrics": METRICS, "log": "log.txt"}  # by the text of the link
 Link = tuple[str, str]  # text and address
 
 
@@ -243,7 +241,7 @@ def sections_of(content: PageContent) -> list[Section]:
     methods = content.drawn_methods
     trainings = {}
     for title, cells, curves in content.trainings():
-        reported = reported_curves(cells["model"].iloc[0])
+        reported = figures.reported_curves(cells["model"].iloc[0])
         trainings[title] = figures.training_figures(curves, methods, reported)
     ids: set[str] = set()
 

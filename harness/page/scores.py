@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -54,18 +55,14 @@ def pareto_figures(table: ScoreTable) -> list[Figure]:
 
 def front_methods(series: Sequence[Series]) -> list[str]:
     """Return the trained methods whose point no other has at its upper right, from the highest Avg@K down."""
-    points = []
-    for one in series:
-        if one["name"] != BASE_MODEL:
-            [x], [y] = one["x"], one["y"]
-            points.append((x, y, one["name"]))
+    trained = [one for one in series if one["name"] != BASE_MODEL]
     front = []
     highest = -math.inf
     # From the highest x down, a point is on the front if it is higher than all before it.
-    for _, y, name in sorted(points, key=lambda point: (-point[0], -point[1])):
-        if y > highest:
-            front.append(name)
-            highest = y
+    for one in sorted(trained, key=lambda one: (-one["x"][0], -one["y"][0])):
+        if one["y"][0] > highest:
+            front.append(one["name"])
+            highest = one["y"][0]
     return front
 
 
@@ -188,10 +185,8 @@ def over_axis(axis: str, held: str, rows: Sequence[LeaderboardRow]) -> list[Figu
             note = "Points are rows of the table, bands its 95 % intervals."
             if held:
                 note += f" Held fixed: {held}."
-            names = [f"{axis}={value}" for value in values]
-            header = ["method", *names]
-            all_options = {**options, **bounds}
-            figures.append(Figure(title, note, "lines", axis, name, series, header, lines, options=all_options))
+            header = ["method", *(f"{axis}={value}" for value in values)]
+            figures.append(Figure(title, note, "lines", axis, name, series, header, lines, options=options | bounds))
     return figures
 
 
@@ -224,23 +219,16 @@ def progress_figures(table: ScoreTable, methods: Sequence[str]) -> list[Figure]:
 def seed_figures(table: ScoreTable, methods: Sequence[str]) -> list[Figure]:
     scores = table.scores
     seeds = sorted(scores["seed"].unique())
-    seed_names = [f"seed {seed}" for seed in seeds]
+    header = ["method", *map("seed {}".format, seeds)]
     figures = []
     for name in table.score_names:
         series, lines = [], []
         for method, of_method in by_method(scores, methods):
             values = of_method.set_index("seed")[name]
-            line, text = [method], []
-            for seed, seed_name in zip(seeds, seed_names, strict=True):
-                if seed in values.index:
-                    line.append(f"{values[seed]:.3f}")
-                    text.append(seed_name)
-                else:
-                    line.append("")
+            text = [f"seed {seed}" for seed in values.index]
             series.append({"name": method, "x": page_numbers(values), "text": text})
-            lines.append(line)
+            lines.append([method, *(f"{values[seed]:.3f}" if seed in values.index else "" for seed in seeds)])
         note = "One marker a seed, of the last evaluation; the mean over its problems."
-        header = ["method", *seed_names]
         figures.append(Figure(f"{name} of each seed", note, "dots", name, "", series, header, lines))
     return figures
 
@@ -261,37 +249,27 @@ def problem_figures(table: ScoreTable, methods: Sequence[str]) -> list[Figure]:
 
 def rates_figure(method: str, before: Mapping[str, float], after: Mapping[str, float], seeds: int) -> Figure:
     """Return the figure of the problems of one method by their rates before and after training."""
-    groups: dict[str, list[str]] = {"other problems": [], "lost": [], "won": []}
-    less_often = more_often = equally_often = 0
-    for problem, rate in after.items():
-        if problem not in before:
-            continue
-        if before[problem] > 0 == rate:
-            groups["lost"].append(problem)
-        elif before[problem] == 0 < rate:
-            groups["won"].append(problem)
-        else:
-            groups["other problems"].append(problem)
-            less_often += rate < before[problem]
-            more_often += rate > before[problem]
-            equally_often += rate == before[problem]
+    both = [problem for problem in after if problem in before]
+    lost = [problem for problem in both if before[problem] > 0 == after[problem]]
+    won = [problem for problem in both if before[problem] == 0 < after[problem]]
+    changed = {*lost, *won}
+    others = [problem for problem in both if problem not in changed]
+    signs = Counter(np.sign(after[problem] - before[problem]) for problem in others)
     series = []
-    for name, problems in groups.items():
+    for name, problems in (("other problems", others), ("lost", lost), ("won", won)):
         x = page_numbers(map(before.__getitem__, problems))
         y = page_numbers(map(after.__getitem__, problems))
         series.append({"name": name, "x": x, "y": y, "text": problems})
-    lost, won = groups["lost"], groups["won"]
     lines = [
         ["lost", str(len(lost)), listed_problems(lost)],
         ["won", str(len(won)), listed_problems(won)],
-        ["solved less often", str(less_often), ""],
-        ["solved more often", str(more_often), ""],
-        ["equally often", str(equally_often), ""],
+        ["solved less often", str(signs[-1]), ""],
+        ["solved more often", str(signs[1]), ""],
+        ["equally often", str(signs[0]), ""],
     ]
-    number = len(groups["other problems"]) + len(lost) + len(won)
     return Figure(
         f"{method}: {len(lost)} lost, {len(won)} won",
-        f"{number} problems, all samples of {plural(seeds, 'seed')}.",
+        f"{len(both)} problems, all samples of {plural(seeds, 'seed')}.",
         "rates",
         "pass rate before training",
         "after",
@@ -312,10 +290,6 @@ def listed_problems(problems: Sequence[str]) -> str:
 
 def mean_rates(answers: DataFrame) -> dict[str, float]:
     """Return the pass rate of each problem, mean over the seeds, of the problems that all of them have."""
-    seeds = answers["seed"].nunique()
-    rates = {}
-    for problem, of_seeds in answers.groupby("problem", sort=False):
-        if len(of_seeds) == seeds:
-            rate_of_seeds = of_seeds["right"] / of_seeds["samples"]
-            rates[str(problem)] = float(np.mean(rate_of_seeds.to_numpy()))
-    return rates
+    rates = (answers["right"] / answers["samples"]).groupby(answers["problem"], sort=False)
+    of_all_seeds = rates.size() == answers["seed"].nunique()
+    return rates.mean()[of_all_seeds].to_dict()

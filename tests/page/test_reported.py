@@ -13,8 +13,8 @@ from harness.diagnose.course import course_of
 from harness.diagnose.readers import read_run
 from harness.page import figures
 from harness.page.content import content_of_experiment
+from harness.page.figures import CURVES, INDEX, reported_curves
 from harness.page.page import render_page, sections_of
-from harness.page.reported import CURVES, INDEX, reported_curves
 
 with open(CURVES / INDEX, newline="") as index:
     RUNS = {run["file"]: run for run in csv.DictReader(index)}
