@@ -174,12 +174,10 @@ class Report:
 
     @property
     def failed(self) -> list[Finding]:
-        """The findings of failed checks."""
         return [finding for finding in self.findings if not finding.passed]
 
     @property
     def numbers(self) -> dict[str, float]:
-        """The measurements of all checks."""
         return {name: number for finding in self.findings for name, number in finding.numbers.items()}
 
     @property

@@ -25,6 +25,7 @@ from harness.conformance.probe import (
     Subject,
     compute_outcome,
     first_line_of,
+    gradient_by,
     identical,
     require_equal,
     require_finite,
@@ -61,12 +62,9 @@ class DetachTape(TorchFunctionMode):
 
 def gradient(subject: Subject) -> str:
     """Compare autograd with differences of the loss along random directions, with detached values held fixed."""
-    has_gradient = False
     # Far from the old policy, where clips are active, and so near to it that all ratios are inside any clip.
-    for drift in (0.5, 2e-3):
-        method, probe = subject.make(), subject.probe(drift=drift)
-        has_gradient = slopes_agree(method, probe) or has_gradient  # in this order, so that both drifts are checked
-    if not has_gradient:
+    have_gradient = [slopes_agree(subject.make(), subject.probe(drift=drift)) for drift in (0.5, 2e-3)]
+    if not any(have_gradient):
         raise Failed("no token has a gradient on an ordinary batch")
     return "is that of the loss, with what is detached held fixed"
 
@@ -87,9 +85,7 @@ def slopes_agree(method: Method, probe: Probe) -> bool:
 
     recorder = DetachTape()
     loss = loss_at(logits_TV, recorder)
-    if not loss.requires_grad:
-        return False
-    (gradient_TV,) = torch.autograd.grad(loss, logits_TV, materialize_grads=True, allow_unused=True)
+    gradient_TV = gradient_by(logits_TV, loss)
     require_finite("the gradient", gradient_TV)
     for _ in range(DIRECTIONS):
         along_TV = torch.randn(logits_TV.shape, generator=generator, dtype=torch.float64)
@@ -287,15 +283,14 @@ def update_columns(method: Method, probe: Probe, signal: Signal, split: Split = 
 def factors(method: Method, probe: Probe) -> dict[str, Tensor]:
     """Return the product of weight and gate of each control, for every token."""
     batch = probe.batch
-    signal = method.signal(probe.before(method.needs), batch, [batch])
+    signal = signal_on(method, probe)
     factor_by_control = dict(signal.weights_by)
-    fixed = with_step_marks(method, probe, signal, batch)
     with torch.no_grad():
         current = probe.during(method.needs, probe.logits_TV, batch.index_T)
         for name, control in method.controls.items():
             if overrides(control, "gate"):
                 # A gate may be a single number.
-                factor_T = torch.ones_like(signal.weights_T) * control.gate(method.view(name, current, fixed, batch))
+                factor_T = torch.ones_like(signal.weights_T) * control.gate(method.view(name, current, signal, batch))
                 if name in factor_by_control:
                     factor_T = factor_by_control[name] * factor_T
                 factor_by_control[name] = factor_T
@@ -320,11 +315,10 @@ def denominators(subject: Subject) -> str:
     dropped_tokens = 0
     for seed in range(3):
         method, probe = subject.make(), subject.probe(seed)
-        batch = probe.batch
-        signal = method.signal(probe.before(method.needs), batch, [batch])
+        signal = signal_on(method, probe)
         if not any(control.reference_denominator for control in method.controls.values()):
             ones_T = torch.ones_like(signal.weights_T)
-            if not torch.equal(signal.scale_T, method.objective.scale(batch, ones_T)):
+            if not torch.equal(signal.scale_T, method.objective.scale(probe.batch, ones_T)):
                 raise Failed("the scale of the loss depends on which tokens are dropped")
         for name, factor_T in factors(method, probe).items():
             dropped_T = factor_T == 0
@@ -417,7 +411,7 @@ def measure_pull(method: Method, probe: Probe) -> Pull:
 
     present_T = current.logp.detach()
     logp_T = present_T.clone().requires_grad_()
-    (gradient_T,) = torch.autograd.grad(loss_at(logp_T), logp_T, allow_unused=True, materialize_grads=True)
+    gradient_T = gradient_by(logp_T, loss_at(logp_T))
     slope_T = torch.zeros_like(gradient_T)
     # One place of all responses at a time: a token may count in the surrogate of its whole response, and in no other.
     for place in range(int(batch.within_T.max()) + 1):

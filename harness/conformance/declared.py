@@ -17,6 +17,7 @@ from harness.conformance.probe import (
     Probe,
     Subject,
     compute_outcome,
+    gradient_by,
     near,
     require_equal,
     require_finite,
@@ -121,15 +122,14 @@ def elsewhere(subject: Subject) -> str:
         here_metrics, there_metrics = own_metrics(method, probe, expected), own_metrics(subject.make(), there, actual)
         if here_metrics != there_metrics:
             raise Failed("a metric differs in another trainer, which has no tokens and knows of no equal responses")
-    for name, needed in (("reads_answers", method.reads_answers), ("reads_sampler", method.reads_sampler)):
-        if needed and not reads(subject, name):
+    for name, column in (("reads_answers", "answers_B"), ("reads_sampler", "behaviour_logp_T")):
+        if getattr(method, name) and not reads(subject, column):
             raise Failed(f"{name} is declared, and no verb reads it")
     return "the same from lengths in place of tokens"
 
 
-def reads(subject: Subject, declaration: str) -> bool:
-    """Return whether a method fails without a column that it declares to read."""
-    column = {"reads_answers": "answers_B", "reads_sampler": "behaviour_logp_T"}[declaration]
+def reads(subject: Subject, column: str) -> bool:
+    """Return whether a method fails without a column of the batch."""
     absent: dict[str, Any] = {column: torch.empty(0).as_subclass(AbsentColumn)}
     probe = subject.probe()
     lacking = replace(probe, batch=replace(probe.batch, **absent))
@@ -149,11 +149,7 @@ def learns_from_entropy(method: Method, probe: Probe) -> bool:
     current = probe.during(method.needs, probe.logits_TV, probe.batch.index_T)
     assert current.entropy is not None
     entropy_T = current.entropy.requires_grad_()  # in place: `current` has this tensor
-    loss = method.loss(current, fixed, probe.batch)
-    if not loss.requires_grad:
-        return False
-    (gradient_T,) = torch.autograd.grad(loss, entropy_T, allow_unused=True, materialize_grads=True)
-    return bool(gradient_T.any())
+    return bool(gradient_by(entropy_T, method.loss(current, fixed, probe.batch)).any())
 
 
 def silence(subject: Subject) -> str:
@@ -190,10 +186,8 @@ def silence(subject: Subject) -> str:
 def gradient_of(method: Method, probe: Probe, signal: Signal, part: TokenBatch) -> Tensor:
     """Return the gradient of a part's loss by the logits of all tokens."""
     logits_TV = probe.logits_TV.clone().requires_grad_()
-    loss = method.loss(probe.during(method.needs, logits_TV, part.index_T), signal.at(part.index_T), part)
-    if not loss.requires_grad:
-        return torch.zeros_like(logits_TV)
-    return torch.autograd.grad(loss, logits_TV, allow_unused=True, materialize_grads=True)[0]
+    current = probe.during(method.needs, logits_TV, part.index_T)
+    return gradient_by(logits_TV, method.loss(current, signal.at(part.index_T), part))
 
 
 def token_weights(subject: Subject) -> str:

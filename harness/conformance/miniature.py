@@ -174,7 +174,6 @@ class Low:
         return [Answer(response, len(response)) for _, response in pairs]
 
     def flags(self, trained_on: str | None) -> list[str]:
-        """Return no flags."""
         return []
 
 

@@ -101,7 +101,6 @@ class Probe:
 
 
 def tensors_in(owner: Probe | TokenBatch) -> dict[str, Tensor]:
-    """Return the attributes that are tensors."""
     return {name: value for name, value in vars(owner).items() if isinstance(value, Tensor)}
 
 
@@ -140,21 +139,15 @@ def random_probe(
     old_logits_TV = sharp * normal(tokens, 1).exp() * normal(tokens, VOCABULARY)
     targets_T = old_logits_TV.softmax(-1).multinomial(1, generator=generator)[:, 0]
     # Few different answers, so that some are equal; the longest responses have none.
-    responses: list[list[int]] = []
-    answers: list[str | None] = []
-    for tokens_of_one in targets_T.split(lengths):
-        response = tokens_of_one.tolist()
-        responses.append(response)
-        answers.append(str(response[-1] % 3) if len(response) < longest else None)
+    responses = [tokens_of_one.tolist() for tokens_of_one in targets_T.split(lengths)]
+    answers = [str(response[-1] % 3) if len(response) < longest else None for response in responses]
     rollouts: list[list[Rollout]] = []
     scores: list[float] = []
     for group in range(groups):
         prompt = integers(VOCABULARY - 1, 1 + group % 4)
-        rollouts.append([])
-        for response in responses[group * size : (group + 1) * size]:
-            finished = len(response) < longest
-            no_logp = [0.0] * len(response)  # behaviour_logp_T replaces it below
-            rollouts[-1].append(Rollout(prompt, response, no_logp, finished))
+        of_group = responses[group * size : (group + 1) * size]
+        # behaviour_logp_T replaces the log p of 0 below.
+        rollouts.append([Rollout(prompt, each, [0.0] * len(each), len(each) < longest) for each in of_group])
         scores += rewards(group, size)
     batch = TokenBatch.of(rollouts, scores, longest, "cpu", answers=answers, seed=seed, progress=progress)
     reference_TV = old_logits_TV + 0.3 * normal(tokens, VOCABULARY)
@@ -202,11 +195,9 @@ def emptied(probe: Probe, rows: Collection[int]) -> Probe:
     empty_B[list(rows)] = True
     kept_T = ~empty_B[probe.batch.sequence_T]
     columns: dict[str, Any] = {name: x[kept_T] for name, x in tensors_in(probe).items()}
-    sequences = []
-    for sequence, prompt, empty in zip(
-        probe.batch.sequences, probe.batch.prompt_lengths_B.tolist(), empty_B.tolist(), strict=True
-    ):
-        sequences.append(sequence[:prompt] if empty else sequence)
+    sequences = list(probe.batch.sequences)
+    for row in rows:
+        sequences[row] = sequences[row][: probe.batch.prompt_lengths_B[row]]
     batch = replace(
         probe.batch,
         sequences=sequences,
@@ -234,7 +225,6 @@ class Outcome:
 
 
 def whole(minibatch: TokenBatch) -> list[TokenBatch]:
-    """Return a mini-batch in one piece."""
     return [minibatch]
 
 
@@ -259,10 +249,14 @@ def compute_outcome(method: Method, probe: Probe, updates: int = 1, split: Split
             part_losses.append(method.loss(current, fixed.at(part.index_T), part))
         losses.append(torch.stack(part_losses).sum())
     loss = torch.stack(losses).sum()
-    gradient_TV = torch.zeros_like(logits_TV)
-    if loss.requires_grad:
-        (gradient_TV,) = torch.autograd.grad(loss, logits_TV, allow_unused=True, materialize_grads=True)
-    return Outcome(signal, loss.item(), gradient_TV)
+    return Outcome(signal, loss.item(), gradient_by(logits_TV, loss))
+
+
+def gradient_by(x: Tensor, value: Tensor) -> Tensor:
+    """Return the gradient of a value by a leaf, 0 where the value does not depend on it."""
+    if not value.requires_grad:
+        return torch.zeros_like(x)
+    return torch.autograd.grad(value, x, allow_unused=True, materialize_grads=True)[0]
 
 
 def with_step_marks(method: Method, probe: Probe, signal: Signal, minibatch: TokenBatch) -> Signal:
@@ -389,9 +383,7 @@ def require_finite(name: str, *values: Tensor | float) -> None:
 
 def near(one: Tensor, other: Tensor) -> bool:
     """Return whether two tensors are equal except for rounding."""
-    scale = 0.0
-    if one.numel():  # max() refuses a tensor without elements
-        scale = max(one.abs().max().item(), other.abs().max().item())
+    scale = torch.cat([one.flatten(), other.flatten()]).abs().max().item() if one.numel() else 0.0
     # Relative to the largest element too: a small one may be left over from large ones. 1e-15 is for tensors near 0.
     return bool(torch.isclose(one, other, rtol=CLOSE, atol=CLOSE * scale + 1e-15).all())
 

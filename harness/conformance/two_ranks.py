@@ -73,11 +73,8 @@ def check_on_two_ranks(specs: Sequence[str], plugins: Sequence[str]) -> dict[str
                     findings[spec] = finding_of(NAME, ADVICE, partial(compare_with_one, Subject(spec, table), parts))
                     continue
                 # The pair ended at this method. A new pair takes the methods after it.
-                message = ending
-                for path in reversed(result_files):  # that of the first rank counts
-                    error_file = path.with_suffix(".txt")
-                    if error_file.exists():
-                        message = error_file.read_text("utf-8")
+                error_files = [path.with_suffix(".txt") for path in result_files]
+                message = next((path.read_text("utf-8") for path in error_files if path.exists()), ending)
                 findings[spec] = Finding(NAME, False, message, ADVICE)
                 break
     return findings
@@ -135,8 +132,7 @@ def require_same_numbers(alone: Mapping[str, float], on_rank: Mapping[str, float
 
 def probes(subject: Subject) -> dict[str, Probe]:
     """Return the batches of this check by the end of a sentence on them."""
-    seeds = itertools.count()
-    candidates = (subject.probe(seed, groups=GROUPS) for seed in seeds)
+    candidates = (subject.probe(seed, groups=GROUPS) for seed in itertools.count())
     # The longest response of one rank is shorter than that of the other.
     probe = next(probe for probe in candidates if len(set(longest_on_ranks(subject, probe))) == WORLD)
     return {"": probe, ", with ties": tied(probe), ", in the next step": subject.probe(1000, groups=GROUPS)}

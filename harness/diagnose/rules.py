@@ -302,10 +302,8 @@ def diagnose_run(run: LoggedRun) -> Diagnosis:
         if since is None:
             continue
         cause = FoundCause(rule, since, tuple(curve for curve in present if curve.steps))  # others cannot be drawn
-        if course.turn is None or since <= course.turn:
-            diagnosis.causes.append(cause)
-        else:
-            diagnosis.effects.append(cause)
+        before_turn = course.turn is None or since <= course.turn
+        (diagnosis.causes if before_turn else diagnosis.effects).append(cause)
     return diagnosis
 
 

@@ -102,7 +102,6 @@ def diagnosis_record(diagnosis: Diagnosis) -> dict[str, Any]:
     """Return a diagnosis as plain values; all numbers are finite, as JSON requires."""
     run, course = diagnosis.run, diagnosis.course
     curves = [run.signal(name) for name in SHOWN]
-    unchecked = {rule.name: key_texts(rule, run) for rule in diagnosis.unchecked}
     return {
         "path": str(run.path),
         "trainer": run.trainer,
@@ -114,7 +113,7 @@ def diagnosis_record(diagnosis: Diagnosis) -> dict[str, Any]:
         "curves": [curve_record(curve, course.turn) for curve in curves if curve is not None],
         "causes": list(map(cause_record, diagnosis.causes)),
         "effects": list(map(cause_record, diagnosis.effects)),
-        "unchecked": unchecked,
+        "unchecked": {rule.name: key_texts(rule, run) for rule in diagnosis.unchecked},
     }
 
 
