@@ -39,8 +39,6 @@ from tasks import build_task
 # Of a trainer, and of a method that is not registered. ASCII: letters of other alphabets look like those of our names.
 PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 
-MethodIdentity = list[dict[str, Any]]
-
 
 @dataclass(frozen=True)
 class AdoptedCell:
@@ -56,10 +54,6 @@ class AdoptedCell:
         """The folders whose weights are evaluated, by step; step 0 is the base model."""
         trained = {each.step: each.weights for each in self.checkpoints}
         return {0: self.model.folder(), **trained}
-
-    @property
-    def config(self) -> Config:
-        return self.spec.config
 
 
 def planned_adoption(
@@ -142,7 +136,7 @@ def only(axis: str, given: str | None, allowed: list[str]) -> str:
     return chosen
 
 
-def identity_of_method(method: str, shared: Shared, *, unregistered: bool) -> tuple[MethodIdentity, str | None]:
+def identity_of_method(method: str, shared: Shared, *, unregistered: bool) -> tuple[list[dict[str, Any]], str | None]:
     """Return the identity of a method, and its spec with compositions written out.
 
     Its options are those of the spec alone: a configuration's `method_options` did not reach the other trainer.
@@ -225,16 +219,15 @@ def begin_evaluation(cell: AdoptedCell) -> bool:
 
     Numbers from another base model and damaged records are deleted.
     """
-    base_model = cell.model.digest(cell.model.folder())
+    base_model, why = cell.model.digest(cell.model.folder()), None
     earlier = Made.read(cell.folder)
     same_base = earlier is not None and earlier.base_model in (None, base_model)
-    done = same_base and State.known(cell.folder).state == "done"
-    damaged = done and any(checksums.changed_records(cell.folder))
-    if done and not damaged:
-        return False
-    why = "a record has changed since it was done" if damaged else None
+    if same_base and State.known(cell.folder).state == "done":
+        if not any(checksums.changed_records(cell.folder)):
+            return False
+        why = "a record has changed since it was done"
     cell.spec.write(cell.folder)
-    begin_cell(cell.folder, cell.config, cell.spec.identity["source"], base_model, why)
+    begin_cell(cell.folder, cell.spec.config, cell.spec.identity["source"], base_model, why)
     return True
 
 
@@ -252,7 +245,7 @@ def evaluate_checkpoints(cell: AdoptedCell, say: Callable[[str], None]) -> str:
 
     Prompts are those of every cell of the matrix: made with the tokenizer and the chat template of the base model.
     """
-    config, base, key = cell.config, cell.model.folder(), cell.spec.key
+    config, base, key = cell.spec.config, cell.model.folder(), cell.spec.key
     device, dtype = training_device(config)
     torch.set_num_threads(config.hardware.threads)
     tokenizer = opened(AutoTokenizer, base)

@@ -64,7 +64,6 @@ class Wanted:
             check_value(field, getattr(self, field.name), f"--{field.name.replace('_', '-')}")
 
     def of(self, task: Task) -> dict[str, Any]:
-        """Return the sampling of a task."""
         defaults = tasks.lm_eval_settings(task)
         generation = defaults["generation_kwargs"]
         return {

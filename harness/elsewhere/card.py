@@ -142,10 +142,8 @@ def facts(
     assert made is not None  # a cell that is done has it
     options = []
     for name in method.named:
-        values = ", ".join(
-            f"{key}={json.dumps(value)}" for key, value in method.options(name).items() if key != "component"
-        )
-        options.append(f"`{name}({values})`")
+        values = [f"{key}={json.dumps(value)}" for key, value in method.options(name).items() if key != "component"]
+        options.append(f"`{name}({', '.join(values)})`")
     verdict = "; ".join(f"{row.verdict or 'none'} against {row.baseline} on {row.task}" for row in standing.own)
     if standing.method == standing.own[0].baseline:
         verdict = "none, as this is the baseline"

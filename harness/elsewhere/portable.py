@@ -63,13 +63,13 @@ class Layout:
         if (mask is None) == (lengths is None):
             raise UserError("give either mask, for padded tensors [B, T], or lengths, for flat ones [T]")
         if mask is not None:
-            mask_BT = as_tensor(mask).to(logp.device) != 0
+            mask_BT = torch.as_tensor(mask).to(logp.device) != 0
             if logp.ndim != 2 or mask_BT.shape != logp.shape:
                 raise UserError(
                     f"logp has the shape {list(logp.shape)} and mask {list(mask_BT.shape)}; both must be [B, T]"
                 )
             return cls(mask_BT.sum(1), mask_BT)
-        lengths_B = as_tensor(lengths).to(logp.device)
+        lengths_B = torch.as_tensor(lengths).to(logp.device)
         if list(logp.shape) != [int(lengths_B.sum())]:
             raise UserError(
                 f"logp has the shape {list(logp.shape)}; with lengths that add up to {int(lengths_B.sum())} it must be "
@@ -98,7 +98,7 @@ class Layout:
 
     def flat(self, name: str, values: Any) -> Tensor:
         """Return the values of the response tokens, row after row; refuse other shapes and NaN."""
-        x = as_tensor(values).to(self.lengths_B.device)
+        x = torch.as_tensor(values).to(self.lengths_B.device)
         if list(x.shape) != self.shape:
             raise UserError(f"{name} has the shape {list(x.shape)}; it must be {self.shape}")
         x_T = x if self.mask_BT is None else x[self.mask_BT]
@@ -156,7 +156,7 @@ class PortableSignal:
         """Return the signal, the responses and the layout of some of the caller's rows, in this order."""
         if rows is None:
             rows = torch.arange(len(self.batch), device=self.row_B.device)
-        rows_B = as_tensor(rows).to(self.row_B.device)
+        rows_B = torch.as_tensor(rows).to(self.row_B.device)
         batch = self.batch.take(self.row_B[rows_B])
         return self.fixed.at(batch.index_T), batch, self.layout.rows(rows_B)
 
@@ -267,7 +267,7 @@ class PortableMethod:
         one, and `behaviour_logp` is of the policy that sampled, both for the few methods that read them; `seed` and
         `progress`, from 0 to 1, are for methods that draw at random or follow a schedule.
         """
-        logp = as_tensor(logp).detach()
+        logp = torch.as_tensor(logp).detach()
         layout = Layout.of(logp, mask, lengths)
         columns = {"logp": logp, "entropy": entropy, "sum_p2": sum_p2, "sum_p2_logp": sum_p2_logp}
         columns |= {"ref_logp": ref_logp, "values": values, "min_p_logp": min_p_logp}
@@ -289,9 +289,7 @@ class PortableMethod:
         finished_B = is_shorter_B if finished is None else of_responses("finished", finished, layout) != 0
         groups_B = self._groups(groups, responses).to(logp.device)
         answers_B = None if answers is None else numbers_of_answers(answers, layout)
-        behaviour_logp_T = None
-        if behaviour_logp is not None:
-            behaviour_logp_T = layout.flat("behaviour_logp", behaviour_logp).detach()
+        behaviour_logp_T = None if behaviour_logp is None else layout.flat("behaviour_logp", behaviour_logp).detach()
         in_rows = TokenBatch.of_lengths(
             layout.lengths_B,
             groups_B,
@@ -325,33 +323,24 @@ class PortableMethod:
     def of_columns(self, columns: Mapping[str, Tensor], *, mask: Any = None, lengths: Any = None) -> PortableSignal:
         """Return the signal of some rows of a batch, from these rows of the tensors of `PortableSignal.columns`."""
         layout = Layout.of(columns["old/logp"], mask, lengths)
-        flat: dict[str, Tensor] = {}
-        of_old: dict[str, Tensor] = {}
-        of_weights: dict[str, Tensor] = {}
-        marks: dict[str, dict[str, Tensor]] = {name: {} for name in self.composed.named}
+        nested: dict[str, Any] = {"weights_by": {}, "marks": {name: {} for name in self.composed.named}}
         for name, x in columns.items():
             if name in OF_RESPONSES or name in OF_BATCH:
                 continue
-            x_T = layout.flat(name, x) if x.ndim else x
-            kind, _, rest = name.partition("/")
-            if kind == "old":
-                of_old[rest] = x_T
-            elif kind == "weights_by":
-                of_weights[rest] = x_T
-            elif kind == "marks":
-                component, _, key = rest.partition("/")
-                marks[component][key] = x_T
-            else:
-                flat[name] = x_T
+            *path, last = name.split("/")
+            place = nested
+            for part in path:
+                place = place.setdefault(part, {})
+            place[last] = layout.flat(name, x) if x.ndim else x
         fixed = Signal(
-            old=TokenStats(**of_old),
-            advantages_T=flat["advantages"],
-            weights_T=flat["weights"],
-            weights_by=of_weights,
-            marks=marks,
-            scale_T=flat["scale"],
-            term_scale_T=flat["term_scale"],
-            returns_T=flat.get("returns"),
+            old=TokenStats(**nested["old"]),
+            advantages_T=nested["advantages"],
+            weights_T=nested["weights"],
+            weights_by=nested["weights_by"],
+            marks=nested["marks"],
+            scale_T=nested["scale"],
+            term_scale_T=nested["term_scale"],
+            returns_T=nested.get("returns"),
         )
         in_batch: dict[str, Any] = {f"{name}_B": columns[name] for name in OF_RESPONSES if name in columns}
         in_batch |= {name: columns[name].item() for name in OF_BATCH}
@@ -485,7 +474,7 @@ class PortableMethod:
 
     def _minibatches(self, minibatches: Sequence[Rows], batch: TokenBatch, row_B: Tensor) -> list[TokenBatch]:
         """Return the parts of the batch with these rows, which must hold each row once."""
-        parts = [as_tensor(rows).to(row_B.device) for rows in minibatches]
+        parts = [torch.as_tensor(rows).to(row_B.device) for rows in minibatches]
         counts = Counter(row for rows_B in parts for row in rows_B.tolist())
         for row in sorted(counts.keys() | range(len(batch))):
             if counts[row] != (0 <= row < len(batch)):
@@ -524,11 +513,6 @@ class PortableMethod:
 Method = PortableMethod
 
 
-def as_tensor(values: Any) -> Tensor:
-    """Return numbers of any framework as a tensor; a tensor as it is, with its gradient."""
-    return values if isinstance(values, Tensor) else torch.as_tensor(values)
-
-
 def meaning_of(need: str) -> str:
     return NEEDS[need].partition(":")[0]
 
@@ -542,7 +526,7 @@ def numbers_of_answers(answers: Sequence[Hashable], layout: Layout) -> Tensor:
 
 def of_responses(name: str, values: Any, layout: Layout) -> Tensor:
     """Return one value per response."""
-    x_B = as_tensor(values).to(layout.lengths_B.device)
+    x_B = torch.as_tensor(values).to(layout.lengths_B.device)
     if list(x_B.shape) != [len(layout.lengths_B)]:
         raise UserError(f"{name} has the shape {list(x_B.shape)}; it must be [{len(layout.lengths_B)}]")
     return x_B
@@ -552,7 +536,7 @@ def same_tokens(layout: Layout, values: Any, mask: Any) -> Layout:
     """Return the layout of present statistics: that of the signal, or by another mask with as many tokens a row."""
     if mask is None:
         return layout
-    other = Layout.of(as_tensor(values), mask, None)
+    other = Layout.of(torch.as_tensor(values), mask, None)
     if other.lengths_B.tolist() != layout.lengths_B.tolist():
         raise UserError("mask has other numbers of response tokens than the signal of these rows")
     return other
