@@ -64,10 +64,9 @@ class PackReader:
             of_pack = marks_of_pack(pack.digest)
             for folder in pack.cells:
                 marks[folder] = of_pack.get(CellSpec.read(folder).id, REPORTED)
-        started = {cell: started_at(folder) for cell, folder in self.folders.items()}
         # The oldest first, as every StoreReader lists them.
-        folders = [self.folders[cell] for cell in sorted(started, key=lambda cell: (started[cell], cell))]
-        runs = [run_of_packed_cell(folder, marks[folder]) for folder in folders]
+        folders = sorted(self.folders.items(), key=lambda item: (started_at(item[1]), item[0]))
+        runs = [run_of_packed_cell(folder, marks[folder]) for _, folder in folders]
         tags = {board.KIND: board.SUMMARY, board.KEY: self.board.key}
         return [*runs, Run(SUMMARY_RUN, "leaderboard", tags, {}, "", {})]
 

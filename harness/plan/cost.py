@@ -71,16 +71,12 @@ def evaluation_responses(config: Config) -> dict[str, ResponseCount]:
         task = tasks.build_task(spec, config.plugins)
         name = tasks.evaluation_name(task)
         settings = config.eval.of(name)
-        if settings.problems:
-            number, known = settings.problems, True
-        else:
-            number, known = cache.problem_count(task, settings.split)
+        number, known = (settings.problems, True) if settings.problems else cache.problem_count(task, settings.split)
         counts[name] = ResponseCount(number, settings.samples, known)
     return counts
 
 
 def evaluation_count(config: Config) -> int:
-    """Return how many times a cell evaluates."""
     every, steps = config.eval.every, config.train.steps
     between = range(every, steps, every) if every else ()
     return len({0, steps, *between})
@@ -256,7 +252,6 @@ class Parameters:
         return self.policy + self.critic
 
     def moments(self, train: Train) -> int:
-        """Return the bytes of AdamW's moments."""
         return ceil(MOMENTS[train.optimizer] * self.trained)
 
     def checkpoint(self, train: Train) -> int:
@@ -343,7 +338,6 @@ class Footprint:
 
     @property
     def dtype(self) -> str:
-        """The type of the computation."""
         return self.config.train.dtype
 
     @property

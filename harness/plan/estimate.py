@@ -136,19 +136,15 @@ def plan_for(
     if length is not None and not 1 <= length <= config.rollout.max_new_tokens:
         allowed = f"1 to {config.rollout.max_new_tokens:,} (rollout.max_new_tokens)"
         raise UserError(f"--length is {length}; allowed: {allowed}")
-    settled = matrix[0].settled  # the device in it does not depend on the model
+    shared, settled = matrix[0].shared, matrix[0].settled  # the device in it does not depend on the model
     kind = settled.hardware.device
     in_memory = {"values", "ref_logp"}  # needs that take memory of their own
-    needs = {cell.method: frozenset(cell.shared.method(cell.method).needs & in_memory) for cell in matrix}
-    chosen_engines, models, sized = {}, {}, {}
-    for cell in matrix:
-        if cell.model in models:
-            continue
-        models[cell.model] = cell.shared.model(cell.model)
-        chosen_engines[cell.model] = cell.settled.rollout.engine
-        asked = [(cell.shared.task(name), "train") for name in config.tasks]
-        asked += [(cell.shared.task(name), config.eval.split) for name in config.eval.tasks or config.tasks]
-        sized[cell.model] = with_longest_prompt(cell.settled, models[cell.model], asked)
+    needs = {cell.method: frozenset(shared.method(cell.method).needs & in_memory) for cell in matrix}
+    asked = [(shared.task(name), "train") for name in config.tasks]
+    asked += [(shared.task(name), config.eval.split) for name in config.eval.tasks or config.tasks]
+    models = {cell.model: shared.model(cell.model) for cell in matrix}
+    settled_of = {cell.model: cell.settled for cell in matrix}
+    chosen_engines = {name: of_model.rollout.engine for name, of_model in settled_of.items()}
     gpu = machine.gpu(config.hardware) or USUAL
     methods_by_needs: dict[Needs, list[str]] = {}
     for method in config.methods:
@@ -158,7 +154,7 @@ def plan_for(
         shape = model.shape()
         if shape is None:
             continue
-        of_model = sized[name]
+        of_model = with_longest_prompt(settled_of[name], model, asked)
         size = cost.COMPUTE_BYTES[of_model.train.dtype]
         engine = cost.engine_limits(shape, of_model, size, kind, gpu)
         together = cost.sequences_at_once(shape, of_model, size, engine)

@@ -62,7 +62,6 @@ class Own:
 
     @property
     def task(self) -> str:
-        """The specification of the task."""
         if self.data.lower().endswith(ROWS) or Path(self.data).is_file():
             return f"problems(file={written(self.data)})"
         if HUB.fullmatch(self.data):
@@ -92,7 +91,6 @@ class Draft:
             return configs.load_config(str(path))
 
     def text(self, name: str) -> str:
-        """Return the content of the file."""
         lines = [part for line in self.findings for part in textwrap.wrap(line, WIDTH, subsequent_indent="  ")]
         findings = "\n".join(f"# {line}" for line in lines)
         plugins = f"plugins: {written([*self.own.plugins])}\n" if self.own.plugins else ""

@@ -180,14 +180,8 @@ def print_strengths(console: Console, of_clips: Mapping[str, Sequence[str]], exp
             # The rest has no advantage, and so no gradient under any method.
             parts = [row for quadrant, row in rows[spec].items() if quadrant not in ("rest", "all")]
             dropped = sum(row["dropped"] * row["share"] for row in parts)
-            lines.append(
-                [
-                    spec,
-                    f"{dropped:.1%}",
-                    f"{whole[spec]['predicted']:+.5f}",
-                    f"{offset(whole[spec]):.0%}".replace("nan%", ""),
-                ]
-            )
+            taken_back = f"{offset(whole[spec]):.0%}".replace("nan%", "")
+            lines.append([spec, f"{dropped:.1%}", f"{whole[spec]['predicted']:+.5f}", taken_back])
         chosen = recommended({spec: offset(whole[spec]) for spec in specs})
         candidates.append(f"    {clip}: [{', '.join(map(repr, chosen))}]")
     names = ("dropped", "entropy", "of GRPO's fall")
@@ -217,8 +211,7 @@ def print_moment(console: Console, moment: str, rows_by_method: Mapping[str, Map
         plain_change, change = rows["all"]["plain_predicted"], rows["all"]["predicted"]
         line += [f"{plain_change:+.5f}", f"{change:+.5f}", f"{change - plain_change:+.5f}"]
         lines.append(line)
-    columns = [Column("method")]
-    columns += [Column(name, right=True) for name in titles + entropies]
+    columns = [Column("method"), *(Column(name, right=True) for name in titles + entropies)]
     # A narrow terminal drops both entropies first, whose difference tells enough. It drops the quadrants only together.
     goes = [entropies[:2], titles]
     terminal.show_table(console, columns, lines, goes, title=moment, pad_edge=False, where="--format json")

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -66,19 +67,8 @@ REPLACED = {
     "vespo_k_neg": "the option k_negative of vespo",
     "vespo_lambda_neg": "the option lambda_negative of vespo",
 }
-# The entries of a micro-batch that its forward pass takes in addition to tokens and masks.
-MODEL_INPUTS = (
-    "pixel_values",
-    "image_grid_thw",
-    "num_images",
-    "pixel_attention_mask",
-    "spatial_shapes",
-    "num_tiles",
-    "image_sizes",
-    "token_type_ids",
-    "mm_token_type_ids",
-    "image_position_ids",
-)
+# Among them are the entries of a micro-batch that its forward pass takes in addition to tokens and masks.
+MODEL_INPUTS = inspect.signature(GRPOTrainer._get_per_token_logps_and_entropies).parameters.keys()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,7 +223,7 @@ class EntrobenchTrainer(GRPOTrainer):
         completions = inputs["completion_ids"]
         tokens = torch.cat([inputs["prompt_ids"], completions], dim=1)
         attended = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
-        named |= {name: inputs.get(name) for name in MODEL_INPUTS}
+        named |= {name: inputs[name] for name in MODEL_INPUTS & inputs.keys()}
         return self._score(model, tokens, attended, completions.shape[1], **named)
 
     # Once per rollout batch
@@ -310,9 +300,8 @@ class EntrobenchTrainer(GRPOTrainer):
     def _signal_of(self, updates: Sequence[Sequence[Mapping[str, Any]]], mode: str) -> PortableSignal:
         """Return the signal of a rollout batch, from this process's micro-batches of each optimizer step."""
         parts = [part for update in updates for part in update]
-        columns = {"logp": "before_logp", "entropy": "before_entropy", "sum_p2": "before_sum_p2"}
-        columns |= {"sum_p2_logp": "before_sum_p2_logp", "ref_logp": "ref_per_token_logps"}
-        columns |= {"min_p_logp": "before_min_p_logp"}
+        columns = {name: f"before_{name}" for name in ("logp", "entropy", "sum_p2", "sum_p2_logp", "min_p_logp")}
+        columns["ref_logp"] = "ref_per_token_logps"
         present = {name: key for name, key in columns.items() if key in parts[0]}
         whole, mask, order = gathered(parts, present)
         rewards = ranks.gather(torch.cat([part["rollout_rewards"] for part in parts]))[order]
