@@ -70,7 +70,6 @@ FULL = ["method", "Avg@K", "Pass@16", "Avg@K - grpo", "Pass@16 - grpo", "distinc
 DEMO_FULL = [*FULL[:5], "verdict", *FULL[5:]]
 LAPTOP = ["method", "Avg@K", "Pass@8", "distinct right", "entropy, end"]
 LAPTOP_FULL = [*LAPTOP[:3], "Avg@K - grpo", "Pass@8 - grpo", "verdict", "entropy, end"]
-LAPTOP_SCREENED = ["method", "Avg@K - grpo", "Pass@8 - grpo"]
 LAPTOP_SHORT = [*LAPTOP[:3], "Pass@8 - grpo", "verdict", "entropy, end"]
 TUNED_FULL = ["method", "chosen", "Avg@K", "Pass@16", "Avg@K - grpo", "Pass@16 - grpo", "verdict", "distinct right"]
 # Of pictures: text stays text, and the same curves give the same file.
@@ -144,12 +143,6 @@ def staleness_grid(method: str, column: str) -> DataFrame:
     return grid.rename_axis("updates").reset_index()
 
 
-def by_gain(folder: str) -> DataFrame:
-    """Return the table of a folder, the method with the highest gain first."""
-    ordered = field.methods_of([field.compared(folder)], "Pass@8")
-    return reference_table(folder).loc[[field.BASE_MODEL, field.BASELINE, *ordered]]
-
-
 def tuned(folder: str) -> DataFrame:
     """Return the table of tuned methods with plain names of its columns; its baseline is the tuned GRPO."""
     return reference_table(folder).rename(columns=lambda column: TUNED_BASELINE.sub(" - grpo", column))
@@ -214,7 +207,7 @@ def tables() -> dict[str, str]:
             "laptop-sorting": as_markdown(reference_table("laptop-matrix-sorting")[LAPTOP_FULL]),
             "laptop-sorting-seven": as_markdown(reference_table("laptop-matrix-sorting-seven")[LAPTOP_FULL]),
             "laptop-sorting-chosen": as_markdown(reference_table("laptop-matrix-sorting-chosen")[LAPTOP_FULL]),
-            "laptop-sorting-field": as_markdown(by_gain("laptop-matrix-sorting-field")[LAPTOP_SCREENED]),
+            "laptop-sorting-36-steps": as_markdown(reference_table("laptop-matrix-sorting-36-steps")[LAPTOP_FULL]),
             "laptop-sorting-pkpo-bbg": as_markdown(reference_table("laptop-matrix-sorting-pkpo-bbg")[LAPTOP_FULL]),
             "laptop-short": as_markdown(reference_table("laptop-matrix-sorting-seven")[LAPTOP_SHORT]),
             "laptop-clip-b": as_markdown(reference_table("laptop-matrix-clip-b")[LAPTOP]),

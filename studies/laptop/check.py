@@ -1,10 +1,12 @@
-"""What the page on a real language model says of tokens besides its table."""
+"""What the page on a real language model says besides its tables: of tokens, and of training for longer."""
 
 from __future__ import annotations
 
-from harness.table.statistics import Estimate
+import pandas
+
+from harness.table.statistics import Estimate, mean_interval
 from studies.checks import Page
-from studies.laptop import tokens
+from studies.laptop import picture, tokens
 
 PAGE = Page("docs/evidence/laptop.md")
 
@@ -34,3 +36,14 @@ def check_the_masks_touch_the_tokens_that_the_change_comes_from() -> None:
         assert part.low is not None
         assert part.low > 0
         PAGE.states(f"{shown(part)} ({words})")
+
+
+def check_what_longer_training_changes() -> None:
+    evaluated = (
+        pandas.read_csv(picture.EVALUATIONS).set_index(["metric", "method", "step", "seed"])["value"].sort_index()
+    )
+    pass_12, pass_36 = (evaluated[picture.PASS].xs(step, level="step") for step in (12, 36))
+    grpo = mean_interval((pass_36["grpo"] - pass_12["grpo"]).to_numpy())
+    gain_12, gain_36 = (passed["clip_b"] - passed["grpo"] for passed in (pass_12, pass_36))
+    gain = mean_interval((gain_36 - gain_12).to_numpy())
+    PAGE.states(f"changes by {shown(grpo)} from step 12 to step 36", f"it changes by {shown(gain)}")

@@ -1,4 +1,4 @@
-"""Pictures of a real language model in training: entropy, and right responses, over steps.
+"""Tables and pictures of a real language model in training: entropy, and right responses, over steps.
 
 python -m studies.laptop.picture RESULTS    # first take tables and curves of the matrices that are there
 python -m studies.laptop.picture            # draw the curves from results/reference
@@ -13,10 +13,12 @@ import matplotlib as mpl
 import pandas
 from matplotlib.figure import Figure
 
+import entrobench
 from studies.field.analysis import configuration, take_tables
 from studies.pages import ENTROPY, REFERENCE, REPEATABLE, draw_panel, recorded_curves
 
-MATRICES = ("laptop-matrix", "laptop-matrix-clip-b", "laptop-matrix-sorting", "laptop-matrix-sorting-seven")
+LONGER = "laptop-matrix-sorting-36-steps"
+MATRICES = ("laptop-matrix", "laptop-matrix-clip-b", "laptop-matrix-sorting", "laptop-matrix-sorting-seven", LONGER)
 FURTHER = (
     "laptop-matrix-sorting-chosen",
     "laptop-matrix-sorting-field",
@@ -24,6 +26,13 @@ FURTHER = (
     "laptop-matrix-sorting-pkpo-bbg",
 )
 TITLES = {ENTROPY: "entropy, nats per token", "reward/mean": "share of right responses in training"}
+AVG, PASS = "eval/sorting/avg", "eval/sorting/pass@8"
+EVALUATIONS = REFERENCE / LONGER / "evaluations.csv"
+
+
+def titles_of(matrix: str) -> dict[str, str]:
+    """Return the titles of the panels by metric."""
+    return {ENTROPY: TITLES[ENTROPY], PASS: "Pass@8 on test problems"} if matrix == LONGER else TITLES
 
 
 def take(results: str) -> None:
@@ -31,26 +40,29 @@ def take(results: str) -> None:
     take_tables(results, (*MATRICES, *FURTHER))
     for matrix in MATRICES:
         if (Path(results) / matrix).exists():
-            curves = recorded_curves((*TITLES,), *configuration(matrix), f"results={results}")
+            curves = recorded_curves((*titles_of(matrix),), *configuration(matrix), f"results={results}")
             curves.to_csv(REFERENCE / matrix / "curves.csv", index=False, float_format="%.6g")
+    if (Path(results) / LONGER).exists():
+        evaluations = entrobench.load(*configuration(LONGER), f"results={results}").curves(AVG, PASS)
+        columns = ["metric", "method", "seed", "step", "value"]
+        evaluations[columns].to_csv(EVALUATIONS, index=False, float_format="%.6g")
 
 
-def draw(folder: Path) -> None:
+def draw(matrix: str) -> None:
     """Write the picture, narrow enough for a phone."""
-    curves = pandas.read_csv(folder / "curves.csv")
-    trained = curves[curves["step"] > 0]
+    curves = pandas.read_csv(REFERENCE / matrix / "curves.csv")
     with mpl.rc_context(REPEATABLE):
         figure = Figure(figsize=(5.2, 4.4), layout="constrained")
         panels = figure.subplots(2, 1, sharex=True)
-        for panel, (metric, title) in zip(panels, TITLES.items(), strict=True):
-            draw_panel(panel, trained[trained["metric"] == metric], title)
+        for panel, (metric, title) in zip(panels, titles_of(matrix).items(), strict=True):
+            draw_panel(panel, curves[curves["metric"] == metric], title)
             panel.set_ylim(bottom=0)
         panels[-1].set_xlabel("training step", fontsize=9)
-        figure.savefig(folder / "curves.svg", metadata={"Date": None})
+        figure.savefig(REFERENCE / matrix / "curves.svg", metadata={"Date": None})
 
 
 if __name__ == "__main__":
     if sys.argv[1:]:
         take(sys.argv[1])
     for matrix in MATRICES:
-        draw(REFERENCE / matrix)
+        draw(matrix)
