@@ -234,6 +234,7 @@ def in_a_name(value: Any) -> str:
 
 
 def check_split(task: Task, split: str, key: str = "split") -> None:
+    """Raise UserError if the task does not have the split."""
     one_of(key, split, SPLITS)
     if split not in task.splits:
         raise UserError(f"{key} is {split!r}, but the task {task.name} has only {' and '.join(task.splits)}")
