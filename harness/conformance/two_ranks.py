@@ -187,6 +187,7 @@ def run_pair(specs: Sequence[str], plugins: Sequence[str], folder: Path) -> str:
     timed_out = None in codes and not any(codes)
     for process in processes:
         process.kill()
+    for process in processes:  # after both are killed: a rank that sees the other one go reports that as its error
         process.communicate()
     if timed_out:
         return f"a rank waited {PATIENCE_S:.0f} s for another that did not come"
