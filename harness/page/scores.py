@@ -219,7 +219,7 @@ def progress_figures(table: ScoreTable, methods: Sequence[str]) -> list[Figure]:
 def seed_figures(table: ScoreTable, methods: Sequence[str]) -> list[Figure]:
     scores = table.scores
     seeds = sorted(scores["seed"].unique())
-    header = ["method", *map("seed {}".format, seeds)]
+    header = ["method", *(f"seed {seed}" for seed in seeds)]
     figures = []
     for name in table.score_names:
         series, lines = [], []

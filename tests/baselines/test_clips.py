@@ -87,7 +87,8 @@ def test_clips_meet_a_share(c: Case, share: float, mode: str) -> None:
     deviations = {"clip_b": loops.centred(s), "clip_v": [x - y for x, y in zip(s, n, strict=True)]}
     for name, d in deviations.items():
         keep = weights(f"{name}(share={share}, mode={mode})", c)
-        assert keep.count(False) == round(share * len(s)) or share == 1
+        if share < 1:  # of all tokens, those on the safe side stay
+            assert keep.count(False) == round(share * len(s))
         assert keep == loops.keep_share(d, a, mode, share)
 
 

@@ -1,3 +1,5 @@
+"""A disk that becomes full, for tests."""
+
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
