@@ -12,7 +12,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
@@ -166,66 +166,88 @@ class Life:
             mark_failed(self.cell.folder, f"it took longer than hardware.timeout_minutes ({minutes}){self.place}")
 
 
+@dataclass
+class Run:
+    """The cells of a run: those that wait, those at work in our processes, and those that other runs are working on."""
+
+    watcher: Watcher
+    waiting: list[Cell]
+    running: list[Life] = field(default_factory=list)
+    elsewhere: list[Cell] = field(default_factory=list)
+    # Cells whose process was lost through no fault of their own; each restarts only once.
+    restarted: set[str] = field(default_factory=set)
+
+    def start(self, launcher: Launcher) -> None:
+        try:
+            # One by one: a launcher may have started some cells before it raises Unprepared for the next one.
+            for started in launcher.start(self.waiting) if self.waiting else ():
+                self.waiting.remove(started.cell)
+                self.running.append(Life(started))
+        except Unprepared as error:
+            self.waiting.remove(error.cell)
+            mark_failed(error.cell.folder, str(error))
+            self.watcher.ended(error.cell, str(error))
+
+    def observe(self) -> tuple[list[Snapshot], int]:
+        """Settle cells that have ended; return snapshots of those at work, and how many processes have yet to begin."""
+        snapshots, queued = list[Snapshot](), 0
+        for life in list(self.running):
+            cell, code = life.cell, life.running.code()
+            if code is None and life.running.waits():  # its time limit begins with its process
+                queued += 1
+            elif code is None:
+                snapshot = Snapshot.take(cell)
+                snapshots.append(snapshot)
+                life.limit(snapshot.progress.record)
+            elif code != lease.BUSY and lease.holder(cell.folder):
+                # Its process may still write: the end of a process on another machine cannot be observed from here, so
+                # it counts as ended after a minute without a sign of life.
+                snapshots.append(Snapshot.take(cell))
+            else:
+                self.running.remove(life)
+                self.settle(life, code)
+        return snapshots, queued
+
+    def settle(self, life: Life, code: int) -> None:
+        cell = life.cell
+        if code == lease.BUSY:
+            self.elsewhere.append(cell)
+            if owner := lease.holder(cell.folder):
+                self.watcher.elsewhere(cell, str(owner))
+        elif code == LOST and cell.id not in self.restarted:
+            self.restarted.add(cell.id)
+            self.waiting.insert(0, cell)
+        else:
+            # With exit code 0 the cell is done, or it was asked to stop and will resume.
+            reason = None
+            if code:
+                # The place is read first: the lease that `mark_failed` takes removes its record.
+                reason = life.running.reason() + life.place
+                mark_failed(cell.folder, reason)
+            self.watcher.ended(cell, reason)
+
+    def take_back(self) -> None:
+        """Settle the cells that other runs no longer work on; those that have not ended wait again."""
+        for cell in [cell for cell in self.elsewhere if not lease.holder(cell.folder)]:
+            self.elsewhere.remove(cell)
+            if State.known(cell.folder).ended:
+                self.watcher.ended(cell, None)
+            else:
+                self.waiting.insert(0, cell)
+
+
 def run_cells(cells: Sequence[Cell], launcher: Launcher, watcher: Watcher, poll: float = 0.5) -> None:
     """Run the cells in order, and wait for cells that other runs are working on. If interrupted, stop our own."""
-    waiting, running, elsewhere = list(cells), list[Life](), list[Cell]()
-    restarted: set[str] = set()  # cells whose process was lost through no fault of their own; each restarts only once
-    watcher.starting(waiting[:1], len(waiting) - 1)
+    run = Run(watcher, list(cells))
+    watcher.starting(run.waiting[:1], len(run.waiting) - 1)
     with launcher:
-        while waiting or running or elsewhere:
-            try:
-                started = launcher.start(waiting) if waiting else ()
-                # One by one: a launcher may have started some cells before it raises Unprepared for the next one.
-                for cell_started in started:
-                    waiting.remove(cell_started.cell)
-                    running.append(Life(cell_started))
-            except Unprepared as error:
-                waiting.remove(error.cell)
-                mark_failed(error.cell.folder, str(error))
-                watcher.ended(error.cell, str(error))
+        while run.waiting or run.running or run.elsewhere:
+            run.start(launcher)
             time.sleep(poll)
-            snapshots, queued = list[Snapshot](), 0
-            for life in list(running):
-                cell, code = life.cell, life.running.code()
-                if code is None:
-                    if life.running.waits():  # its time limit begins with its process
-                        queued += 1
-                        continue
-                    snapshot = Snapshot.take(cell)
-                    snapshots.append(snapshot)
-                    life.limit(snapshot.progress.record)
-                    continue
-                if code != lease.BUSY and lease.holder(cell.folder):
-                    # Its process may still write: the end of a process on another machine cannot be observed from
-                    # here, so it counts as ended after a minute without a sign of life.
-                    snapshots.append(Snapshot.take(cell))
-                    continue
-                running.remove(life)
-                if code == lease.BUSY:
-                    elsewhere.append(cell)
-                    if owner := lease.holder(cell.folder):
-                        watcher.elsewhere(cell, str(owner))
-                    continue
-                if code == LOST and cell.id not in restarted:
-                    restarted.add(cell.id)
-                    waiting.insert(0, cell)
-                    continue
-                # With exit code 0 the cell is done, or it was asked to stop and will resume.
-                reason = None
-                if code:
-                    # The place is read first: the lease that `mark_failed` takes removes its record.
-                    reason = life.running.reason() + life.place
-                    mark_failed(cell.folder, reason)
-                watcher.ended(cell, reason)
-            released = [cell for cell in elsewhere if not lease.holder(cell.folder)]
-            for cell in released:
-                elsewhere.remove(cell)
-                if State.known(cell.folder).ended:
-                    watcher.ended(cell, None)
-                else:
-                    waiting.insert(0, cell)  # the other run was stopped before the cell ended
-            snapshots += [Snapshot.take(cell) for cell in elsewhere]
-            watcher.tick(snapshots, len(waiting) + queued)
+            snapshots, queued = run.observe()
+            run.take_back()
+            snapshots += [Snapshot.take(cell) for cell in run.elsewhere]
+            watcher.tick(snapshots, len(run.waiting) + queued)
 
 
 def prepare_cell(cell: Cell) -> None:
