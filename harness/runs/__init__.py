@@ -65,9 +65,23 @@ def run_matrix(
         check_problems(config)
         check_engines(todo)
     claim(config)
-    present = fetch_models(config)
-    for model, digest in present.items():
+    for model, digest in fetch_models(config).items():
         console.print(f"base model {model}: {digest[: digests.SHOWN]}")
+    announce(config, matrix, chosen, todo)
+    if todo:
+        if where == "local":
+            look_at_models(todo)
+        with LiveView(console, chosen, todo, config.tracking_uri) as view:
+            # Any cell's: of the settled values only the engine depends on the model, and launchers do not read it.
+            launcher.run_cells(todo, launcher_of(where, todo[0].settled, jobs), view)
+    missing = show_missing(chosen)
+    conclude(config, matrix)
+    untrained = show_untrained(chosen)
+    return int(missing or untrained)
+
+
+def announce(config: Config, matrix: Sequence[Cell], chosen: Sequence[Cell], todo: Sequence[Cell]) -> None:
+    """Print how many cells will run, on what, and by which rules they may end early."""
     number = plural(len(matrix), "cell")
     if chosen != matrix:
         number = f"{len(chosen)} of {number}"
@@ -80,17 +94,19 @@ def run_matrix(
     for rule in dict.fromkeys(cell.config.stop.rule for cell in todo):
         if rule:
             console.print(rule)
-    if todo:
-        if where == "local":
-            look_at_models(todo)
-        with LiveView(console, chosen, todo, config.tracking_uri) as view:
-            # Any cell's: of the settled values only the engine depends on the model, and launchers do not read it.
-            launcher.run_cells(todo, launcher_of(where, todo[0].settled, jobs), view)
-    failed = [cell for cell in chosen if cell.progress().missing]
-    for cell in failed:
+
+
+def show_missing(chosen: Sequence[Cell]) -> bool:
+    """Name the cells without a result and their logs; return whether there are any."""
+    missing = [cell for cell in chosen if cell.progress().missing]
+    for cell in missing:
         log = cell.folder / "log.txt"
         console.print(f"{cell.progress().state}  {cell.label}: see {log}, and docs/trouble.md", style="red")
-    conclude(config, matrix)
+    return bool(missing)
+
+
+def show_untrained(chosen: Sequence[Cell]) -> bool:
+    """Say how many cells learned nothing; return whether there are any."""
     untrained = [cell for cell in chosen if State.known(cell.folder).untrained]
     if untrained:
         console.print(
@@ -98,7 +114,7 @@ def run_matrix(
             f"table stands why, in docs/trouble.md what to do; `entrobench diagnose {untrained[0].folder}` says more",
             style="red",
         )
-    return int(bool(failed or untrained))
+    return bool(untrained)
 
 
 def look_at_models(todo: Sequence[Cell]) -> None:
