@@ -38,11 +38,15 @@ def check_the_masks_touch_the_tokens_that_the_change_comes_from() -> None:
         PAGE.states(f"{shown(part)} ({words})")
 
 
+def passed_after(matrix: str, step: int) -> pandas.Series:
+    """Return the Pass@8 of the evaluation after a step, by method and seed."""
+    evaluated = pandas.read_csv(picture.evaluations_of(matrix))
+    chosen = evaluated[(evaluated["metric"] == picture.pass_of(matrix)) & (evaluated["step"] == step)]
+    return chosen.set_index(["method", "seed"])["value"].sort_index()
+
+
 def check_what_longer_training_changes() -> None:
-    evaluated = (
-        pandas.read_csv(picture.EVALUATIONS).set_index(["metric", "method", "step", "seed"])["value"].sort_index()
-    )
-    pass_12, pass_36 = (evaluated[picture.PASS].xs(step, level="step") for step in (12, 36))
+    pass_12, pass_36 = (passed_after(picture.LONGER, step) for step in (12, 36))
     grpo = mean_interval((pass_36["grpo"] - pass_12["grpo"]).to_numpy())
     gain_12, gain_36 = (passed["clip_b"] - passed["grpo"] for passed in (pass_12, pass_36))
     gain = mean_interval((gain_36 - gain_12).to_numpy())

@@ -17,8 +17,12 @@ import entrobench
 from studies.field.analysis import configuration, take_tables
 from studies.pages import ENTROPY, REFERENCE, REPEATABLE, draw_panel, recorded_curves
 
-LONGER = "laptop-matrix-sorting-36-steps"
-MATRICES = ("laptop-matrix", "laptop-matrix-clip-b", "laptop-matrix-sorting", "laptop-matrix-sorting-seven", LONGER)
+LONGER, SMALL = "laptop-matrix-sorting-36-steps", "laptop-matrix-sentences-small-batches"
+EVALUATED = {
+    LONGER: "sorting",
+    SMALL: "sentences(shots=0)",
+}  # tasks of matrices that were evaluated in training
+MATRICES = ("laptop-matrix", "laptop-matrix-clip-b", "laptop-matrix-sorting", "laptop-matrix-sorting-seven", *EVALUATED)
 FURTHER = (
     "laptop-matrix-sorting-chosen",
     "laptop-matrix-sorting-field",
@@ -26,26 +30,41 @@ FURTHER = (
     "laptop-matrix-sorting-pkpo-bbg",
 )
 TITLES = {ENTROPY: "entropy, nats per token", "reward/mean": "share of right responses in training"}
-AVG, PASS = "eval/sorting/avg", "eval/sorting/pass@8"
-EVALUATIONS = REFERENCE / LONGER / "evaluations.csv"
+
+
+def avg_of(matrix: str) -> str:
+    return f"eval/{EVALUATED[matrix]}/avg"
+
+
+def pass_of(matrix: str) -> str:
+    return f"eval/{EVALUATED[matrix]}/pass@8"
+
+
+def evaluations_of(matrix: str) -> Path:
+    """Return the file of what each evaluation found."""
+    return REFERENCE / matrix / "evaluations.csv"
 
 
 def titles_of(matrix: str) -> dict[str, str]:
     """Return the titles of the panels by metric."""
-    return {ENTROPY: TITLES[ENTROPY], PASS: "Pass@8 on test problems"} if matrix == LONGER else TITLES
+    if matrix in EVALUATED:
+        return {ENTROPY: TITLES[ENTROPY], pass_of(matrix): "Pass@8 on test problems"}
+    return TITLES
 
 
 def take(results: str) -> None:
     """Write the tables and the curves of the matrices that were run to results/reference."""
     take_tables(results, (*MATRICES, *FURTHER))
     for matrix in MATRICES:
-        if (Path(results) / matrix).exists():
-            curves = recorded_curves((*titles_of(matrix),), *configuration(matrix), f"results={results}")
-            curves.to_csv(REFERENCE / matrix / "curves.csv", index=False, float_format="%.6g")
-    if (Path(results) / LONGER).exists():
-        evaluations = entrobench.load(*configuration(LONGER), f"results={results}").curves(AVG, PASS)
-        columns = ["metric", "method", "seed", "step", "value"]
-        evaluations[columns].to_csv(EVALUATIONS, index=False, float_format="%.6g")
+        if not (Path(results) / matrix).exists():
+            continue
+        curves = recorded_curves((*titles_of(matrix),), *configuration(matrix), f"results={results}")
+        curves.to_csv(REFERENCE / matrix / "curves.csv", index=False, float_format="%.6g")
+        if matrix in EVALUATED:
+            loaded = entrobench.load(*configuration(matrix), f"results={results}")
+            found = loaded.curves(avg_of(matrix), pass_of(matrix))
+            columns = ["metric", "method", "seed", "step", "value"]
+            found[columns].to_csv(evaluations_of(matrix), index=False, float_format="%.6g")
 
 
 def draw(matrix: str) -> None:
