@@ -29,10 +29,11 @@ from torch import Tensor
 
 import baselines
 from harness import ranks
+from harness.base import registry
 from harness.base.errors import UserError, shown
 from harness.methods.batch import AbsentColumn, TokenBatch, TokenStats
 from harness.methods.composition import Method as ComposedMethod
-from harness.methods.composition import Signal, overrides
+from harness.methods.composition import Signal, method_classes, overrides
 from harness.methods.refusals import foreign_refusal
 from harness.methods.verbs import NEEDS
 from harness.tokens import metrics
@@ -63,13 +64,15 @@ class Layout:
         if (mask is None) == (lengths is None):
             raise UserError("give either mask, for padded tensors [B, T], or lengths, for flat ones [T]")
         if mask is not None:
-            mask_BT = torch.as_tensor(mask).to(logp.device) != 0
+            mask_BT = tensor_of("mask", mask).to(logp.device) != 0
             if logp.ndim != 2 or mask_BT.shape != logp.shape:
                 raise UserError(
                     f"logp has the shape {list(logp.shape)} and mask {list(mask_BT.shape)}; both must be [B, T]"
                 )
             return cls(mask_BT.sum(1), mask_BT)
-        lengths_B = torch.as_tensor(lengths).to(logp.device)
+        lengths_B = tensor_of("lengths", lengths).to(logp.device).long()
+        if lengths_B.ndim != 1 or (lengths_B < 0).any():
+            raise UserError(f"lengths is {shown(lengths)}; allowed: a number of tokens, 0 and more, for each response")
         if list(logp.shape) != [int(lengths_B.sum())]:
             raise UserError(
                 f"logp has the shape {list(logp.shape)}; with lengths that add up to {int(lengths_B.sum())} it must be "
@@ -98,7 +101,7 @@ class Layout:
 
     def flat(self, name: str, values: Any) -> Tensor:
         """Return the values of the response tokens, row after row; refuse other shapes and NaN."""
-        x = torch.as_tensor(values).to(self.lengths_B.device)
+        x = tensor_of(name, values).to(self.lengths_B.device)
         if list(x.shape) != self.shape:
             raise UserError(f"{name} has the shape {list(x.shape)}; it must be {self.shape}")
         x_T = x if self.mask_BT is None else x[self.mask_BT]
@@ -126,7 +129,7 @@ class PortableSignal:
     layout: Layout  # of the caller's tensors
     row_B: Tensor  # the number in `batch` of each of the caller's rows
     token_T: Tensor  # the number in `batch` of each of the caller's tokens, row after row
-    stepped: bool = False  # has the marks of the present mini-batch
+    stepped: frozenset[int] = frozenset()  # the caller's rows that have the marks of their mini-batch
 
     @property
     def advantages(self) -> Tensor:
@@ -154,11 +157,18 @@ class PortableSignal:
 
     def part(self, rows: Rows | None) -> tuple[Signal, TokenBatch, Layout]:
         """Return the signal, the responses and the layout of some of the caller's rows, in this order."""
-        if rows is None:
-            rows = torch.arange(len(self.batch), device=self.row_B.device)
-        rows_B = torch.as_tensor(rows).to(self.row_B.device)
+        rows_B = self.numbers(rows)
         batch = self.batch.take(self.row_B[rows_B])
         return self.fixed.at(batch.index_T), batch, self.layout.rows(rows_B)
+
+    def numbers(self, rows: Rows | None) -> Tensor:
+        """Return the numbers of some of the caller's rows (None: all), and refuse others."""
+        responses = len(self.batch)
+        rows_B = torch.arange(responses) if rows is None else row_numbers(rows)
+        for row in rows_B.tolist():
+            if not 0 <= row < responses:
+                raise UserError(f"rows has {row}; allowed: 0 to {responses - 1}, the rows of the signal's batch")
+        return rows_B.to(self.row_B.device)
 
     def columns(self) -> dict[str, Tensor]:
         """Return the signal as tensors by name, which a data loader can split by rows; see `PortableMethod.of_columns`.
@@ -193,7 +203,10 @@ class PortableMethod:
     def __init__(
         self, spec: str, plugins: Iterable[str] = (), options: Mapping[str, Mapping[str, Any]] | None = None
     ) -> None:
-        self.composed = ComposedMethod.of(spec, baselines.table(plugins), options)
+        table = baselines.table(plugins)
+        for name in options or {}:
+            registry.known("objective or control", method_classes(table), name)
+        self.composed = ComposedMethod.of(spec, table, options)
         refusal = foreign_refusal(self.composed)
         if refusal is not None:
             raise UserError(f"method {spec} {refusal}")
@@ -260,14 +273,14 @@ class PortableMethod:
         """Return advantages, weights and all else that is fixed before the first update on a whole rollout batch.
 
         Statistics are of the policy before the update, at the sampling temperature. A batch has a row for each
-        response; `groups` names each row's prompt by any value, and all groups are of one size. `minibatches` lists the
-        rows of each update (one update of all rows), whose losses have their own denominators. `budget` is the most
-        tokens that a response may have; `right` and `finished` tell which responses are right (reward above 0) and
-        ended by themselves (shorter than the budget); `answers` are the normalized answers, None for a response without
-        one, and `behaviour_logp` is of the policy that sampled, both for the few methods that read them; `seed` and
-        `progress`, from 0 to 1, are for methods that draw at random or follow a schedule.
+        response; `groups` names each row's prompt by a number, a text or a tuple, and all groups are of one size.
+        `minibatches` lists the rows of each update (one update of all rows), whose losses have their own denominators.
+        `budget` is the most tokens that a response may have; `right` and `finished` tell which responses are right
+        (reward above 0) and ended by themselves (shorter than the budget); `answers` are the normalized answers, None
+        for a response without one, and `behaviour_logp` is of the policy that sampled, both for the few methods that
+        read them; `seed` and `progress`, from 0 to 1, are for methods that draw at random or follow a schedule.
         """
-        logp = torch.as_tensor(logp).detach()
+        logp = tensor_of("logp", logp).detach()
         layout = Layout.of(logp, mask, lengths)
         columns = {"logp": logp, "entropy": entropy, "sum_p2": sum_p2, "sum_p2_logp": sum_p2_logp}
         columns |= {"ref_logp": ref_logp, "values": values, "min_p_logp": min_p_logp}
@@ -281,13 +294,19 @@ class PortableMethod:
                 raise UserError(f"method {self.spec} needs {meaning_of(need)}; give {' and '.join(missing)}")
         statistics = {name: layout.flat(name, x).detach() for name, x in columns.items() if x is not None}
 
-        responses = len(layout.lengths_B)
+        if not len(layout.lengths_B):
+            raise UserError("the rollout batch has no responses; allowed: one and more")
+        longest = int(layout.lengths_B.max())
         budget = layout.most if budget is None else budget
+        if budget < longest:
+            raise UserError(f"budget is {budget}, and a response has {longest} tokens; allowed: {longest} and more")
+        if not 0 <= progress <= 1:
+            raise UserError(f"progress is {progress}; allowed: 0 to 1, the share of the run's steps that are done")
         rewards_B = self._rewards(rewards, layout)
         right_B = rewards_B > 0 if right is None else of_responses("right", right, layout) != 0
         is_shorter_B = layout.lengths_B < budget
         finished_B = is_shorter_B if finished is None else of_responses("finished", finished, layout) != 0
-        groups_B = self._groups(groups, responses).to(logp.device)
+        groups_B = self._groups(groups, len(layout.lengths_B)).to(logp.device)
         answers_B = None if answers is None else numbers_of_answers(answers, layout)
         behaviour_logp_T = None if behaviour_logp is None else layout.flat("behaviour_logp", behaviour_logp).detach()
         in_rows = TokenBatch.of_lengths(
@@ -370,10 +389,11 @@ class PortableMethod:
 
         Only a method with `marks_steps` needs it.
         """
+        signal = dataclasses.replace(signal, stepped=frozenset(signal.numbers(rows).tolist()))
         current, _, part = self.present(signal, logp, rows, mask=mask, entropy=entropy)
         with ranks.as_only_rank():
             marked = self.composed.for_step(current.detach(), signal.fixed, part)
-        return dataclasses.replace(signal, fixed=marked, stepped=True)
+        return dataclasses.replace(signal, fixed=marked)
 
     def loss(
         self, signal: PortableSignal, logp: Any, rows: Rows | None = None, *, mask: Any = None, entropy: Any = None
@@ -383,8 +403,6 @@ class PortableMethod:
         `logp` and `entropy` are the present policy's, with gradient, in the layout of the signal, a row for each of
         `rows` (all). A `mask` allows another padding than that of `signal`.
         """
-        if self.marks_steps and not signal.stepped:
-            raise UserError(f"method {self.spec} looks at each whole mini-batch before its update; call for_step first")
         current, fixed, part = self.present(signal, logp, rows, mask=mask, entropy=entropy)
         with ranks.as_only_rank():
             return self.composed.loss(current, fixed, part)
@@ -431,6 +449,11 @@ class PortableMethod:
     ) -> tuple[TokenStats, Signal, TokenBatch]:
         """Return the present policy's statistics of some rows, flat, with their part of the signal and of the batch."""
         fixed, part, layout = signal.part(rows)
+        if self.marks_steps and not signal.stepped.issuperset(signal.numbers(rows).tolist()):
+            raise UserError(
+                f"method {self.spec} looks at each whole mini-batch before its update; call for_step first, with all "
+                "of these rows"
+            )
         asked = sorted({"entropy_now", "entropy_grad"} & self.composed.needs)
         if asked and entropy is None:
             raise UserError(f"method {self.spec} needs {meaning_of(asked[0])}; give entropy")
@@ -452,7 +475,7 @@ class PortableMethod:
 
     def _groups(self, groups: Any, responses: int) -> Tensor:
         """Return the number of each response's group, in the order of first rows."""
-        names = groups.tolist() if hasattr(groups, "tolist") else list(groups)
+        names = comparable("groups", groups)
         if len(names) != responses:
             raise UserError(f"groups has {len(names)} values; there are {responses} responses")
         numbers: dict[Any, int] = {}
@@ -474,7 +497,7 @@ class PortableMethod:
 
     def _minibatches(self, minibatches: Sequence[Rows], batch: TokenBatch, row_B: Tensor) -> list[TokenBatch]:
         """Return the parts of the batch with these rows, which must hold each row once."""
-        parts = [torch.as_tensor(rows).to(row_B.device) for rows in minibatches]
+        parts = [row_numbers(rows).to(row_B.device) for rows in minibatches]
         counts = Counter(row for rows_B in parts for row in rows_B.tolist())
         for row in sorted(counts.keys() | range(len(batch))):
             if counts[row] != (0 <= row < len(batch)):
@@ -520,13 +543,42 @@ def meaning_of(need: str) -> str:
 def numbers_of_answers(answers: Sequence[Hashable], layout: Layout) -> Tensor:
     """Return a number for each response, equal for equal answers, and -1 without one."""
     by_answer: dict[Hashable, int] = {}
-    numbers = [-1 if answer is None else by_answer.setdefault(answer, len(by_answer)) for answer in answers]
+    numbers = []
+    for answer in comparable("answers", answers):
+        numbers.append(-1 if answer is None else by_answer.setdefault(answer, len(by_answer)))
     return of_responses("answers", numbers, layout)
+
+
+def comparable(name: str, values: Iterable[Any]) -> list[Hashable]:
+    """Return values by which responses are compared, and refuse values without a hash."""
+    try:
+        plain = [x.tolist() if hasattr(x, "tolist") else x for x in values]  # a tensor has the hash of its place
+        set(plain)
+    except TypeError as error:
+        raise UserError(f"{name} must have a number, a text or a tuple for each response ({error})") from error
+    return plain
+
+
+def tensor_of(name: str, values: Any) -> Tensor:
+    """Return values as a tensor, halves as float32: denominators and ratios would overflow or be rounded."""
+    try:
+        x = torch.as_tensor(values)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise UserError(f"{name} is not a tensor, nor numbers of one shape: {error}") from error
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+def row_numbers(rows: Any) -> Tensor:
+    """Return the numbers of rows; refuse masks, and a number that is not in a list."""
+    rows_B = tensor_of("rows", rows)
+    if rows_B.ndim != 1 or not all(type(row) is int for row in rows_B.tolist()):
+        raise UserError(f"rows is {shown(rows)}; it must be a list of the numbers of rows")
+    return rows_B.long()  # also of an empty list, which torch takes for floats
 
 
 def of_responses(name: str, values: Any, layout: Layout) -> Tensor:
     """Return one value per response."""
-    x_B = torch.as_tensor(values).to(layout.lengths_B.device)
+    x_B = tensor_of(name, values).to(layout.lengths_B.device).detach()
     if list(x_B.shape) != [len(layout.lengths_B)]:
         raise UserError(f"{name} has the shape {list(x_B.shape)}; it must be [{len(layout.lengths_B)}]")
     return x_B
@@ -536,7 +588,7 @@ def same_tokens(layout: Layout, values: Any, mask: Any) -> Layout:
     """Return the layout of present statistics: that of the signal, or by another mask with as many tokens a row."""
     if mask is None:
         return layout
-    other = Layout.of(torch.as_tensor(values), mask, None)
+    other = Layout.of(tensor_of("logp", values), mask, None)
     if other.lengths_B.tolist() != layout.lengths_B.tolist():
         raise UserError("mask has other numbers of response tokens than the signal of these rows")
     return other

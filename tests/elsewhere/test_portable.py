@@ -266,6 +266,41 @@ def test_numbers_of_other_frameworks_will_do() -> None:
     assert not signal.advantages[~mask_of(c)].any()
 
 
+def test_halves_give_the_numbers_of_float64() -> None:
+    """Denominators, advantages and ratios of halves would be wrong by a percent, and infinite in float16."""
+    c, rows = a_case(), torch.arange(48)
+    method, rewards_B = PortableMethod("grpo+clip_b"), c.batch.rewards_B + 0.01 * rows
+    columns = {"logp": padded(c, c.old.logp), "entropy": padded(c, c.old.entropy), "now": padded(c, c.current().logp)}  # type: ignore[arg-type]
+    columns["now"][0, 0] = columns["logp"][0, 0] + 20
+    for half in (torch.bfloat16, torch.float16):
+        results = []
+        for dtype in (half, torch.float64):
+            logp, entropy, now = (x.detach().to(half).to(dtype) for x in columns.values())
+            rewards = rewards_B.to(half).to(dtype)
+            signal = method.signal(logp, rewards, c.batch.groups_B, mask=mask_of(c), entropy=entropy)
+            loss = method.loss(signal, now.requires_grad_())
+            results.append([loss, torch.autograd.grad(loss, now)[0], signal.advantages])
+        for mine, expected in zip(*results, strict=True):
+            tolerance = 1e-5 if mine.dtype == torch.float32 else torch.finfo(half).eps  # a gradient is a half again
+            torch.testing.assert_close(mine.double(), expected, rtol=tolerance, atol=1e-6)
+
+
+def test_signal_has_no_gradient_of_rewards() -> None:
+    rewards = torch.tensor(GOOD["rewards"], requires_grad=True)
+    signal = entrobench.Method("grpo").signal(LOGP, **{**GOOD, "rewards": rewards})
+    assert not signal.advantages.requires_grad
+
+
+def test_tensors_name_groups_and_answers() -> None:
+    method = entrobench.Method("outcome_exploration")
+    names = {"groups": [7, 7, 8, 8], "answers": [5, 5, 5, 6]}
+    expected = method.signal(LOGP, **{**GOOD, **names}).advantages
+    assert expected[0, 0] < expected[3, 0]
+    as_tensors = {name: torch.tensor(values) for name, values in names.items()}
+    for given in (as_tensors, {name: list(x) for name, x in as_tensors.items()}):
+        assert method.signal(LOGP, **{**GOOD, **given}).advantages.equal(expected)
+
+
 LOGP = -torch.rand(4, 3)
 GOOD: dict[str, Any] = {"rewards": [1.0, 0, 0, 1], "groups": [0, 0, 1, 1], "mask": torch.ones(4, 3)}
 
@@ -311,6 +346,24 @@ GOOD: dict[str, Any] = {"rewards": [1.0, 0, 0, 1], "groups": [0, 0, 1, 1], "mask
             {"minibatches": [[0, 1], [2, 3, -1]]},
             "row -1 is in 1 of the minibatches; each of 4 rows must be in one",
         ),
+        ("grpo", {"minibatches": [0, 1, 2, 3]}, "rows is 0; it must be a list of the numbers of rows"),
+        (
+            "grpo",
+            {"rewards": [1, None, 0, 1]},
+            "rewards is not a tensor, nor numbers of one shape: Could not infer dtype of NoneType",
+        ),
+        (
+            "grpo",
+            {"groups": [[1], [1], [2], [2]]},
+            "groups must have a number, a text or a tuple for each response (unhashable type: 'list')",
+        ),
+        (
+            "grpo",
+            {"mask": None, "lengths": [[3], [3]]},
+            "lengths is [[3], [3]]; allowed: a number of tokens, 0 and more, for each response",
+        ),
+        ("grpo", {"budget": 2}, "budget is 2, and a response has 3 tokens; allowed: 3 and more"),
+        ("grpo", {"progress": 7}, "progress is 7; allowed: 0 to 1, the share of the run's steps that are done"),
     ],
 )
 def test_portable_method_refuses_other_batches(spec: str, changes: dict[str, Any], sentence: str) -> None:
@@ -322,10 +375,22 @@ def test_portable_method_refuses_other_batches(spec: str, changes: dict[str, Any
 def test_portable_method_mistakes() -> None:
     with pytest.raises(entrobench.UserError, match=r"unknown method 'clip_a'; .*did you mean 'clip_v'"):
         entrobench.Method("grpo+clip_a")
+    with pytest.raises(entrobench.UserError, match=r"unknown objective or control 'clip_c'; .*did you mean 'clip_cov'"):
+        entrobench.Method("grpo+clip_v", options={"clip_c": {}})
     method = entrobench.Method("bapo")
     signal = method.signal(LOGP, **GOOD)
-    with pytest.raises(entrobench.UserError, match=r"looks at each whole mini-batch .* call for_step first"):
-        method.loss(signal, LOGP)
+    for stepped in (signal, method.for_step(signal, LOGP[:2], [0, 1])):
+        for verb in (method.loss, method.touched):
+            with pytest.raises(entrobench.UserError, match=r"looks at each whole mini-batch .* call for_step first"):
+                verb(stepped, LOGP[:2], [1, 2])
+    for rows, sentence in (([0, 4], "rows has 4; allowed: 0 to 3"), ([0, -1], "rows has -1; allowed: 0 to 3")):
+        for step in (method.for_step, method.loss):
+            with pytest.raises(entrobench.UserError, match=f"^{sentence}, the rows of the signal's batch$"):
+                step(signal, LOGP[:2], rows)
+    with pytest.raises(entrobench.UserError, match=r"^rows is \[True, False, False, True\]; it must be a list of the"):
+        method.loss(signal, LOGP[:2], [True, False, False, True])
+    with pytest.raises(entrobench.UserError, match="the rollout batch has no responses; allowed"):
+        method.signal(LOGP[:0], [], [], mask=GOOD["mask"][:0])
     bonus = entrobench.Method("entropy_bonus")
     with pytest.raises(entrobench.UserError, match="needs the present entropy with gradient; give entropy"):
         bonus.loss(bonus.signal(LOGP, **GOOD), LOGP)
