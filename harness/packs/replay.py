@@ -16,6 +16,7 @@ from harness.cells.evaluations import evaluation_path
 from harness.cells.log import MetricsLog
 from harness.cells.provenance import Made
 from harness.cells.spec import CellSpec
+from harness.methods.refusals import trainer_obstacle
 from harness.packs.archive import Pack
 from harness.packs.slim import is_slim, slim_line
 from harness.rollout import digests, models
@@ -34,6 +35,8 @@ def obstacle(folder: Path, spec: CellSpec) -> str | None:
         return f"it was trained by {spec.config.hardware.world} ranks"
     if made.processor != processor():
         return f"it was trained on {made.processor}, and this machine is {processor()}: floating-point sums may differ"
+    if reason := trainer_obstacle(spec.config):
+        return reason
     model = models.resolve(spec.key.model)
     present = model.digest(model.folder())
     if made.base_model != present:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from pathlib import Path
 
 import pytest
+from absent import hide_package
 from answered import Forgery, Record
 from boards import json_rows, show_table
 from cells import set_state
@@ -152,6 +154,17 @@ def test_replay_refuses_what_cannot_be_repeated(
     forgery.edit_record("made.json", **fields)
     pack = forgery.write(tmp_path / "other.zip")
     assert sentence in verify(str(pack), "--replay", CellSpec.read(forgery.folder).id, code=2)
+
+
+def test_replay_refuses_a_trainer_that_is_missing(forgery: Forgery, monkeypatch: pytest.MonkeyPatch) -> None:
+    hide_package(monkeypatch, "trl")
+    forgery.edit_record("made.json", processor=processor())
+    spec = CellSpec.read(forgery.folder)
+    by_trl = dataclasses.replace(
+        spec, settings={**spec.settings, "train": {**spec.settings["train"], "backend": "trl"}}
+    )
+    expected = "train.backend is 'trl', but trl is not installed here; pip install -e '.[trl]'"
+    assert replay.obstacle(forgery.folder, by_trl) == expected
 
 
 def test_replay_refuses_a_cell_without_steps(forgery: Forgery, tmp_path: Path) -> None:
