@@ -87,13 +87,6 @@ class Layout:
             return [int(self.lengths_B.sum())]
         return list(self.mask_BT.shape)
 
-    @property
-    def most(self) -> int:
-        """The longest response that the tensors have room for."""
-        if self.mask_BT is None:
-            return int(self.lengths_B.max())
-        return self.mask_BT.shape[1]
-
     def rows(self, rows_B: Tensor) -> Layout:
         """Return the layout of some responses."""
         mask_BT = None if self.mask_BT is None else self.mask_BT[rows_B]
@@ -129,7 +122,8 @@ class PortableSignal:
     layout: Layout  # of the caller's tensors
     row_B: Tensor  # the number in `batch` of each of the caller's rows
     token_T: Tensor  # the number in `batch` of each of the caller's tokens, row after row
-    stepped: frozenset[int] = frozenset()  # the caller's rows that have the marks of their mini-batch
+    minibatches: tuple[frozenset[int], ...] = ()  # the places of the responses of each update; empty: not known
+    marked: frozenset[int] = frozenset()  # the places of the responses of the mini-batch whose marks `fixed` has
 
     @property
     def advantages(self) -> Tensor:
@@ -157,18 +151,14 @@ class PortableSignal:
 
     def part(self, rows: Rows | None) -> tuple[Signal, TokenBatch, Layout]:
         """Return the signal, the responses and the layout of some of the caller's rows, in this order."""
-        rows_B = self.numbers(rows)
-        batch = self.batch.take(self.row_B[rows_B])
-        return self.fixed.at(batch.index_T), batch, self.layout.rows(rows_B)
-
-    def numbers(self, rows: Rows | None) -> Tensor:
-        """Return the numbers of some of the caller's rows (None: all), and refuse others."""
         responses = len(self.batch)
         rows_B = torch.arange(responses) if rows is None else row_numbers(rows)
         for row in rows_B.tolist():
             if not 0 <= row < responses:
                 raise UserError(f"rows has {row}; allowed: 0 to {responses - 1}, the rows of the signal's batch")
-        return rows_B.to(self.row_B.device)
+        rows_B = rows_B.to(self.row_B.device)
+        batch = self.batch.take(self.row_B[rows_B])
+        return self.fixed.at(batch.index_T), batch, self.layout.rows(rows_B)
 
     def columns(self) -> dict[str, Tensor]:
         """Return the signal as tensors by name, which a data loader can split by rows; see `PortableMethod.of_columns`.
@@ -297,7 +287,8 @@ class PortableMethod:
         if not len(layout.lengths_B):
             raise UserError("the rollout batch has no responses; allowed: one and more")
         longest = int(layout.lengths_B.max())
-        budget = layout.most if budget is None else budget
+        if budget is None:
+            budget = longest if layout.mask_BT is None else layout.mask_BT.shape[1]
         if budget < longest:
             raise UserError(f"budget is {budget}, and a response has {longest} tokens; allowed: {longest} and more")
         if not 0 <= progress <= 1:
@@ -337,7 +328,7 @@ class PortableMethod:
         for name, x_T in (("weights", fixed.weights_T), ("advantages", fixed.advantages_T)):
             if not torch.isfinite(x_T).all():
                 raise UserError(f"method {self.spec} gives {name} that are not finite on this batch")
-        return PortableSignal(fixed, batch, layout, row_B, token_of_sorted_T.argsort())
+        return PortableSignal(fixed, batch, layout, row_B, token_of_sorted_T.argsort(), tuple(map(places, parts)))
 
     def of_columns(self, columns: Mapping[str, Tensor], *, mask: Any = None, lengths: Any = None) -> PortableSignal:
         """Return the signal of some rows of a batch, from these rows of the tensors of `PortableSignal.columns`."""
@@ -389,11 +380,12 @@ class PortableMethod:
 
         Only a method with `marks_steps` needs it.
         """
-        signal = dataclasses.replace(signal, stepped=frozenset(signal.numbers(rows).tolist()))
         current, _, part = self.present(signal, logp, rows, mask=mask, entropy=entropy)
+        if signal.minibatches and places(part) not in signal.minibatches:
+            raise UserError(f"for_step got {len(part)} rows, which are no mini-batch of signal; give all rows of one")
         with ranks.as_only_rank():
-            marked = self.composed.for_step(current.detach(), signal.fixed, part)
-        return dataclasses.replace(signal, fixed=marked)
+            fixed = self.composed.for_step(current.detach(), signal.fixed, part)
+        return dataclasses.replace(signal, fixed=fixed, marked=places(part))
 
     def loss(
         self, signal: PortableSignal, logp: Any, rows: Rows | None = None, *, mask: Any = None, entropy: Any = None
@@ -404,6 +396,7 @@ class PortableMethod:
         `rows` (all). A `mask` allows another padding than that of `signal`.
         """
         current, fixed, part = self.present(signal, logp, rows, mask=mask, entropy=entropy)
+        self._check_marked(signal, part)
         with ranks.as_only_rank():
             return self.composed.loss(current, fixed, part)
 
@@ -419,6 +412,7 @@ class PortableMethod:
     ) -> dict[str, Tensor]:
         """Return flat masks of the tokens of some rows that the objective clips and that each gate closes."""
         current, fixed, part = self.present(signal, logp, rows, mask=mask, entropy=entropy)
+        self._check_marked(signal, part)
         with ranks.as_only_rank():
             return self.composed.touched(current.detach(), fixed, part)
 
@@ -449,11 +443,6 @@ class PortableMethod:
     ) -> tuple[TokenStats, Signal, TokenBatch]:
         """Return the present policy's statistics of some rows, flat, with their part of the signal and of the batch."""
         fixed, part, layout = signal.part(rows)
-        if self.marks_steps and not signal.stepped.issuperset(signal.numbers(rows).tolist()):
-            raise UserError(
-                f"method {self.spec} looks at each whole mini-batch before its update; call for_step first, with all "
-                "of these rows"
-            )
         asked = sorted({"entropy_now", "entropy_grad"} & self.composed.needs)
         if asked and entropy is None:
             raise UserError(f"method {self.spec} needs {meaning_of(asked[0])}; give entropy")
@@ -461,6 +450,13 @@ class PortableMethod:
         entropy_T = None if entropy is None else layout.flat("entropy", entropy)
         # With log p of the model before training, which does not change.
         return TokenStats(layout.flat("logp", logp), entropy_T, ref_logp=fixed.old.ref_logp), fixed, part
+
+    def _check_marked(self, signal: PortableSignal, part: TokenBatch) -> None:
+        if self.marks_steps and not places(part) <= signal.marked:
+            raise UserError(
+                f"method {self.spec} looks at each whole mini-batch before its update; call for_step first, on all "
+                "rows of the mini-batch of these"
+            )
 
     def _rewards(self, rewards: Any, layout: Layout) -> Tensor:
         rewards_B = of_responses("rewards", rewards, layout)
@@ -538,6 +534,11 @@ Method = PortableMethod
 
 def meaning_of(need: str) -> str:
     return NEEDS[need].partition(":")[0]
+
+
+def places(part: TokenBatch) -> frozenset[int]:
+    """Return the numbers of the responses of a part in the whole batch."""
+    return frozenset(part.places_B.tolist())
 
 
 def numbers_of_answers(answers: Sequence[Hashable], layout: Layout) -> Tensor:

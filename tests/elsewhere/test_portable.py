@@ -192,7 +192,7 @@ def test_flat_tensors_and_columns_are_the_same_bit_for_bit(spec: str) -> None:
     assert mine.item() == expected.item()
     travelled = method.of_columns(signal.columns(), lengths=c.batch.lengths_B)
     assert_same(travelled.fixed, signal.fixed)
-    travelled = dataclasses.replace(travelled, stepped=signal.stepped)
+    travelled = dataclasses.replace(travelled, marked=signal.marked)
     assert method.loss(travelled, now.logp, entropy=now.entropy).item() == expected.item()
 
 
@@ -378,11 +378,14 @@ def test_portable_method_mistakes() -> None:
     with pytest.raises(entrobench.UserError, match=r"unknown objective or control 'clip_c'; .*did you mean 'clip_cov'"):
         entrobench.Method("grpo+clip_v", options={"clip_c": {}})
     method = entrobench.Method("bapo")
-    signal = method.signal(LOGP, **GOOD)
-    for stepped in (signal, method.for_step(signal, LOGP[:2], [0, 1])):
+    signal = method.signal(LOGP, **GOOD, minibatches=[[0, 2], [1, 3]])
+    for stepped in (signal, method.for_step(signal, LOGP[:2], [2, 0])):
         for verb in (method.loss, method.touched):
             with pytest.raises(entrobench.UserError, match=r"looks at each whole mini-batch .* call for_step first"):
-                verb(stepped, LOGP[:2], [1, 2])
+                verb(stepped, LOGP[:2], [0, 1])
+    for rows in ([0], [0, 1], None):
+        with pytest.raises(entrobench.UserError, match="rows, which are no mini-batch of signal; give all rows of one"):
+            method.for_step(signal, LOGP if rows is None else LOGP[: len(rows)], rows)
     for rows, sentence in (([0, 4], "rows has 4; allowed: 0 to 3"), ([0, -1], "rows has -1; allowed: 0 to 3")):
         for step in (method.for_step, method.loss):
             with pytest.raises(entrobench.UserError, match=f"^{sentence}, the rows of the signal's batch$"):
