@@ -420,8 +420,15 @@ class PortableMethod:
 
     def observe(self, record: Mapping[str, float]) -> None:
         """Update the memory of the controls from the metrics of a rollout batch, as `metrics` returns them."""
-        if record:
+        if not record:
+            return
+        try:
             self.composed.observe(record)
+        except KeyError as error:
+            raise UserError(
+                f"method {self.spec} observes {error}, which is not among the metrics that it gets; allowed outside of "
+                "entrobench's own trainer: the ones of `metrics`"
+            ) from error
 
     def state(self) -> dict[str, dict[str, float]]:
         """Return the memory of the controls, for a checkpoint."""

@@ -237,6 +237,8 @@ def test_portable_method_state() -> None:
     signal = signal_of(method, c, torch.arange(48), None)
     method.observe(method.metrics(signal))
     assert method.state() != before
+    with pytest.raises(entrobench.UserError, match="observes 'entropy/mean', which is not among the metrics that it g"):
+        method.observe({"responses/length": 7.0})
     other = PortableMethod("clip_servo(target=0.1)")
     other.load_state(method.state())
     assert other.state() == method.state()
