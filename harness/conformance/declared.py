@@ -155,9 +155,7 @@ def learns_from_entropy(method: Method, probe: Probe) -> bool:
 def silence(subject: Subject) -> str:
     """Compare the gradient of a batch with that of its responses that have a signal, which the trainer computes."""
     method = subject.make()
-    declared = all(component.silent_without_signal for component in method.components)
-    # As in Method.contributing: a KL term acts on responses without signal too.
-    if method.objective.kl_coef or not declared:
+    if not method.silent_without_signal:
         return "not declared, so that all responses are computed"
     probe = subject.probe()
     batch, index_T = probe.batch, probe.batch.index_T

@@ -93,9 +93,7 @@ class Probe:
         new_numbers: dict[int, int] = {}  # of the groups, in order of appearance
         groups = [new_numbers.setdefault(group, len(new_numbers)) for group in part.groups_B.tolist()]
         tokens_T = part.index_T
-        batch = replace(
-            part, groups_B=torch.tensor(groups), index_T=torch.arange(len(tokens_T)), budget=self.batch.budget
-        )
+        batch = replace(part, groups_B=torch.tensor(groups), index_T=torch.arange(len(tokens_T)))
         columns = {name: x[tokens_T] for name, x in tensors_in(self).items()}
         return Probe(batch, **columns)
 
