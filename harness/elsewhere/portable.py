@@ -382,7 +382,7 @@ class PortableMethod:
         """
         current, _, part = self.present(signal, logp, rows, mask=mask, entropy=entropy)
         if signal.minibatches and places(part) not in signal.minibatches:
-            raise UserError(f"for_step got {len(part)} rows, which are no mini-batch of signal; give all rows of one")
+            raise UserError(f"for_step got {len(part)} row(s); allowed: all rows of one of the minibatches of signal")
         with ranks.as_only_rank():
             fixed = self.composed.for_step(current.detach(), signal.fixed, part)
         return dataclasses.replace(signal, fixed=fixed, marked=places(part))
