@@ -114,23 +114,32 @@ def write_cells(columns: Iterable[tuple[str, Mapping[str, Any]]], folder: Path, 
             else:
                 raise ValueError(f"{column} is no column")
     for (cell, file), parts in by_file.items():
-        samples, counts = parts.pop("samples"), parts["right"]
-        most_answers -= samples * len(counts)
-        # A small file may hold any number, and each answer takes space here.
-        if most_answers < 0 or not all(0 <= count <= samples for count in counts):
+        most_answers -= parts["samples"] * len(parts["right"])
+        if most_answers < 0:  # a small file may hold any number, and each answer takes space here
             raise ValueError(f"{file} has too many answers")
-        written = evaluation_path(folder / cell, parts["task"], parts["step"])
-        if Path(file).name != file or written != folder / cell / evaluations.FOLDER / file:
-            raise ValueError(f"{file} is the name of an evaluation of {parts['task']}")
-        right = [[1] * count + [0] * (samples - count) for count in counts]
-        evaluations.write_evaluation(folder / cell, parts | {"right": right})
+        write_evaluation(folder / cell, file, parts)
     for cell, steps in lines.items():
-        pairs = zip(steps["step"], steps["time"], strict=True)
-        # Half a millisecond more, so that cutting it to milliseconds gives the same number again.
-        records = [{"step": step, "time": (time + 0.5) / 1000, "metrics": {}} for step, time in pairs]
-        for key, (places, values) in metrics.get(cell, {}).items():
-            for place, value in zip(places or range(len(records)), values, strict=True):
-                records[place]["metrics"][key] = value
-        MetricsLog(folder / cell).write(records)
-        if State.known(folder / cell).state == "done":
-            checksums.write_checksums(folder / cell)
+        write_steps(folder / cell, steps, metrics.get(cell, {}))
+
+
+def write_evaluation(folder: Path, file: str, parts: dict[str, Any]) -> None:
+    samples, counts = parts.pop("samples"), parts["right"]
+    if not all(0 <= count <= samples for count in counts):
+        raise ValueError(f"{file} has too many answers")
+    written = evaluation_path(folder, parts["task"], parts["step"])
+    if Path(file).name != file or written != folder / evaluations.FOLDER / file:
+        raise ValueError(f"{file} is the name of an evaluation of {parts['task']}")
+    right = [[1] * count + [0] * (samples - count) for count in counts]
+    evaluations.write_evaluation(folder, parts | {"right": right})
+
+
+def write_steps(folder: Path, steps: Mapping[str, Any], metrics: Mapping[str, Any]) -> None:
+    pairs = zip(steps["step"], steps["time"], strict=True)
+    # Half a millisecond more, so that cutting it to milliseconds gives the same number again.
+    records = [{"step": step, "time": (time + 0.5) / 1000, "metrics": {}} for step, time in pairs]
+    for key, (places, values) in metrics.items():
+        for place, value in zip(places or range(len(records)), values, strict=True):
+            records[place]["metrics"][key] = value
+    MetricsLog(folder).write(records)
+    if State.known(folder).state == "done":
+        checksums.write_checksums(folder)
