@@ -83,10 +83,8 @@ class RayCell:
             arguments = str(self.cell.folder.absolute()), os.getcwd(), hardware, node, address
             self.parts.append(self.cluster.submit(run_ranks, arguments, self.group, node, self.cluster.bundle))
 
-    def waits(self) -> str | None:
-        if self.parts:
-            return None
-        return f"Ray: its machine was lost ({self.losses} of {LOSSES} times), waiting for another"
+    def waits(self) -> bool:
+        return not self.parts  # its machine was lost, and no other has room for it
 
     def code(self) -> int | None:
         import ray

@@ -69,8 +69,8 @@ class Running(Protocol):
 
     cell: Cell
 
-    def waits(self) -> str | None:
-        """Return the reason why it is still queued; None once it has a process."""
+    def waits(self) -> bool:
+        """Return whether it has no process yet."""
         ...
 
     def code(self) -> int | None:

@@ -35,8 +35,8 @@ class CellProcess:
         self.cell, self.reserved = cell, reserved
         self.process = fork_cell(cell, reserved.gpus if reserved else ())
 
-    def waits(self) -> None:
-        return None
+    def waits(self) -> bool:
+        return False
 
     def code(self) -> int | None:
         return self.process.exitcode

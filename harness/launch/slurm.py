@@ -111,11 +111,9 @@ class SlurmCell:
         self.cell, self.job, self.array = cell, job, array
         self.over_since: float | None = None  # when the queue first showed its job as over
 
-    def waits(self) -> str | None:
+    def waits(self) -> bool:
         job = self.array.look(self.job)
-        if job is None or job.state == "RUNNING":
-            return None
-        return f"SLURM: {job}"
+        return job is not None and job.state != "RUNNING"
 
     def code(self) -> int | None:
         job = self.array.look(self.job)

@@ -363,8 +363,8 @@ class Busy:
     def __init__(self, cell: Cell) -> None:
         self.cell = cell
 
-    def waits(self) -> None:
-        return None
+    def waits(self) -> bool:
+        return False
 
     def code(self) -> None:
         return None

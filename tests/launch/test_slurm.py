@@ -148,7 +148,7 @@ def test_slurm_array_goes_on_from_checkpoints(machines: int, command: list[str],
     def interrupt() -> None:
         [task] = array.cells
         subprocess.run([*command, task.job], check=True)
-        wait_until(lambda: task.waits() == "SLURM: pending (BeginTime)")
+        wait_until(lambda: str(array.look(task.job)) == "pending (BeginTime)" and task.waits())
         # SLURM would wait for as long as the credential of the first life is good, and counts in seconds: a job that
         # begins in that of the revocation is killed.
         time.sleep(2)
@@ -174,7 +174,8 @@ def test_slurm_array_finds_queued_jobs(cluster: None, tmp_path: Path, monkeypatc
         tasks = first.start(cells)
         array, _, _ = tasks[0].job.partition("_")
         assert [task.job for task in tasks] == [f"{array}_0", f"{array}_1"], "one array"
-        assert [task.waits() for task in tasks] == ["SLURM: pending (JobHeldUser)"] * 2
+        assert [str(first.look(task.job)) for task in tasks] == ["pending (JobHeldUser)"] * 2
+        assert all(task.waits() for task in tasks)
         assert [task.code() for task in tasks] == [None, None]
         assert [task.job for task in second.start(cells)] == [task.job for task in tasks], "not submitted again"
         monkeypatch.setattr(status, "config_of_arguments", lambda given: settings)
