@@ -34,6 +34,7 @@ from typing import IO, Any
 
 from harness.base import files, seal
 from harness.base.errors import Damaged, UserError, root_cause
+from harness.config import flat
 from harness.packs import slim
 from harness.packs.protocol import PARTS, Protocol
 from harness.table.board import Board
@@ -54,6 +55,7 @@ HEADERS = 4096 + 2 * tarfile.RECORDSIZE  # bytes between two records of a tar, w
 MOST_BYTES, RATIO = 8 << 30, 1000  # of all records, which are read by line: 22 times the pack in ours
 MOST_READ, RATIO_READ = 256 << 20, 100  # of what is read at once: JSON may take 24 times its bytes; 9 times in ours
 MOST_TEXT = 16 << 20  # of manifest.json and matrix.json
+MOST_KEYS = 1000  # of a protocol, which each cell is compared with; 40 in ours
 FREE = 1 << 20  # that every pack may have
 MOST_DICTIONARY = 100 << 20  # of xz: a header may ask for 4 GiB, and that of our presets has 8 or 64 MiB
 FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "pb": 0}]  # of text: no byte is aligned
@@ -377,6 +379,8 @@ def checked_manifest(content: bytes, path: Path) -> dict[str, Any]:
     definition = protocol.get("definition")
     if not isinstance(definition, dict) or not set(PARTS) <= definition.keys():
         raise Damaged(path, f"the definition of its protocol must hold {', '.join(PARTS)}")
+    if (keys := len([*flat(definition)])) > MOST_KEYS:
+        raise Damaged(path, f"the definition of its protocol has {keys:,} keys, more than a protocol may have")
     if not files.has_type(definition["seeds"], list[int]):
         raise Damaged(path, "the seeds of its protocol are not a list of numbers")
     if protocol.get("name") != Protocol(definition).name:

@@ -232,15 +232,28 @@ def test_judged_again_never_counts_undecided_answers_as_right(
     assert findings == ([] if noted else [too_many])
 
 
+def many_keys(number: int) -> dict[str, int]:
+    return {f"key{i}": i for i in range(number)}
+
+
+def test_verify_lists_a_few_departures_of_each_cell(forgery: Forgery, tmp_path: Path) -> None:
+    forgery.definition["stop"] |= many_keys(900)
+    pack = forgery.write(tmp_path / "forged.zip")
+    assert verify(str(pack), code=1).count("by the protocol of the pack, ") == 5 * len(forgery.cells)
+
+
 @pytest.mark.parametrize(
-    ("seeds", "sentence"),
+    ("part", "value", "sentence"),
     [
-        ([*range(25_001)], "4 cells with 25,001 seeds are more than a table has"),
-        (5, "the seeds of its protocol are not a list of numbers"),
+        ("seeds", [*range(25_001)], "4 cells with 25,001 seeds are more than a table has"),
+        ("seeds", 5, "the seeds of its protocol are not a list of numbers"),
+        ("axes", many_keys(1000), "the definition of its protocol has 1,036 keys, more than a protocol may have"),
     ],
 )
-def test_leaderboard_refuses_odd_seeds(seeds: Any, sentence: str, forgery: Forgery, tmp_path: Path) -> None:
-    forgery.definition["seeds"] = seeds
+def test_leaderboard_refuses_an_odd_protocol(
+    part: str, value: Any, sentence: str, forgery: Forgery, tmp_path: Path
+) -> None:
+    forgery.definition[part] = value
     pack = forgery.write(tmp_path / "forged.zip")
     assert f"{pack} is damaged: {sentence}" in refusal("leaderboard", "--pack", str(pack))
 
