@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
 
-from harness.base.errors import Damaged
+from harness.base.errors import Damaged, UserError
 from harness.cells.evaluations import OUTCOME, cell_outcome
 from harness.cells.log import MetricsLog
 from harness.cells.provenance import CHECKED_TAG, Made
@@ -156,7 +156,15 @@ def run_of_packed_cell(folder: Path, mark: str) -> Run:
 @contextmanager
 def opened_packs(paths: Sequence[Path]) -> Iterator[Experiment]:
     """Open packs, check them, and yield their cells as one experiment."""
+    names = ", ".join(map(str, paths))
     with ExitStack() as stack:
         packs = [stack.enter_context(unpacked(path)) for path in paths]
         reader = PackReader(packs)
-        yield Experiment(reader, reader.board.experiment, ", ".join(map(str, paths)))
+        try:
+            yield Experiment(reader, reader.board.experiment, names)
+        except UserError:
+            raise
+        except (KeyError, TypeError, IndexError, ValueError, AttributeError, ArithmeticError) as error:
+            # As in `audit_cell`: each value of a stranger's records may be missing or of another type.
+            why = f"its records are not those of a cell ({type(error).__name__}: {error})"
+            raise UserError(f"{names} cannot be read: {why}") from error

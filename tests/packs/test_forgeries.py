@@ -186,6 +186,7 @@ def hostile_config(forgery: Forgery) -> None:
         (edit_record("state.json", device=None), "state.json is damaged: device is not what it must be"),
         (edit_record("made.json", commit={}), "made.json is damaged: commit is not what it must be"),
         (edit_record("made.json", sources={"grpo": {}}), "made.json is damaged: sources is not what it must be"),
+        (lambda forgery: forgery.edit_evaluation(right=1), "its records are not those of a cell (TypeError"),
     ],
 )
 def test_hostile_records_are_refused(
