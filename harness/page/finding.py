@@ -63,15 +63,23 @@ def finding_sentences(table: ScoreTable) -> list[str]:
 
 def baseline_sentence(base: LeaderboardRow, row: LeaderboardRow) -> str:
     """Say how both scores changed while the baseline was trained."""
-    passed = change_text(f"Pass@{row.k}", base.pass_at_k[row.k], row.pass_at_k[row.k], base.delta_pass_at_k.get(row.k))
-    average = change_text("Avg@K", base.avg_at_k, row.avg_at_k, base.delta_to_baseline)
-    return f"Training with {row.method}: {passed}; {average}."
+    scores = {
+        f"Pass@{row.k}": (base.pass_at_k[row.k], row.pass_at_k[row.k], base.delta_pass_at_k.get(row.k)),
+        "Avg@K": (base.avg_at_k, row.avg_at_k, base.delta_to_baseline),
+    }
+    same_seeds = base.seeds_done == row.seeds_done
+    changes = [change_text(score, *estimates, same_seeds=same_seeds) for score, estimates in scores.items()]
+    return f"Training with {row.method}: {'; '.join(changes)}."
 
 
-def change_text(score: str, before: Estimate | None, after: Estimate | None, difference: Estimate | None) -> str:
+def change_text(
+    score: str, before: Estimate | None, after: Estimate | None, difference: Estimate | None, *, same_seeds: bool
+) -> str:
     """Say how a score changed; `difference`: of the base model from the method."""
     assert before is not None
     assert after is not None
+    if difference is not None and not same_seeds:  # the base model of the method's seeds alone
+        before = Estimate(after.mean + difference.mean)
     if after.mean == before.mean:
         return f"{score} stays at {after.mean:.3f}"
     verb = "falls" if after.mean < before.mean else "rises"
@@ -104,7 +112,7 @@ def verdict_sentence(table: ScoreTable) -> str:
         parts.append(f"none of {plural(tested, 'method')} has a significant gain (Holm's correction, 5 %)")
         parts.append(f"the highest difference is {trained[0].method}'s ({difference_text(trained[0])})")
     elif by_verdict[""]:
-        parts.append(f"{len(by_verdict[''])} of {plural(len(trained), 'method')} have no verdict")
+        parts.append(f"no verdict on {len(by_verdict[''])} of {plural(len(trained), 'method')}")
     return f"{headline} against {trained[0].baseline}: {'; '.join(parts)}."
 
 

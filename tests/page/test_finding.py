@@ -84,7 +84,7 @@ def test_finding_sentences_by_loops(rights: dict[str, dict[int, np.ndarray]]) ->
         texts[method] = format_estimate(difference_interval(x_SJ), "+")
     assert finding_sentences(table_of(made_up_frames(rights))) == [
         f"Pass@2 against grpo: best ({texts['best']}) and better ({texts['better']}) win; worse ({texts['worse']}) "
-        "loses; 1 of 4 methods have no verdict."
+        "loses; no verdict on 1 of 4 methods."
     ]
 
 
@@ -110,6 +110,11 @@ def test_finding_sentences_on_the_baseline() -> None:
     assert sentence == (
         "Training with grpo: Pass@2 falls from 0.500 to 0.250 (without an interval); Avg@K stays at 0.125."
     )
+    with_another_seed = replace(base, seeds_done=4, avg_at_k=Estimate(0.3), pass_at_k={K: Estimate(0.2)})
+    sentence, _ = finding_sentences(ScoreTable("countdown, tiny", [with_another_seed, *rows], DataFrame(), [], []))
+    assert sentence == (
+        "Training with grpo: Pass@2 falls from 0.500 to 0.250; Avg@K rises from 0.100 to 0.125 (not significant)."
+    ), "paired, as the intervals are: on the seeds that the baseline has done"
 
 
 def test_forest_plot_has_the_numbers_of_compare(rights: dict[str, dict[int, np.ndarray]]) -> None:
@@ -167,7 +172,7 @@ BASELINE = compared("grpo", None, None)
         ),
         (
             [compared("a", TIE, 0.9), compared("b", UP, 0.04, "trades"), compared("base model", DOWN, 0.01)],
-            "Pass@2 against grpo: b (+0.100 ±0.050) trades; 1 of 2 methods have no verdict.",
+            "Pass@2 against grpo: b (+0.100 ±0.050) trades; no verdict on 1 of 2 methods.",
         ),
         (
             [compared("a", TIE, 0.9), compared("b", DOWN, 0.04, "loses")],
