@@ -91,7 +91,7 @@ def render_parts(
         title = heading.format(plain(part.title)) if len(parts) > 1 else ""
         text = title + body
         for sentence in part.lacking:
-            text += f"{terminal.folded(bullet + plain(sentence), width)}\n"
+            text += f"{terminal.folded(bullet + plain(sentence), width if how == 'table' else None)}\n"
         texts.append(text)
     return "\n".join(texts)
 

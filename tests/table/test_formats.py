@@ -12,7 +12,9 @@ from frames import comparison, made_up_frames
 from pyarrow import parquet
 
 from harness.table import formats
+from harness.table.board import Board
 from harness.table.compare import Comparison
+from harness.table.select import Part
 from harness.table.statistics import Estimate
 
 
@@ -77,6 +79,13 @@ def test_render_latex_of_names_with_line_ends(end: str) -> None:
     text = formats.render_latex([place("grpo", Estimate(0.5), best=True, model=f"one{end}\\input{{x}}")])
     assert [line for line in text.splitlines() if "input" in line and not line.startswith("% one")] == []
     assert all(sign not in text for sign in end if sign != "\n")
+
+
+def test_render_latex_in_a_narrow_terminal() -> None:
+    frames = made_up_frames({"grpo": {0: np.eye(4, dtype=int)}})
+    lacking = "Of 3 cells: 1 done, 2 failed."
+    part = Part("demo", Board("demo", "grpo", {"countdown": 2}, [], {}), frames, {"grpo"}, [lacking])
+    assert f"% {lacking}" in formats.render_parts([part], "latex", width=20).splitlines()
 
 
 def test_write_parquet(tmp_path: Path) -> None:
