@@ -165,7 +165,7 @@ def row_of(
         name = "Avg@K" if score_k is None else f"Pass@{k}"
         if pair.is_near_bound:
             near_bound.append(name)
-        if len(pair.difference) == 2:  # two seeds say little: docs/statistics.md
+        if len(pair.difference) == 2 and deltas[score_k].low is not None:  # two seeds say little: docs/statistics.md
             needed[name] = seeds_needed(pair.difference)
     passes = {each: mean for each, mean in means.items() if each is not None}
     pass_deltas = {each: delta for each, delta in deltas.items() if each is not None}

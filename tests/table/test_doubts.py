@@ -64,6 +64,14 @@ def test_seeds_needed_with_two_seeds() -> None:
     assert note in compare.comparison_notes(compared)
 
 
+def test_seeds_needed_where_nothing_varied() -> None:
+    right = {seed: np.ones((8, 8), dtype=int) for seed in range(2)}
+    frames = made_up_frames({"grpo": right, "clip_b": right})
+    assert [row.seeds_needed for row in rows(frames)] == [{}, {}]
+    notes = render.row_notes(rows(frames)) + compare.comparison_notes(comparisons(frames, "grpo", {"countdown": 4}))
+    assert not any(note.startswith("Two seeds") for note in notes)
+
+
 def test_seeds_needed_with_three_seeds() -> None:
     frames = made_up_frames({"grpo": draw("grpo", [0.3] * 3), "clip_b": draw("clip_b", [0.6] * 3)})
     assert [row.seeds_needed for row in rows(frames)] == [{}, {}]
