@@ -294,6 +294,10 @@ def test_sort_tables_by_keyboard(written: Callable[[str], Path], browser: Any) -
                 assert len(set(numbers(place))) > 1
                 assert table.locator(f"thead th:nth-child({place})").get_attribute("aria-sort") == way
         assert table.locator("[aria-sort]").count() == 1
+        verdicts = table.locator("tbody tr > :nth-child(6)")
+        verdicts.evaluate_all("cells => cells.forEach((cell, i) => cell.textContent = ['', 'wins', 'loses', ''][i])")
+        table.get_by_role("button", name="verdict", exact=True).click()
+        assert column(6) == ["wins", "loses", "", ""]
         table.get_by_role("button", name="method", exact=True).click()
         assert column(1) == ["base model", "clip_b", "clip_v", "grpo"]
 

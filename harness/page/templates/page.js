@@ -99,7 +99,8 @@
       const keyed = [...body.rows].map((row) => ({ row, cell: row.cells[column] }));
       keyed.sort((a, b) => {
         const [x, y] = [a.cell.dataset.value, b.cell.dataset.value];
-        if (column === 0) return a.cell.textContent.localeCompare(b.cell.textContent) * (falling ? -1 : 1);
+        const isText = column === 0 || (x === "" && y === ""); // as a verdict has no number
+        if (isText) return a.cell.textContent.localeCompare(b.cell.textContent) * (falling ? -1 : 1);
         if (x === "" || y === "") return (x === "") - (y === ""); // what is missing comes last
         return (Number(x) - Number(y)) * (falling ? -1 : 1);
       });
