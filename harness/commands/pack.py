@@ -45,7 +45,7 @@ def call(arguments: argparse.Namespace) -> int:
     size = out.stat().st_size
     console.print(
         f"wrote {out}: {packed} of {plural(expected, 'cell')}, {size / 1000:,.0f} kB, {size / packed / 1000:,.0f} kB a "
-        f"cell, protocol {protocol_of_cells(config, cells(config)).name}"
+        f"cell, protocol {protocol_of_cells(cells(config)).name}"
     )
     return 0
 

@@ -35,12 +35,12 @@ def pack_matrix(config: Config, out: Path, *, slim_form: bool = False) -> tuple[
     for folder in done:
         for damage, _ in checksums.changed_records(folder):
             raise damage
-    summary, protocol = Board.of_config(config, matrix).as_json(), protocol_of_cells(config, matrix)
+    summary, protocol = Board.of_config(config, matrix).as_json(), protocol_of_cells(matrix)
     write_pack(out, config.name, summary, folders, protocol, slim_form=slim_form)
     return len(folders), len(matrix)
 
 
-def protocol_of_cells(config: Config, matrix: Sequence[Cell]) -> Protocol:
+def protocol_of_cells(matrix: Sequence[Cell]) -> Protocol:
     specs = [cell.spec for cell in matrix]
     return protocol_of(specs[0].settings, specs)
 
@@ -76,7 +76,7 @@ def unpack_cells(pack: Pack, config: Config, matrix: Sequence[Cell]) -> Unpacked
     shared = sorted(packed.keys() & ours.keys())
     if not shared:
         why = "cells are the same if method, task, model, seed, settings and the kind of device are"
-        if differences := protocol_of_cells(config, matrix).differences(pack.protocol):
+        if differences := protocol_of_cells(matrix).differences(pack.protocol):
             why = f"the protocols differ in {listed(differences)}"
         if edited := edited_since(specs.values(), matrix):
             why = (

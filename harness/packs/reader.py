@@ -84,8 +84,6 @@ class PackReader:
         return (folder / path).read_bytes() if (folder / path).is_file() else None
 
     def listed(self, run: Run, folder: str) -> list[str]:
-        if run.id == SUMMARY_RUN:
-            return [SUMMARY]
         paths = (self.folders[run.id] / folder).glob("*")
         return sorted(f"{folder}/{path.name}" for path in paths)
 

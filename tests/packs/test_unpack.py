@@ -39,7 +39,7 @@ def sent(tmp_path: Path, *ended: int) -> Path:
 def written(made: MadeUpMatrix, tmp_path: Path) -> Path:
     """Return the pack of the cells of a matrix that have a folder, whatever their records hold."""
     folders = [cell.folder for cell in made.cells if cell.folder.exists()]
-    summary, protocol = Board.of_config(made.config, made.cells).as_json(), protocol_of_cells(made.config, made.cells)
+    summary, protocol = Board.of_config(made.config, made.cells).as_json(), protocol_of_cells(made.cells)
     archive.write_pack(tmp_path / "made.zip", "made", summary, folders, protocol)
     return tmp_path / "made.zip"
 
