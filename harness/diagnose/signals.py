@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from math import isfinite
 from pathlib import Path
 from statistics import fmean, median
 
@@ -57,6 +56,7 @@ SIGNALS: Mapping[str, tuple[Keys, Keys, Keys]] = {
 KEYS = {key for by_trainer in SIGNALS.values() for keys in by_trainer for key in keys} | {*SIDES}
 
 REACH = 2  # points on each side of a running median: one or two outliers do not move it, and it follows in two points
+ENDLESS = 1e100  # counts as infinite: a sum of such values would overflow
 BARS_SHOWN = 40  # of a sparkline: with the numbers in front of it, it fits into a line of 120 characters
 
 
@@ -101,7 +101,7 @@ class MetricCurve:
 
 def curve_of(key: str, points: dict[int, float]) -> MetricCurve:
     """Return the curve of a metric from its values by step, in any order."""
-    finite = {step: value for step, value in sorted(points.items()) if isfinite(value)}
+    finite = {step: value for step, value in sorted(points.items()) if abs(value) < ENDLESS}
     lost = min(points.keys() - finite.keys(), default=None)
     return MetricCurve(key, list(finite), list(finite.values()), lost)
 

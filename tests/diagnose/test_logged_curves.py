@@ -31,6 +31,7 @@ def test_points_in_any_order_and_numbers_that_are_not_finite() -> None:
     curve = curve_of("x", {3: nan, 1: 1.0, 4: 4.0, 2: inf})
     assert (curve.steps, curve.values, curve.lost) == ([1, 4], [1.0, 4.0], 2)
     assert curve_of("x", {1: nan}).steps == []
+    assert curve_of("x", {1: 1e308, 2: -1e308}).steps == [], "their sum, or their difference, has no end"
 
 
 @pytest.mark.parametrize(("step", "value"), [(0, 1.0), (10, 1.0), (14, 1.0), (20, 2.0), (99, 3.0)])
