@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -55,15 +54,13 @@ def pareto_figures(table: ScoreTable) -> list[Figure]:
 
 def front_methods(series: Sequence[Series]) -> list[str]:
     """Return the trained methods whose point no other has at its upper right, from the highest Avg@K down."""
-    trained = [one for one in series if one["name"] != BASE_MODEL]
+    points = {one["name"]: (one["x"][0], one["y"][0]) for one in series if one["name"] != BASE_MODEL}
     front = []
-    highest = -math.inf
-    # From the highest x down, a point is on the front if it is higher than all before it.
-    for one in sorted(trained, key=lambda one: (-one["x"][0], -one["y"][0])):
-        if one["y"][0] > highest:
-            front.append(one["name"])
-            highest = one["y"][0]
-    return front
+    for name, (x, y) in points.items():
+        upper_right = {point for point in points.values() if point[0] >= x and point[1] >= y}
+        if upper_right == {(x, y)}:  # methods with the same scores do not beat each other
+            front.append(name)
+    return sorted(front, key=points.__getitem__, reverse=True)
 
 
 def score_figures(table: ScoreTable) -> list[Figure]:

@@ -227,8 +227,8 @@ def test_nice_ticks_of_every_axis() -> None:
 
 def test_front() -> None:
     drawn = np.random.default_rng(0)
-    distinct = dict.fromkeys((round(x, 1), round(y, 1)) for x, y in drawn.random((40, 2)))  # with many equal scores
-    points = {f"m{i}": point for i, point in enumerate(distinct)}
+    rounded = [(round(x, 1), round(y, 1)) for x, y in drawn.random((40, 2))]  # with many equal scores
+    points = {f"m{i}": point for i, point in enumerate(2 * rounded)}
     series = [{"name": name, "x": [x], "y": [y]} for name, (x, y) in points.items()]
     series.append({"name": "base model", "x": [1.0], "y": [1.0]})
     beaten = set()
