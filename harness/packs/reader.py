@@ -124,16 +124,17 @@ def added_cells(ours: Board, theirs: Board) -> list[Expected]:
     a number, if a pack before has given that name.
     """
     # The same cell in both packs counts once; another cell at the same place differs by its options.
-    present = {cell.cell for cell in ours.expected}
+    present = {cell.cell for cell in ours.expected} - {NO_CELL}
     places = {cell.place for cell in ours.expected}
     taken = {cell.method for cell in ours.expected}
     new = [cell for cell in theirs.expected if cell.cell not in present]
     names = {cell.method: cell.method for cell in new}
-    for method in {cell.method for cell in new if cell.place in places}:
+    for method in {cell.method for cell in new if cell.place in places and cell.cell != NO_CELL}:
         numbered = (f"{method} ({theirs.experiment}, {number})" for number in itertools.count(2))
         candidates = itertools.chain([f"{method} ({theirs.experiment})"], numbered)
         names[method] = next(name for name in candidates if name not in taken)
-    return [dataclasses.replace(cell, method=names[cell.method]) for cell in new]
+    renamed = [dataclasses.replace(cell, method=names[cell.method]) for cell in new]
+    return [cell for cell in renamed if cell.place not in places]  # without lacking seeds that ours has
 
 
 def started_at(folder: Path) -> float:

@@ -27,7 +27,9 @@ from harness.cells import checksums
 from harness.packs import archive
 from harness.packs.exchange import pack_matrix
 from harness.packs.protocol import protocol_of
+from harness.packs.reader import added_cells
 from harness.page import page
+from harness.table.board import NO_CELL, Board, Expected
 from harness.table.frames import Frames, check_all_comparable
 
 
@@ -426,6 +428,22 @@ def test_leaderboard_of_two_packs(tmp_path: Path) -> None:
     alone = {row["method"]: row for row in json_rows("--pack", str(theirs))}
     assert rows["rloo"]["avg_at_k"] == alone["rloo"]["avg_at_k"]
     assert rows["grpo"]["seeds_done"] == 2
+
+
+def test_added_cells_of_seeds_that_packs_lack() -> None:
+    def board(*cells: tuple[str, int, str]) -> Board:
+        expected = [Expected(method, "sums", ["sums"], "tiny", seed, cell) for method, seed, cell in cells]
+        return Board("theirs", "grpo", {"sums": 1}, expected, {})
+
+    def added(ours: Board, theirs: Board) -> list[tuple[str, int, str]]:
+        return [(cell.method, cell.seed, cell.cell) for cell in added_cells(ours, theirs)]
+
+    whole = board(("grpo", 0, "g0"), ("grpo", 1, "g1"))
+    lacking, other = board(("grpo", 0, "g0"), ("grpo", 1, NO_CELL)), board(("ppo", 0, "p0"), ("ppo", 1, NO_CELL))
+    assert added(whole, lacking) == [], "no row of its own for a seed that the first pack has"
+    assert added(whole, other) == added(lacking, other) == [("ppo", 0, "p0"), ("ppo", 1, NO_CELL)]
+    others = [("grpo (theirs)", 0, "x0"), ("grpo (theirs)", 1, NO_CELL)]
+    assert added(whole, board(("grpo", 0, "x0"), ("grpo", 1, NO_CELL))) == others
 
 
 def test_leaderboard_of_three_packs_of_one_name(tmp_path: Path) -> None:
