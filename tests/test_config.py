@@ -152,7 +152,7 @@ def test_field_has_every_method_of_its_time() -> None:
         ("tracking.uri='postgresql://host/db?user=me&password=secret'", ["tracking.uri may hold a user, a password"]),
         *((f"name={name}", ["name is ", "allowed: up to 100 letters"]) for name in ("../../x", "..", "a/b", "x" * 101)),
         *((f"name={name}", [f"name is '{name}', which is reserved in the results folder"]) for name in KEPT),
-        *((f"results={path}", ["results is ", "an address of MLflow"]) for path in ("q?x", "p%41", "a#b")),
+        *((f"results={path}", ["results is ", "an address of MLflow"]) for path in ("q?x", "p%41", "a#b", "~/r")),
         ("seeds=[&a 1, *a]", ["line 1 has a YAML anchor"]),
         ("seeds=[010]", ["line 1 has 010, which YAML reads as another number; write it in quotes"]),
         ("launch.slurm.extra={begin: 18:30:00}", ["line 1 has 18:30:00, which YAML reads as another number"]),
@@ -254,6 +254,8 @@ rounds:
     base: more-seeds
     train: {steps: 3}
   5: {seeds: [5]}
+  "1.10": {seeds: [6]}
+  "on": {seeds: [7]}
 """
 
 
@@ -273,8 +275,13 @@ def test_load_config_with_a_round(with_rounds: str) -> None:
     assert short.train.prompts == demo.train.prompts
     assert config.load_config(with_rounds, ["round=short", "seeds=[7]", "name=other"]).seeds == [7]
     assert config.load_config(with_rounds, ["round=short", "name=other"]).name == "other-short"
-    assert config.load_config(with_rounds, ["round=5"]).seeds == [5]
-    assert config.round_names(Path(with_rounds)) == ["more-seeds", "short", "5"]
+    assert config.round_names(Path(with_rounds)) == ["more-seeds", "short", "5", "1.10", "on"]
+
+
+@pytest.mark.parametrize(("name", "seed"), [("5", 5), ("1.10", 6), ("on", 7)])
+def test_load_config_with_a_round_that_yaml_reads_otherwise(name: str, seed: int, with_rounds: str) -> None:
+    loaded = config.load_config(with_rounds, [f"round={name}"])
+    assert (loaded.name, loaded.seeds) == (f"mine-{name}", [seed])
 
 
 def test_load_config_refuses_another_files_round(tmp_path: Path, with_rounds: str) -> None:
@@ -288,7 +295,7 @@ def test_load_config_refuses_another_files_round(tmp_path: Path, with_rounds: st
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (ROUNDS, r"mine\.yaml has no round 'shot'; allowed: 5, more-seeds, short; did you mean 'short'\?$"),
+        (ROUNDS, r"mine\.yaml has no round 'shot'; allowed: 1\.10, 5, more-seeds, on, short; did you mean 'short'\?$"),
         ("rounds: {a: {}, shot: {base: b}, b: {}}", r"mine\.yaml, above shot, has no round 'b'; allowed: a$"),
         ("rounds: {shot: {base: shot}}", r"mine\.yaml, above shot, has no round 'shot'; it has none$"),
         ("rounds: {shot: {base: [a]}}", r"base of .*mine\.yaml is \['a'\]; it must be the name"),

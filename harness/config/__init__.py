@@ -153,11 +153,12 @@ def load_config(name: str, overrides: Iterable[str] = (), *, with_choice: bool =
     `with_choice`: under the ruleset `tuned`, methods are replaced by the choice of `entrobench tune`.
     """
     path = find(name)
-    given = [override(text) for text in overrides]
-    round_name = None
-    for layer in given:
-        if "round" in layer:
-            round_name = str(layer.pop("round"))
+    given, round_name = list[dict[str, Any]](), None
+    for text in overrides:
+        if text.startswith("round="):  # a name as it is written: YAML would read 1.10 as a number, and on as true
+            round_name = text.removeprefix("round=")
+        else:
+            given.append(override(text))
     config = config_of_layers(map(with_flat_axes, [*with_base(path, round_name=round_name), *given]))
     for layer in given:
         for key, value in flat(layer):
