@@ -89,7 +89,7 @@ def check_names(config: Config) -> None:
             f"name is {shown(config.name)}, which is reserved in the results folder; allowed: every name except eval, "
             f"mlartifacts, and names that begin with mlflow.db or {shown(store_file.name)}"
         )
-    if refused := re.search(r"[?#%]", config.results):
+    if refused := re.search(r"[?#%]|^~", config.results):
         raise UserError(
             f"results is {shown(config.results)}; it becomes part of an address of MLflow, so {refused[0]} is not "
             "allowed"
