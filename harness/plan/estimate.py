@@ -151,10 +151,10 @@ def plan_for(
         methods_by_needs.setdefault(needs[method], []).append(method)
     footprints = []
     for name, model in models.items():
+        of_model = with_longest_prompt(settled_of[name], model, asked)
         shape = model.shape()
         if shape is None:
             continue
-        of_model = with_longest_prompt(settled_of[name], model, asked)
         size = cost.COMPUTE_BYTES[of_model.train.dtype]
         engine = cost.engine_limits(shape, of_model, size, kind, gpu)
         together = cost.sequences_at_once(shape, of_model, size, engine)

@@ -161,7 +161,8 @@ class Obstacles:
     def not_usable(self, model: Model, engine: str) -> Iterator[str]:
         shape = model.shape()
         if shape is None:
-            yield f"the shape of {model.name} is unknown until it is downloaded, and with it the memory"
+            why = "until it is downloaded" if must_download(model) else "from its config.json"
+            yield f"the shape of {model.name} is unknown {why}, and with it the memory"
         elif shape.architecture not in ARCHITECTURES:
             if engine != "vllm":
                 allowed = ", ".join(ARCHITECTURES)

@@ -872,7 +872,10 @@ def test_plan_for_data_and_models_that_are_there(empty: Path) -> None:
     assert "not on this machine" in lacking("standard", BIG), "a download that stopped half way"
     for name in ("model.safetensors", "tokenizer.json"):
         (snapshot / name).touch()
-    assert lacking("standard", BIG).startswith("the shape of qwen2.5-0.5b-instruct"), "the folder says, not the file"
+    unknown = "the shape of qwen2.5-0.5b-instruct is unknown from its config.json, and with it the memory"
+    assert lacking("standard", BIG) == unknown, "the folder says, not the file"
+    with pytest.raises(UserError, match=r"^model 'qwen2\.5-0\.5b-instruct': .*tokenizer\.json is no tokenizer \(EOF "):
+        lacking("standard", BIG, "rollout.max_prompt_tokens=null", "tasks=[countdown]", "eval.problems=8")
     shape = {"model_type": "qwen2", "vocab_size": 9, "hidden_size": 8, "num_hidden_layers": 1}
     (snapshot / "config.json").write_text(json.dumps({**shape, "num_attention_heads": 2, "intermediate_size": 8}))
     assert lacking("standard", BIG) == ""
