@@ -38,6 +38,7 @@ NEEDED = {  # parts of a Hugging Face folder: one file of each row
 }
 ADAPTER = "adapter_*"  # the files of peft
 PICKLED = "pytorch_model*.bin"  # weights in a format that may run code while it is read
+LOCAL = (".", "/", "~")  # the beginnings of paths, and of no name on the Hub
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)  # owner/name
 MAKER = "harness.train.warm_start"  # by its name: training is a floor above, and only imported where it is needed
 DOWNLOADED = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "README.md")  # the last states the license
@@ -206,7 +207,7 @@ def resolve(name: str) -> Model:
     if Path(name).is_dir():
         check_model_folder(Path(name), name)
         return Model(name=Path(name).resolve().name, path=str(Path(name).resolve()))
-    if is_yaml or name.startswith((".", "/", "~")):
+    if is_yaml or name.startswith(LOCAL):
         raise UserError(
             f"model {shown(name)} does not exist; it must be a YAML file, a Hugging Face folder or a .gguf file"
         )
@@ -243,6 +244,8 @@ def read_model_file(file: Path) -> Model:
     if path is not None and not in_file:
         stated = None if shape is None else typed(Shape, shape, "shape.")
         where, revision = split_revision(path)
+        if where.startswith(LOCAL) and not Path(where).is_dir():
+            raise UserError(f"path of {short(str(file))} is {shown(where)}, and there is no such folder")
         model = Model(file.stem, path=where, revision=revision, chat=chat, stated=stated)
     elif shape is not None:
         raise UserError(f"{file} states the shape of a model that its recipe or its GGUF file states; leave it out")
