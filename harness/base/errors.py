@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +56,7 @@ def one_of(key: str, value: str, allowed: Iterable[str]) -> None:
 
 def at_least(low: float, **values: float) -> None:
     for key, value in values.items():
-        if not low <= value < inf:  # false for NaN too
+        if not low <= value < 1e100:  # false for NaN too; a product with a larger number may be endless
             raise UserError(f"{key} is {value}; allowed: {low} and more")
 
 
