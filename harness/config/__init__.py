@@ -153,7 +153,8 @@ def load_config(name: str, overrides: Iterable[str] = (), *, with_choice: bool =
     `with_choice`: under the ruleset `tuned`, methods are replaced by the choice of `entrobench tune`.
     """
     path = find(name)
-    given, round_name = list[dict[str, Any]](), None
+    round_name = None
+    given: list[dict[str, Any]] = []
     for text in overrides:
         if text.startswith("round="):  # a name as it is written: YAML would read 1.10 as a number, and on as true
             round_name = text.removeprefix("round=")
