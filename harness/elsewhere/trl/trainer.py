@@ -315,7 +315,7 @@ class EntrobenchTrainer(GRPOTrainer):
             rewards,
             torch.arange(len(order)) // size,  # in the order of sampling, the responses to a prompt are neighbors
             mask=mask,
-            budget=self.max_completion_length,
+            budget=max(self.max_completion_length or 0, mask.shape[1]),  # a rollout function may go beyond it
             minibatches=minibatches,
             # From the number of finished updates, so that a resumed run draws the same numbers.
             seed=seeds.derive("method", self.args.seed, done // (len(updates) * self.num_iterations) + 1),
