@@ -123,7 +123,7 @@ def typed_settings(settings: str) -> Config:
     values = json.loads(settings)
     values.get("hardware", {}).pop("accelerate", None)  # of an earlier version; null in every cell but TRL's on GPUs
     values.get("tracking", {}).pop("patience_minutes", None)  # of an earlier version
-    config: Config = typed(Config(), values, "")
+    config: Config = typed(Config, values, "")
     return config
 
 

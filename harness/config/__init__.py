@@ -191,7 +191,7 @@ def config_of_layers(layers: Iterable[dict[str, Any]]) -> Config:
     values: dict[str, Any] = functools.reduce(merged, layers, {})
     # Before `typed`, which knows the keys of one section only, and cannot say that a key belongs to another.
     check_misplaced_keys(values, Config)
-    config: Config = typed(Config(), values, "")
+    config: Config = typed(Config, values, "")
     return config
 
 

@@ -227,8 +227,8 @@ class Eval:
         for key in own_values:
             if key not in BY_TASK:
                 raise UserError(f"unknown key {short(f'{where}{key}')}; {nearest(str(key), BY_TASK)}")
-        settings: Eval = dataclasses.replace(self, by_task={})
-        return typed(settings, own_values, where) if own_values else settings
+        checked = typed(Eval, own_values, where) if own_values else self
+        return dataclasses.replace(self, by_task={}, **{key: getattr(checked, key) for key in own_values})
 
 
 @dataclass
