@@ -174,6 +174,12 @@ def _slow_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matmul, "bfloat16_speed", lambda: 1.0)
 
 
+@pytest.fixture(autouse=True)
+def _same_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget the folders that commands called here append, through all of which Python looks for packages."""
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Refuse new Python processes to a test without the marker `processes`, and to the fixtures set up for it.

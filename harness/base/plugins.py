@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, distributions, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -54,7 +54,9 @@ def extend_table(
 
 def plugin_entries(offer: str, plugins: Iterable[str]) -> Iterator[tuple[str, Any, str]]:
     """Yield the entries of plugins as (name, class, module)."""
-    for point in installed_entry_points(OFFERS[offer], tuple(sys.path)):
+    # Without folders that hold no packages, such as the current one, for which a search would begin again.
+    places = tuple(place for place in sys.path if any(distributions(path=[place])))
+    for point in installed_entry_points(OFFERS[offer], places):
         module = import_plugin(point.module)
         if not hasattr(module, point.attr):
             raise UserError(f"plugin {point.module} has no {point.attr}; it was read from {module_origin(module)}")
