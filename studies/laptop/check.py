@@ -51,3 +51,9 @@ def check_what_longer_training_changes() -> None:
     gain_12, gain_36 = (passed["clip_b"] - passed["grpo"] for passed in (pass_12, pass_36))
     gain = mean_interval((gain_36 - gain_12).to_numpy())
     PAGE.states(f"changes by {shown(grpo)} from step 12 to step 36", f"it changes by {shown(gain)}")
+
+
+def check_grpo_loses_nothing_in_small_batches() -> None:
+    before, after = (passed_after(picture.SMALL, step)["grpo"] for step in (0, 24))
+    change = mean_interval((after - before).to_numpy())
+    PAGE.states(f"GRPO's Pass@8 changes by {shown(change)}")

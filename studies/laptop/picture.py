@@ -17,8 +17,8 @@ import entrobench
 from studies.field.analysis import configuration, take_tables
 from studies.pages import ENTROPY, REFERENCE, REPEATABLE, draw_panel, recorded_curves
 
-LONGER = "laptop-matrix-sorting-36-steps"
-EVALUATED = {LONGER: "sorting"}  # matrices that were evaluated during training, and their tasks
+LONGER, SMALL = "laptop-matrix-sorting-36-steps", "laptop-matrix-sentences-small-batches"
+EVALUATED = {LONGER: "sorting", SMALL: "sentences(shots=0)"}  # matrices evaluated during training, and their tasks
 MATRICES = ("laptop-matrix", "laptop-matrix-clip-b", "laptop-matrix-sorting", "laptop-matrix-sorting-seven", *EVALUATED)
 FURTHER = (
     "laptop-matrix-sorting-chosen",
