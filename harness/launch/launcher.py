@@ -168,7 +168,7 @@ class Life:
 
 @dataclass
 class Run:
-    """The cells of a run: those that wait, those at work in our processes, and those that other runs are working on."""
+    """The cells of a run: waiting, at work in our processes, or at work in another run."""
 
     watcher: Watcher
     waiting: list[Cell]
@@ -227,7 +227,7 @@ class Run:
             self.watcher.ended(cell, reason)
 
     def take_back(self) -> None:
-        """Settle the cells that other runs no longer work on; those that have not ended wait again."""
+        """Report the cells that have ended in another run; those that it left unfinished wait again."""
         for cell in [cell for cell in self.elsewhere if not lease.holder(cell.folder)]:
             self.elsewhere.remove(cell)
             if State.known(cell.folder).ended:
