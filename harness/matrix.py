@@ -175,16 +175,14 @@ def evaluation_identity(settings: Eval) -> dict[str, Any]:
 
 
 def hardware_identity(config: Config) -> dict[str, Any]:
-    """Return the part of the hardware that decides results, which is none by default.
+    """Return the part of the hardware that decides results.
 
-    In TRL each rank draws responses with a random state of its own, and shuffles its own part of a rollout batch. With
-    `train.loss_scale=micro-batch` a token counts by the others in its micro-batch.
+    It is none, unless a token counts by the others in its micro-batch (`train.loss_scale=micro-batch`).
     """
-    identity: dict[str, Any] = {}
-    by_micro_batch = config.train.loss_scale == MICRO_BATCH
-    if by_micro_batch:
-        identity["micro_tokens"] = config.hardware.micro_tokens
-    if config.hardware.world > 1 and (by_micro_batch or config.train.backend == TRL):
+    if config.train.loss_scale != MICRO_BATCH:
+        return {}
+    identity = {"micro_tokens": config.hardware.micro_tokens}
+    if config.hardware.world > 1:
         identity["ranks"] = config.hardware.world
     return identity
 

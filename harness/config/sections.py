@@ -302,8 +302,7 @@ class Hardware:
     threads: int = number(1, least=1)
     """CPU threads of each process."""
     ranks: int = number(1, least=1)
-    """Processes of a cell on one machine, each with its own device; the model's weights are divided among them,
-    except with `train.backend=trl`."""
+    """Processes of a cell on one machine, each with its own device; the model's weights are divided among them."""
     nodes: int = number(1, least=1)
     """Machines of a cell, found by `--launcher ray` or `slurm`, or by torchrun."""
     share: float = number(1.0, above=0, most=1)

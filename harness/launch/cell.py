@@ -104,7 +104,6 @@ def divide(folder: Path, count: int) -> None:
     # The ranks listen on this machine's own interface alone. They meet through a file, so that no port can clash.
     loopback = next(name for _, name in socket.if_nameindex() if name in ("lo", "lo0"))
     shared = {"WORLD_SIZE": str(count), "GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
-    shared["LOCAL_WORLD_SIZE"] = str(count)  # without it, accelerate takes the ranks for several machines
     with tempfile.TemporaryDirectory() as meeting:
         shared["RENDEZVOUS"] = f"{meeting}/ranks"
         processes = []
@@ -250,7 +249,7 @@ def run_cell(
     with VerifierPool.of(spec.config.verify) as verifier:
         with status.heartbeat.at("loading the model"):
             parts = build_parts(spec, verifier, status.say, status.heartbeat)
-            trainer = trainer_of(spec, parts, folder, checkpoints)
+            trainer = trainer_of(parts, folder, checkpoints)
         if isinstance(parts.engine, VllmEngine) and ranks.own_rank() == 0:
             provenance.note_runner(folder, parts.engine.runner)
         status.note(reason=None, device=device, where=where(device))
@@ -263,11 +262,10 @@ def run_cell(
             print("stopped on request; the next run continues from here", flush=True)
 
 
-def trainer_of(spec: CellSpec, parts: Parts, folder: Path, checkpoints: Checkpoints) -> Any:
-    """Return the trainer that a cell's configuration names: ours, or an annex's of the same form."""
-    if spec.config.train.backend == OWN:
-        return Trainer(parts, folder, checkpoints)
-    return import_module(TRL_CELLS).training_of(spec, parts, folder, checkpoints)
+def trainer_of(parts: Parts, folder: Path, checkpoints: Checkpoints) -> Trainer:
+    """Return the trainer that a cell's configuration names: ours, or an annex's that is derived from it."""
+    trainer = Trainer if parts.config.train.backend == OWN else import_module(TRL_CELLS).TrlTraining
+    return trainer(parts, folder, checkpoints)
 
 
 def where(device: str) -> list[str]:

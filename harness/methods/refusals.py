@@ -76,6 +76,8 @@ def check_backend(config: Config, method: Method) -> None:
     hardware, train = config.hardware, config.train
     allowed_values = {  # by key: the value, whether TRL can honor it, and the values that it can
         "hardware.compile": (hardware.compile, not hardware.compile, "false"),
+        "hardware.ranks": (hardware.ranks, hardware.ranks == 1, "1"),
+        "hardware.nodes": (hardware.nodes, hardware.nodes == 1, "1"),
         "hardware.offload": (hardware.offload, not hardware.offload, "false"),
         "rollout.engine": (config.rollout.engine, config.rollout.engine != "vllm", "auto or embedded, which evaluates"),
         "rollout.lag": (config.rollout.lag, not config.rollout.lag, "0"),

@@ -151,8 +151,7 @@ def side_by_side_line(plan: Plan, seconds: float) -> str:
 def memory_lines(plan: Plan) -> Iterator[str]:
     ranks = plan.config.hardware.ranks
     if plan.config.train.backend == TRL:
-        processes = plural(ranks, "process", "processes")
-        yield f"memory of {processes} a machine: not estimated, since TRL trains these cells"
+        yield "memory: not estimated, since TRL trains these cells"
         return
     whose = "memory" if ranks == 1 else f"memory of each of {ranks} processes"
     for footprint in plan.footprints:

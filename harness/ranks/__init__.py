@@ -183,11 +183,6 @@ def each(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
     return values
 
 
-def meet() -> None:
-    """Wait until all ranks are here."""
-    each(None)
-
-
 def apart() -> dist.ProcessGroup | None:
     """Return a group of all ranks for the collectives of another thread; None on one process.
 

@@ -135,15 +135,12 @@ class Checkpoints:
                 shutil.rmtree(older)
 
     def take(self, folder: Path, step: int) -> None:
-        """Seal a folder that all ranks have written with another trainer, and make it the checkpoint of a step."""
+        """Seal a folder that another trainer has written, on its only rank, and make it the checkpoint of a step."""
         self.known = None
-        ranks.meet()  # each rank writes files of its own, which must all be there
-        if ranks.own_rank() == 0:
-            entries = sorted(folder.rglob("*"))  # sharded weights are in folders of their own
-            for entry in entries:
-                files.flush_to_disk(entry)
-            names = [entry.relative_to(folder).as_posix() for entry in entries if entry.is_file()]
-            self.publish(folder, step, files.sums_of(folder, names))
+        names = sorted(entry.name for entry in folder.iterdir())
+        for name in names:
+            files.flush_to_disk(folder / name)
+        self.publish(folder, step, files.sums_of(folder, names))
 
     def latest(self) -> SavedCheckpoint | None:
         """Return the newest whole checkpoint; None before the first."""

@@ -39,7 +39,7 @@ def built(folder: Path, *overrides: str, method: str = METHOD) -> Any:
     spec = Cell.of(settings, method, "countdown", "countdown-tiny", seed=0).spec
     folder.mkdir(exist_ok=True)
     built_parts = parts.build_parts(spec, VerifierPool())  # Countdown does not use it
-    return trainer_of(spec, built_parts, folder, Checkpoints(folder / CHECKPOINTS, spec.id))
+    return trainer_of(built_parts, folder, Checkpoints(folder / CHECKPOINTS, spec.id))
 
 
 def kill_after(steps: int, folder: Path, *overrides: str) -> None:

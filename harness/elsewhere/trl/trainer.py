@@ -167,7 +167,6 @@ class EntrobenchTrainer(GRPOTrainer):
         self._before: Scored | None = None
         self._keeps_next = False  # whether the next scores are of the policy before the update
         self._rewards_per_function: Tensor | None = None
-        self._more_needs: frozenset[str] = frozenset()  # statistics that the method does not read
         super().__init__(model, reward_funcs, args, *more, **named)
         sizes = [("num_generations", self.num_generations)]
         if self.eval_dataset is not None:
@@ -193,7 +192,7 @@ class EntrobenchTrainer(GRPOTrainer):
     def _score(
         self, model: Any, *inputs: Any, before: bool = False, with_gradient: bool = False, **named: Any
     ) -> Scored:
-        needs = self.method.composed.needs | self._more_needs
+        needs = self.method.composed.needs
         head = StatisticsHead(
             entropy_grad=with_gradient and "entropy_grad" in needs,
             sum_p2=before and "sum_p2" in needs,

@@ -98,6 +98,8 @@ CANNOT = {
     "methods=[grpo,grpo(lr=1e-4)]": "sets the learning rate 0.0001",
     "methods=[grpo,outcome_exploration]": "compares the answers of a group",
     "hardware.compile=true": "hardware.compile is true, which train.backend=trl cannot do; allowed: false",
+    "hardware.ranks=2": "hardware.ranks is 2, which train.backend=trl cannot do; allowed: 1",
+    "hardware.nodes=2": "hardware.nodes is 2, which train.backend=trl cannot do; allowed: 1",
     "hardware.offload=true": "hardware.offload is true, which train.backend=trl cannot do; allowed: false",
     "rollout.engine=vllm": "rollout.engine is vllm, which train.backend=trl cannot do; allowed: auto or embedded",
     "rollout.lag=1": "rollout.lag is 1, which train.backend=trl cannot do; allowed: 0",
@@ -140,9 +142,8 @@ def test_plan_and_run_without_trl(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_plan_of_trl_cells(tmp_path: Path) -> None:
-    output = run_command("plan", "smoke", "train.backend=trl", "hardware.ranks=2", *HERE, f"results={tmp_path}/results")
-    sentence = "memory of 2 processes a machine: not estimated, since TRL trains these cells"
-    assert sentence in " ".join(output.split())
+    output = run_command("plan", "smoke", "train.backend=trl", *HERE, f"results={tmp_path}/results")
+    assert "memory: not estimated, since TRL trains these cells" in " ".join(output.split())
 
 
 # Settings
@@ -194,8 +195,9 @@ def test_run_as_by_our_trainer(method: str, tmp_path: Path, monkeypatch: pytest.
     theirs.run(lambda step: None)
     mine, their_lines = without_clock(tmp_path / "ours"), without_clock(tmp_path / "theirs")
     assert mine[0] == their_lines[0]  # the evaluation before training
+    missing = ("mismatch/", "dynamics/", "peaks/", "valleys/")
     for own, other in zip(mine[1:], their_lines[1:], strict=True):
-        assert {key for key in own.keys() - other.keys() if not key.startswith("mismatch/")} == set()
+        assert all(key.startswith(missing) for key in own.keys() - other.keys())
         assert all(key.startswith("trl/") for key in other.keys() - own.keys())
         for key in own.keys() & other.keys():
             if not key.startswith("eval/"):
@@ -204,7 +206,7 @@ def test_run_as_by_our_trainer(method: str, tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.slow
 def test_run_resumed(tmp_path: Path) -> None:
-    settings = ["train.steps=5", "train.epochs=2", "eval.every=3", "dynamics.every=2"]
+    settings = ["train.steps=5", "train.epochs=2", "eval.every=3"]
     whole = built(tmp_path / "whole", *settings)
     whole.run(lambda step: None)
 
@@ -228,7 +230,7 @@ def test_run_resumed(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_run_ends_at_a_collapse(tmp_path: Path) -> None:
-    training = built(tmp_path / "cell", "stop.entropy_below=9", "dynamics.every=0")
+    training = built(tmp_path / "cell", "stop.entropy_below=9")
     training.run(lambda step: None)
     assert (training.ending.step, training.done_steps, training.last_step) == (1, 1, 1)
     last = MetricsLog(tmp_path / "cell").read()[-1]
@@ -238,13 +240,11 @@ def test_run_ends_at_a_collapse(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.processes
-def test_run_a_matrix_on_two_ranks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_run_a_matrix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("trl", reason="trl is not installed; the extra trl has it")
     hidden = [path for path in sys.path if not (Path(path) / "vllm").is_dir()]  # trl would take tests/vllm for it
     monkeypatch.setattr(sys, "path", hidden)  # which cells inherit
-    small = [*SMALL, "train.backend=trl", "hardware.ranks=2", "methods=[grpo]", "results=results"]
+    small = [*SMALL, "train.backend=trl", "methods=[grpo]", "results=results"]
     place = Commands(tmp_path, monkeypatch, capsys)
     table = place.entrobench("run", "smoke", *small)
     for row in ("base model", "grpo (trained by trl)", "with train.backend=trl"):
@@ -257,7 +257,6 @@ def test_run_a_matrix_on_two_ranks(
         made = Made.read(cell.folder)
         assert made is not None
         assert {"trl", "accelerate"} <= made.versions.keys()
-        assert len(State.read(cell.folder).where) == 2
         assert CellSpec.read(cell.folder).identity["train"]["backend"] == "trl"
         assert (cell.folder / "model" / "model.safetensors").is_file()
         assert sorted(lines(cell.folder)) == [0, 1, 2]
@@ -267,10 +266,9 @@ def test_run_a_matrix_on_two_ranks(
 
 @pytest.mark.long
 @pytest.mark.processes
-def test_run_resumed_after_killed_ranks(tmp_path: Path) -> None:
+def test_run_resumed_after_a_kill(tmp_path: Path) -> None:
     pytest.importorskip("trl", reason="trl is not installed; the extra trl has it")
     overrides = [*SMALL, "train.steps=6", "checkpoint.every=2", "train.backend=trl", "methods=[grpo]"]
-    overrides.append("hardware.ranks=2")
     command = [sys.executable, "-m", "harness.launch.cell"]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
 
