@@ -10,16 +10,15 @@ Tensors are padded, [B, T] with a mask of the response tokens, or flat, [T] with
 else is read: no configuration, no file, no collective. On several processes gather the rollout batch first, so that the
 statistics cover all of it; a process's loss of its own rows is then its part of the sum.
 
-This class converts layouts and names what is missing. The algebra is harness/methods/composition.py, as in
+This class names what is missing, and inputs.py reads tensors. The algebra is harness/methods/composition.py, as in
 entrobench's own trainer.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -31,6 +30,8 @@ import baselines
 from harness import ranks
 from harness.base import registry
 from harness.base.errors import UserError, shown
+from harness.base.schema import LARGEST
+from harness.elsewhere.inputs import Layout, Rows, row_numbers, tensor_of
 from harness.methods.batch import AbsentColumn, TokenBatch, TokenStats
 from harness.methods.composition import Method as ComposedMethod
 from harness.methods.composition import Signal, method_classes, overrides
@@ -45,72 +46,12 @@ ARGUMENTS = {
     "sum_p2": ("sum_p2", "sum_p2_logp"),
     "min_p": ("min_p_logp",),
 }
-# The columns of a batch with a value per response.
+# The columns of a signal with a value per token, and of a batch with a value per response or one value.
+OF_TOKENS = ("advantages", "weights", "scale", "term_scale", "returns")
 OF_RESPONSES = ("groups", "rewards", "right", "answers", "finished", "places")
-OF_BATCH = ("budget", "seed", "progress")  # the columns of a batch with one value
-Rows = Sequence[int] | Tensor
-
-
-@dataclass(frozen=True)
-class Layout:
-    """The arrangement of response tokens in a caller's tensors: padded with a mask, or flat with lengths."""
-
-    lengths_B: Tensor
-    mask_BT: Tensor | None
-
-    @classmethod
-    def of(cls, logp: Tensor, mask: Any, lengths: Any) -> Layout:
-        """Return the layout of log-probabilities."""
-        if (mask is None) == (lengths is None):
-            raise UserError("give either mask, for padded tensors [B, T], or lengths, for flat ones [T]")
-        if mask is not None:
-            mask_BT = tensor_of("mask", mask).to(logp.device) != 0
-            if logp.ndim != 2 or mask_BT.shape != logp.shape:
-                raise UserError(
-                    f"logp has the shape {list(logp.shape)} and mask {list(mask_BT.shape)}; both must be [B, T]"
-                )
-            return cls(mask_BT.sum(1), mask_BT)
-        lengths_B = tensor_of("lengths", lengths).to(logp.device).long()
-        if lengths_B.ndim != 1 or (lengths_B < 0).any():
-            raise UserError(f"lengths is {shown(lengths)}; allowed: a number of tokens, 0 and more, for each response")
-        if list(logp.shape) != [int(lengths_B.sum())]:
-            raise UserError(
-                f"logp has the shape {list(logp.shape)}; with lengths that add up to {int(lengths_B.sum())} it must be "
-                f"[{int(lengths_B.sum())}]"
-            )
-        return cls(lengths_B, None)
-
-    @property
-    def shape(self) -> list[int]:
-        """The shape of the caller's tensors."""
-        if self.mask_BT is None:
-            return [int(self.lengths_B.sum())]
-        return list(self.mask_BT.shape)
-
-    def rows(self, rows_B: Tensor) -> Layout:
-        """Return the layout of some responses."""
-        mask_BT = None if self.mask_BT is None else self.mask_BT[rows_B]
-        return Layout(self.lengths_B[rows_B], mask_BT)
-
-    def flat(self, name: str, values: Any) -> Tensor:
-        """Return the values of the response tokens, row after row; refuse other shapes and NaN."""
-        x = tensor_of(name, values).to(self.lengths_B.device)
-        if list(x.shape) != self.shape:
-            raise UserError(f"{name} has the shape {list(x.shape)}; it must be {self.shape}")
-        x_T = x if self.mask_BT is None else x[self.mask_BT]
-        allowed_T = torch.isfinite(x_T.detach())
-        if name.endswith("min_p_logp"):  # in `of_columns` it is old/min_p_logp
-            # A token below the threshold of `min_p` has log p -infinity among the likely ones.
-            allowed_T |= x_T.detach() == -math.inf
-        if not allowed_T.all():
-            raise UserError(f"{name} holds NaN or infinity at a response token; allowed: finite numbers")
-        return x_T
-
-    def arranged(self, x_T: Tensor) -> Tensor:
-        """Return values of the response tokens in the caller's shape, 0 elsewhere."""
-        if self.mask_BT is None:
-            return x_T
-        return x_T.new_zeros(self.mask_BT.shape).masked_scatter(self.mask_BT, x_T)
+OF_BATCH = ("budget", "seed", "progress")
+# The columns that each signal has.
+NEEDED = {"old/logp", *OF_TOKENS, *OF_RESPONSES, *OF_BATCH} - {"returns", "answers"}
 
 
 @dataclass(frozen=True)
@@ -136,11 +77,6 @@ class PortableSignal:
         return self.arranged(self.fixed.weights_T)
 
     @property
-    def scale(self) -> Tensor:
-        """The factors of the tokens' surrogates in the loss, by which the losses of parts add up."""
-        return self.arranged(self.fixed.scale_T)
-
-    @property
     def returns(self) -> Tensor | None:
         """The targets of the critic, for a method that needs one."""
         return None if self.fixed.returns_T is None else self.arranged(self.fixed.returns_T)
@@ -152,10 +88,7 @@ class PortableSignal:
     def part(self, rows: Rows | None) -> tuple[Signal, TokenBatch, Layout]:
         """Return the signal, the responses and the layout of some of the caller's rows, in this order."""
         responses = len(self.batch)
-        rows_B = torch.arange(responses) if rows is None else row_numbers(rows)
-        for row in rows_B.tolist():
-            if not 0 <= row < responses:
-                raise UserError(f"rows has {row}; allowed: 0 to {responses - 1}, the rows of the signal's batch")
+        rows_B = torch.arange(responses) if rows is None else row_numbers(rows, responses)
         rows_B = rows_B.to(self.row_B.device)
         batch = self.batch.take(self.row_B[rows_B])
         return self.fixed.at(batch.index_T), batch, self.layout.rows(rows_B)
@@ -165,10 +98,8 @@ class PortableSignal:
 
         They are in the caller's shape, or have one value per response, or one value.
         """
-        fixed = {"advantages": self.fixed.advantages_T, "weights": self.fixed.weights_T}
-        fixed |= {"scale": self.fixed.scale_T, "term_scale": self.fixed.term_scale_T}
-        if self.fixed.returns_T is not None:
-            fixed["returns"] = self.fixed.returns_T
+        of_tokens = {name: vars(self.fixed)[f"{name}_T"] for name in OF_TOKENS}
+        fixed = {name: x_T for name, x_T in of_tokens.items() if x_T is not None}
         fixed |= {f"old/{name}": x_T for name, x_T in self.fixed.old.columns.items()}
         fixed |= {f"weights_by/{name}": x_T for name, x_T in self.fixed.weights_by.items()}
         for name, marks in self.fixed.marks.items():
@@ -193,6 +124,8 @@ class PortableMethod:
     def __init__(
         self, spec: str, plugins: Iterable[str] = (), options: Mapping[str, Mapping[str, Any]] | None = None
     ) -> None:
+        if not isinstance(spec, str):
+            raise UserError(f"a method is a text such as 'grpo+clip_b', and not {shown(spec)}")
         table = baselines.table(plugins)
         for name in options or {}:
             registry.known("objective or control", method_classes(table), name)
@@ -271,7 +204,7 @@ class PortableMethod:
         read them; `seed` and `progress`, from 0 to 1, are for methods that draw at random or follow a schedule.
         """
         logp = tensor_of("logp", logp).detach()
-        layout = Layout.of(logp, mask, lengths)
+        layout = Layout.of(mask, lengths, logp.device)
         columns = {"logp": logp, "entropy": entropy, "sum_p2": sum_p2, "sum_p2_logp": sum_p2_logp}
         columns |= {"ref_logp": ref_logp, "values": values, "min_p_logp": min_p_logp}
         if self.composed.reads_answers and answers is None:
@@ -293,12 +226,17 @@ class PortableMethod:
             raise UserError(f"budget is {budget}, and a response has {longest} tokens; allowed: {longest} and more")
         if not 0 <= progress <= 1:
             raise UserError(f"progress is {progress}; allowed: 0 to 1, the share of the run's steps that are done")
-        rewards_B = self._rewards(rewards, layout)
-        right_B = rewards_B > 0 if right is None else of_responses("right", right, layout) != 0
+        if abs(seed) > LARGEST:
+            raise UserError(f"seed is {seed}; allowed: {-LARGEST} to {LARGEST}")
+        rewards_B = layout.rewards(rewards)
+        right_B = rewards_B > 0 if right is None else layout.of_responses("right", right) != 0
         is_shorter_B = layout.lengths_B < budget
-        finished_B = is_shorter_B if finished is None else of_responses("finished", finished, layout) != 0
-        groups_B = self._groups(groups, len(layout.lengths_B)).to(logp.device)
-        answers_B = None if answers is None else numbers_of_answers(answers, layout)
+        finished_B = is_shorter_B if finished is None else layout.of_responses("finished", finished) != 0
+        groups_B = self._groups(groups, layout)
+        answers_B = None
+        if answers is not None:
+            answers_B = layout.numbers("answers", answers)
+            answers_B[[answer is None for answer in answers]] = -1
         behaviour_logp_T = None if behaviour_logp is None else layout.flat("behaviour_logp", behaviour_logp).detach()
         in_rows = TokenBatch.of_lengths(
             layout.lengths_B,
@@ -332,7 +270,9 @@ class PortableMethod:
 
     def of_columns(self, columns: Mapping[str, Tensor], *, mask: Any = None, lengths: Any = None) -> PortableSignal:
         """Return the signal of some rows of a batch, from these rows of the tensors of `PortableSignal.columns`."""
-        layout = Layout.of(columns["old/logp"], mask, lengths)
+        if missing := sorted(NEEDED - columns.keys()):
+            raise UserError(f"the columns of the signal lack {', '.join(missing)}; give all that its `columns` returns")
+        layout = Layout.of(mask, lengths, columns["old/logp"].device)
         nested: dict[str, Any] = {"weights_by": {}, "marks": {name: {} for name in self.composed.named}}
         for name, x in columns.items():
             if name in OF_RESPONSES or name in OF_BATCH:
@@ -344,13 +284,9 @@ class PortableMethod:
             place[last] = layout.flat(name, x) if x.ndim else x
         fixed = Signal(
             old=TokenStats(**nested["old"]),
-            advantages_T=nested["advantages"],
-            weights_T=nested["weights"],
             weights_by=nested["weights_by"],
             marks=nested["marks"],
-            scale_T=nested["scale"],
-            term_scale_T=nested["term_scale"],
-            returns_T=nested.get("returns"),
+            **{f"{name}_T": nested.get(name) for name in OF_TOKENS},
         )
         in_batch: dict[str, Any] = {f"{name}_B": columns[name] for name in OF_RESPONSES if name in columns}
         in_batch |= {name: columns[name].item() for name in OF_BATCH}
@@ -405,7 +341,7 @@ class PortableMethod:
         if "values" not in self.composed.needs:
             raise UserError(f"method {self.spec} has no critic")
         fixed, _, layout = signal.part(rows)
-        return self.composed.value_loss(same_tokens(layout, values, mask).flat("values", values), fixed)
+        return self.composed.value_loss(layout.padded_by(mask).flat("values", values), fixed)
 
     def touched(
         self, signal: PortableSignal, logp: Any, rows: Rows | None = None, *, mask: Any = None, entropy: Any = None
@@ -420,15 +356,8 @@ class PortableMethod:
 
     def observe(self, record: Mapping[str, float]) -> None:
         """Update the memory of the controls from the metrics of a rollout batch, as `metrics` returns them."""
-        if not record:
-            return
-        try:
+        if record:
             self.composed.observe(record)
-        except KeyError as error:
-            raise UserError(
-                f"method {self.spec} observes {error}, which is not among the metrics that it gets; allowed outside of "
-                "entrobench's own trainer: the ones of `metrics`"
-            ) from error
 
     def state(self) -> dict[str, dict[str, float]]:
         """Return the memory of the controls, for a checkpoint."""
@@ -453,7 +382,7 @@ class PortableMethod:
         asked = sorted({"entropy_now", "entropy_grad"} & self.composed.needs)
         if asked and entropy is None:
             raise UserError(f"method {self.spec} needs {meaning_of(asked[0])}; give entropy")
-        layout = same_tokens(layout, logp, mask)
+        layout = layout.padded_by(mask)
         entropy_T = None if entropy is None else layout.flat("entropy", entropy)
         # With log p of the model before training, which does not change.
         return TokenStats(layout.flat("logp", logp), entropy_T, ref_logp=fixed.old.ref_logp), fixed, part
@@ -465,47 +394,26 @@ class PortableMethod:
                 "rows of the mini-batch of these"
             )
 
-    def _rewards(self, rewards: Any, layout: Layout) -> Tensor:
-        rewards_B = of_responses("rewards", rewards, layout)
-        if not rewards_B.is_floating_point():
-            rewards_B = rewards_B.float()
-        wrong = (~torch.isfinite(rewards_B)).nonzero().flatten().tolist()
-        if wrong:
-            raise UserError(
-                f"the reward of response {wrong[0]} is {rewards_B[wrong[0]].item()}; allowed: finite numbers"
-            )
-        return rewards_B
-
-    def _groups(self, groups: Any, responses: int) -> Tensor:
+    def _groups(self, groups: Any, layout: Layout) -> Tensor:
         """Return the number of each response's group, in the order of first rows."""
-        names = comparable("groups", groups)
-        if len(names) != responses:
-            raise UserError(f"groups has {len(names)} values; there are {responses} responses")
-        numbers: dict[Any, int] = {}
-        for name in names:
-            numbers.setdefault(name, len(numbers))
-        groups_B = torch.tensor([numbers[name] for name in names])
+        groups_B = layout.numbers("groups", groups)
         sizes = groups_B.bincount()
-        if len(set(sizes.tolist())) != 1:
-            raise UserError(
-                f"groups have {int(sizes.min())} to {int(sizes.max())} responses; all groups of a batch must be of one "
-                "size"
-            )
+        if sizes.min() != sizes.max():
+            raise UserError(f"groups have {sizes.min()} to {sizes.max()} responses; all must be of one size")
         if sizes[0] < self.min_group:
-            raise UserError(
-                f"group {shown(names[0])} has {int(sizes[0])} response(s); method {self.spec} learns from groups of "
-                f"{self.min_group} and more"
-            )
+            needed = f"method {self.spec} learns from groups of {self.min_group} and more"
+            raise UserError(f"groups have {sizes[0]} response(s); {needed}")
         return groups_B
 
     def _minibatches(self, minibatches: Sequence[Rows], batch: TokenBatch, row_B: Tensor) -> list[TokenBatch]:
         """Return the parts of the batch with these rows, which must hold each row once."""
-        parts = [row_numbers(rows).to(row_B.device) for rows in minibatches]
+        parts = [row_numbers(rows, len(batch)).to(row_B.device) for rows in minibatches]
         counts = Counter(row for rows_B in parts for row in rows_B.tolist())
-        for row in sorted(counts.keys() | range(len(batch))):
-            if counts[row] != (0 <= row < len(batch)):
-                rows = f"each of {len(batch)} rows must be in one"
-                raise UserError(f"row {row} is in {counts[row]} of the minibatches; {rows}")
+        for row in range(len(batch)):
+            if counts[row] != 1:
+                raise UserError(
+                    f"row {row} is in {counts[row]} of the minibatches; each of {len(batch)} rows must be in one"
+                )
         return [batch.take(row_B[rows_B]) for rows_B in parts]
 
     def _reads_entropy(self) -> bool:
@@ -517,7 +425,7 @@ class PortableMethod:
         some_BT = torch.linspace(-2, -0.1, 2 * size * 3).view(-1, 3)
         rewards = [float(row % size == 0) for row in range(len(some_BT))]
         numbers: dict[str, Any] = dict.fromkeys(("sum_p2", "ref_logp", "values"), some_BT.abs())
-        numbers |= {"sum_p2_logp": some_BT, "min_p_logp": some_BT, "behaviour_logp": some_BT}
+        numbers |= dict.fromkeys(("sum_p2_logp", "min_p_logp", "behaviour_logp"), some_BT)
         numbers["answers"] = [None] * len(some_BT)
         groups = [row // size for row in range(len(some_BT))]
         mask = torch.ones_like(some_BT)
@@ -546,57 +454,3 @@ def meaning_of(need: str) -> str:
 def places(part: TokenBatch) -> frozenset[int]:
     """Return the numbers of the responses of a part in the whole batch."""
     return frozenset(part.places_B.tolist())
-
-
-def numbers_of_answers(answers: Sequence[Hashable], layout: Layout) -> Tensor:
-    """Return a number for each response, equal for equal answers, and -1 without one."""
-    by_answer: dict[Hashable, int] = {}
-    numbers = []
-    for answer in comparable("answers", answers):
-        numbers.append(-1 if answer is None else by_answer.setdefault(answer, len(by_answer)))
-    return of_responses("answers", numbers, layout)
-
-
-def comparable(name: str, values: Iterable[Any]) -> list[Hashable]:
-    """Return values by which responses are compared, and refuse values without a hash."""
-    try:
-        plain = [x.tolist() if hasattr(x, "tolist") else x for x in values]  # a tensor has the hash of its place
-        set(plain)
-    except TypeError as error:
-        raise UserError(f"{name} must have a number, a text or a tuple for each response ({error})") from error
-    return plain
-
-
-def tensor_of(name: str, values: Any) -> Tensor:
-    """Return values as a tensor, halves as float32: denominators and ratios would overflow or be rounded."""
-    try:
-        x = torch.as_tensor(values)
-    except (RuntimeError, TypeError, ValueError) as error:
-        raise UserError(f"{name} is not a tensor, nor numbers of one shape: {error}") from error
-    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
-
-
-def row_numbers(rows: Any) -> Tensor:
-    """Return the numbers of rows; refuse masks, and a number that is not in a list."""
-    rows_B = tensor_of("rows", rows)
-    if rows_B.ndim != 1 or not all(type(row) is int for row in rows_B.tolist()):
-        raise UserError(f"rows is {shown(rows)}; it must be a list of the numbers of rows")
-    return rows_B.long()  # also of an empty list, which torch takes for floats
-
-
-def of_responses(name: str, values: Any, layout: Layout) -> Tensor:
-    """Return one value per response."""
-    x_B = tensor_of(name, values).to(layout.lengths_B.device).detach()
-    if list(x_B.shape) != [len(layout.lengths_B)]:
-        raise UserError(f"{name} has the shape {list(x_B.shape)}; it must be [{len(layout.lengths_B)}]")
-    return x_B
-
-
-def same_tokens(layout: Layout, values: Any, mask: Any) -> Layout:
-    """Return the layout of present statistics: that of the signal, or by another mask with as many tokens a row."""
-    if mask is None:
-        return layout
-    other = Layout.of(tensor_of("logp", values), mask, None)
-    if other.lengths_B.tolist() != layout.lengths_B.tolist():
-        raise UserError("mask has other numbers of response tokens than the signal of these rows")
-    return other

@@ -95,6 +95,16 @@ class Signal:
         return dataclasses.replace(self, scale_T=scale_T, term_scale_T=term_scale_T)
 
 
+class Observed(dict[str, float]):
+    """The metrics of a step, as a control observes them."""
+
+    def __missing__(self, key: str) -> float:
+        raise UserError(
+            f"a control observes {key!r}, which is not among the metrics that it gets; allowed outside of entrobench's "
+            "own trainer: the ones of `entrobench.Method.metrics`"
+        )
+
+
 class Method:
     """An objective joined with its controls."""
 
@@ -389,7 +399,7 @@ class Method:
         """Pass a step's metrics to each control, with its own metrics also as `key` and `updates/key`."""
         for name, control in self.controls.items():
             shortened = {f"{name}/": "", f"updates/{name}/": "updates/"}  # the beginnings of its own metrics
-            by_own_key = dict(metrics)
+            by_own_key = Observed(metrics)
             for key, value in metrics.items():
                 for logged, short in shortened.items():
                     if key.startswith(logged):

@@ -199,8 +199,8 @@ def test_settings_that_contradict_a_method_are_refused(
         ("entropy", "the rollout batch has no entropy"),
         ("rm_scores", "the reward of response .* is nan; allowed: finite numbers"),
         ("keys", "is one of several outputs of an agent loop"),
-        ("one group", "groups have 7 to 9 responses; all groups of a batch must be of one size"),
-        ("no groups", r"group 'u\d+' has 1 response\(s\); method grpo learns from groups of 2 and more"),
+        ("one group", "groups have 7 to 9 responses; all must be of one size"),
+        ("no groups", r"groups have 1 response\(s\); method grpo learns from groups of 2 and more"),
     ],
 )
 def test_batches_that_do_not_fit_are_refused(
