@@ -170,6 +170,7 @@ class PortableMethod:
 
     # Once per rollout batch
 
+    @ranks.as_only_rank()
     def signal(
         self,
         logp: Any,
@@ -260,9 +261,8 @@ class PortableMethod:
         row_B = order_B.argsort()
         old = TokenStats(**statistics).at(token_of_sorted_T)
 
-        with ranks.as_only_rank():
-            parts = [batch] if minibatches is None else self._minibatches(minibatches, batch, row_B)
-            fixed = self.composed.signal(old, batch, parts)
+        parts = [batch] if minibatches is None else self._minibatches(minibatches, batch, row_B)
+        fixed = self.composed.signal(old, batch, parts)
         for name, x_T in (("weights", fixed.weights_T), ("advantages", fixed.advantages_T)):
             if not torch.isfinite(x_T).all():
                 raise UserError(f"method {self.spec} gives {name} that are not finite on this batch")
@@ -294,6 +294,7 @@ class PortableMethod:
         row_B = torch.arange(len(batch), device=layout.lengths_B.device)
         return PortableSignal(fixed, batch, layout, row_B, batch.index_T)
 
+    @ranks.as_only_rank()
     def metrics(self, signal: PortableSignal) -> dict[str, float]:
         """Return the metrics of a whole rollout batch before the update, which `observe` takes.
 
@@ -303,12 +304,11 @@ class PortableMethod:
             return {}
         if signal.fixed.old.entropy is None:
             raise UserError("metrics are about the entropy too; give entropy to signal")
-        with ranks.as_only_rank():
-            of_all = metrics.of_signal(signal.fixed, signal.batch)
-            return of_all | self.composed.metrics(signal.fixed, signal.batch)
+        return metrics.of_signal(signal.fixed, signal.batch) | self.composed.metrics(signal.fixed, signal.batch)
 
     # Each update
 
+    @ranks.as_only_rank()
     def for_step(
         self, signal: PortableSignal, logp: Any, rows: Rows | None = None, *, mask: Any = None, entropy: Any = None
     ) -> PortableSignal:
@@ -319,10 +319,10 @@ class PortableMethod:
         current, _, part = self.present(signal, logp, rows, mask=mask, entropy=entropy)
         if signal.minibatches and places(part) not in signal.minibatches:
             raise UserError(f"for_step got {len(part)} row(s); allowed: all rows of one of the minibatches of signal")
-        with ranks.as_only_rank():
-            fixed = self.composed.for_step(current.detach(), signal.fixed, part)
+        fixed = self.composed.for_step(current.detach(), signal.fixed, part)
         return dataclasses.replace(signal, fixed=fixed, marked=places(part))
 
+    @ranks.as_only_rank()
     def loss(
         self, signal: PortableSignal, logp: Any, rows: Rows | None = None, *, mask: Any = None, entropy: Any = None
     ) -> Tensor:
@@ -333,8 +333,7 @@ class PortableMethod:
         """
         current, fixed, part = self.present(signal, logp, rows, mask=mask, entropy=entropy)
         self._check_marked(signal, part)
-        with ranks.as_only_rank():
-            return self.composed.loss(current, fixed, part)
+        return self.composed.loss(current, fixed, part)
 
     def value_loss(self, signal: PortableSignal, values: Any, rows: Rows | None = None, *, mask: Any = None) -> Tensor:
         """Return the loss of the critic on some rows, for a method that needs values."""
@@ -343,14 +342,14 @@ class PortableMethod:
         fixed, _, layout = signal.part(rows)
         return self.composed.value_loss(layout.padded_by(mask).flat("values", values), fixed)
 
+    @ranks.as_only_rank()
     def touched(
         self, signal: PortableSignal, logp: Any, rows: Rows | None = None, *, mask: Any = None, entropy: Any = None
     ) -> dict[str, Tensor]:
         """Return flat masks of the tokens of some rows that the objective clips and that each gate closes."""
         current, fixed, part = self.present(signal, logp, rows, mask=mask, entropy=entropy)
         self._check_marked(signal, part)
-        with ranks.as_only_rank():
-            return self.composed.touched(current.detach(), fixed, part)
+        return self.composed.touched(current.detach(), fixed, part)
 
     # After the updates on a rollout batch
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -144,10 +143,7 @@ def build_parts(
     base = model.folder()
     train = dataclasses.replace(config.train, lr=method.learning_rate(config.train.lr))
     common = (config.rollout.temperature, device, dtype, config.hardware, heartbeat.forward)
-    # TRL shards the policy, if anything does, so it starts from whole weights on every rank.
-    alone = contextlib.nullcontext() if config.train.backend == OWN else ranks.as_only_rank()
-    with alone:
-        policy = Policy(base, train, *common, spec.key.seed)
+    policy = Policy(base, train, *common, spec.key.seed)
     if policy.dropout and ranks.own_rank() == 0:
         former = ", ".join(f"{name} {value:g}" for name, value in policy.dropout.items())
         say(f"dropout of the model is set to 0, since every pass must be of one policy: {former}")

@@ -77,11 +77,6 @@ class TrlTraining(Trainer):
         control.should_save = early or step % self.config.checkpoint.every == 0 or step == self.last_step
         control.should_training_stop = early or step == self.last_step
 
-    def end_checkpoint(self, saved: Path) -> None:
-        """Make the checkpoint that TRL has saved one of the cell's."""
-        self.checkpoints.take(saved, self.done_steps)
-        self.on_durable(self.done_steps)
-
     def evaluated(self, step: int, record: dict[str, float], watch: Stopwatch) -> None:
         """Append a step to the log, with its evaluation if that is due."""
         if self.evaluation_due(step):
@@ -198,11 +193,12 @@ class RecordedTrainer(EntrobenchTrainer):
         return loss
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Save as TRL does, and hand the folder over."""
+        """Save as TRL does, and make the folder one of the cell's checkpoints."""
         super()._save_checkpoint(model, trial)
         saved = Path(self.args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         (saved / TRAINING_ARGS_NAME).unlink()  # pickled, and read by nothing
-        self.training.end_checkpoint(saved)
+        self.training.checkpoints.take(saved, self.training.done_steps)
+        self.training.on_durable(self.training.done_steps)
 
     # The record
 

@@ -78,11 +78,13 @@ class Scored(TokenStats):
     aux_loss: Tensor | None = None  # of a mixture of experts
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class StatisticsHead:
     """A stand-in for the autograd function of TRL's fused head, with our statistics in its unused outputs."""
 
-    def __init__(self, *, entropy_grad: bool, sum_p2: bool, min_p: bool) -> None:
-        self.entropy_grad, self.sum_p2, self.min_p = entropy_grad, sum_p2, min_p
+    entropy_grad: bool
+    sum_p2: bool
+    min_p: bool
 
     def apply(
         self,
@@ -103,16 +105,7 @@ class StatisticsHead:
         if not len(hidden_TD):  # a micro-batch whose responses are all masked; its loss of 0 still has a graph
             nothing_T = hidden_TD.float().sum(-1)
             return nothing_T, nothing_T.detach(), nothing_T.detach(), nothing_T.detach(), nothing_T.detach()
-        head = Head(weight_VD, bias_V, softcap)
-        stats = token_stats(
-            hidden_TD,
-            head,
-            targets_T,
-            temperature,
-            entropy_grad=self.entropy_grad,
-            sum_p2=self.sum_p2,
-            min_p=self.min_p,
-        )
+        stats = token_stats(hidden_TD, Head(weight_VD, bias_V, softcap), targets_T, temperature, **vars(self))
         return stats.logp, stats.entropy, stats.sum_p2, stats.sum_p2_logp, stats.min_p_logp
 
 
@@ -156,7 +149,9 @@ class EntrobenchTrainer(GRPOTrainer):
         plugins: Iterable[str] = (),
         **named: Any,
     ) -> None:
-        warn_of_version(version("trl"))
+        if (installed := version("trl")) != TESTED:
+            note = f"trl {installed} is installed; EntrobenchTrainer was tested with trl {TESTED}"
+            warnings.warn(note, UserWarning, stacklevel=2)
         self.method = method if isinstance(method, PortableMethod) else PortableMethod(method, plugins)
         args = GRPOConfig(output_dir="EntrobenchTrainer") if args is None else args
         args = settled_arguments(args, self.method)
@@ -166,7 +161,6 @@ class EntrobenchTrainer(GRPOTrainer):
         self._fixed_inputs: Any = None  # the micro-batches that the training signal covers
         self._before: Scored | None = None
         self._keeps_next = False  # whether the next scores are of the policy before the update
-        self._rewards_per_function: Tensor | None = None
         super().__init__(model, reward_funcs, args, *more, **named)
         sizes = [("num_generations", self.num_generations)]
         if self.eval_dataset is not None:
@@ -228,8 +222,16 @@ class EntrobenchTrainer(GRPOTrainer):
     # Once per rollout batch
 
     def _calculate_rewards(self, *inputs: Any) -> Tensor:
-        self._rewards_per_function = super()._calculate_rewards(*inputs)
-        return self._rewards_per_function
+        """Keep the rewards of all processes' responses: the weighted sums of the reward functions."""
+        by_function: Tensor = super()._calculate_rewards(*inputs)
+        unscored = by_function.isnan().all(dim=1).nonzero().flatten().tolist()
+        if unscored:
+            raise UserError(
+                f"the reward of response {unscored[0]} of the rollout batch is NaN: no reward function gave a number; "
+                "return a number for each response"
+            )
+        self._rewards = (by_function * self.reward_weights.to(by_function.device)).nansum(dim=1)
+        return by_function
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         """Sample and judge responses, and score them with all statistics that the method needs."""
@@ -251,20 +253,8 @@ class EntrobenchTrainer(GRPOTrainer):
         first = self.accelerator.process_index * len(output["prompt_ids"])
         rows = torch.arange(first, first + len(output["prompt_ids"]), device=output["prompt_ids"].device)
         output["rollout_rows"] = rows  # among the responses of all processes; shuffled with the rest
-        output["rollout_rewards"] = self._rewards()[rows]
+        output["rollout_rewards"] = self._rewards[rows]
         return output
-
-    def _rewards(self) -> Tensor:
-        """Return the rewards of all processes' responses: the weighted sums of the reward functions."""
-        assert self._rewards_per_function is not None
-        weights = self.reward_weights.to(self._rewards_per_function.device)
-        unscored = self._rewards_per_function.isnan().all(dim=1).nonzero().flatten().tolist()
-        if unscored:
-            raise UserError(
-                f"the reward of response {unscored[0]} of the rollout batch is NaN: no reward function gave a number; "
-                "return a number for each response"
-            )
-        return (self._rewards_per_function * weights).nansum(dim=1)
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
         """Return the next micro-batch; if it begins a rollout batch, fix the method's signal first."""
@@ -526,10 +516,3 @@ def settled_arguments(args: Any, method: PortableMethod) -> Any:
             "allowed: ZeRO-1, ZeRO-2, FSDP, DDP"
         )
     return settled
-
-
-def warn_of_version(installed: str) -> None:
-    if installed != TESTED:
-        warnings.warn(
-            f"trl {installed} is installed; EntrobenchTrainer was tested with trl {TESTED}", UserWarning, stacklevel=3
-        )
