@@ -114,25 +114,19 @@ EMBEDDED = EngineLimits(EMBEDDED_SEQUENCES, cache=None, sleeps=False)
 
 def engine_limits(shape: Shape, config: Config, size: int, kind: str, device: int) -> EngineLimits:
     """Return the limits of a settled configuration's engine, on a device of this kind with this many bytes."""
-    if config.rollout.engine == "vllm":
-        return vllm_limits(shape, config, size, kind, device)
-    if config.hardware.cache_gib is None:
-        return EMBEDDED
-    fit = int(config.hardware.cache_gib * 2**30) // (longest_sequence(config) * cache_bytes_per_token(shape, size))
-    return dataclasses.replace(EMBEDDED, at_once=min(max(fit, 1), EMBEDDED_SEQUENCES))
-
-
-def vllm_limits(shape: Shape, config: Config, size: int, kind: str, device: int) -> EngineLimits:
-    """Return vLLM's limits on a device of this kind with this many bytes of memory."""
-    lora, adapters = config.train.lora, 0
+    cache_gib, lora, adapters = config.hardware.cache_gib, config.train.lora, 0
+    cache_bytes = None if cache_gib is None else int(cache_gib * 2**30)
+    if config.rollout.engine != "vllm":
+        if cache_bytes is None:
+            return EMBEDDED
+        fit = cache_bytes // (longest_sequence(config) * cache_bytes_per_token(shape, size))
+        return dataclasses.replace(EMBEDDED, at_once=min(max(fit, 1), EMBEDDED_SEQUENCES))
     if lora is not None:
         # As they arrive, and in a slot for the next rank and for every layer, since vLLM joins some.
         adapters = size * (shape.adapters(lora.rank, lora.targets) + shape.adapters(vllm_rank(lora.rank), LINEAR))
-    if config.hardware.cache_gib is not None:
-        cache_bytes = int(config.hardware.cache_gib * 2**30)
-    elif kind == "cpu":
+    if cache_bytes is None and kind == "cpu":
         cache_bytes = int(VLLM_CPU_CACHE_GIB * 2**30)
-    else:
+    elif cache_bytes is None:
         cache_bytes = max(int(VLLM_GPU_SHARE * device) - size * shape.parameters - adapters, 0)
     return EngineLimits(VLLM_SEQUENCES, cache_bytes, sleeps=kind == "cuda", adapters=adapters)
 

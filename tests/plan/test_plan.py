@@ -364,7 +364,7 @@ def test_memory_with_adapters_by_hand() -> None:
     assert with_critic["gradients"] == 4 * (A + output)
     offloaded = cost.memory_estimate(TINY, small(train=adapters, hardware={"offload": True}), NOTHING, 2, EMBEDDED)
     assert offloaded.main_memory == estimate.main_memory + 12 * A
-    engine = cost.vllm_limits(TINY, settings, 2, "cpu", 1)
+    engine = cost.engine_limits(TINY, small(train=adapters, rollout={"engine": "vllm"}), 2, "cpu", 1)
     slot = 2 * 8 * sum(map(sum, TINY.linear.values()))  # of rank 8, for all of each layer
     assert engine.adapters == 2 * (A + slot)
     in_vllm = cost.memory_estimate(TINY, settings, NOTHING, 2, engine)
@@ -439,13 +439,14 @@ def test_memory_of_a_rank_by_hand() -> None:
 
 def test_vllms_cache_by_hand() -> None:
     P = TINY.parameters
-    given = small(hardware={"cache_gib": 0.25})
+    settled = {"engine": "vllm"}
+    given, plain = small(rollout=settled, hardware={"cache_gib": 0.25}), small(rollout=settled)
     for kind, device in (("cpu", 1), ("cuda", 1), ("cuda", 10**12)):
-        assert cost.vllm_limits(TINY, given, 2, kind, device) == EngineLimits(1024, 2**28, sleeps=kind == "cuda")
-    assert cost.vllm_limits(TINY, small(), 4, "cpu", 1) == EngineLimits(1024, 2**30, sleeps=False)
-    on_gpu = cost.vllm_limits(TINY, of_eight(), 2, "cuda", 100_000)
+        assert cost.engine_limits(TINY, given, 2, kind, device) == EngineLimits(1024, 2**28, sleeps=kind == "cuda")
+    assert cost.engine_limits(TINY, plain, 4, "cpu", 1) == EngineLimits(1024, 2**30, sleeps=False)
+    on_gpu = cost.engine_limits(TINY, of_eight(rollout=settled), 2, "cuda", 100_000)
     assert on_gpu == EngineLimits(1024, 50_000 - 2 * P, sleeps=True)
-    assert cost.vllm_limits(TINY, small(), 2, "cuda", 4 * P - 2).cache == 0, "the weights leave nothing"
+    assert cost.engine_limits(TINY, plain, 2, "cuda", 4 * P - 2).cache == 0, "the weights leave nothing"
     # 40 tokens of 2 layers, keys and values of 6 numbers in 2 bytes
     assert cost.sequences_at_once(TINY, small(), 2, on_gpu) == (50_000 - 2 * P) // (40 * 2 * 2 * 6 * 2) == 24
     assert cost.sequences_at_once(TINY, small(), 2, dataclasses.replace(on_gpu, cache=2**40)) == 1024
