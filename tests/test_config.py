@@ -19,7 +19,7 @@ KEPT = ("eval", "mlartifacts", "mlflow.db", "MLflow.DB", "mlflow.db.lock", "mlfl
 SHIPPED = [
     (path, round_name)
     for path in (config.shipped_configs() | config.study_configs()).values()
-    for round_name in (None, *config.round_names(path))
+    for round_name in (None, *config.read_settings(path)["rounds"])
 ]
 
 
@@ -275,7 +275,7 @@ def test_load_config_with_a_round(with_rounds: str) -> None:
     assert short.train.prompts == demo.train.prompts
     assert config.load_config(with_rounds, ["round=short", "seeds=[7]", "name=other"]).seeds == [7]
     assert config.load_config(with_rounds, ["round=short", "name=other"]).name == "other-short"
-    assert config.round_names(Path(with_rounds)) == ["more-seeds", "short", "5", "1.10", "on"]
+    assert list(config.read_settings(Path(with_rounds))["rounds"]) == ["more-seeds", "short", "5", "1.10", "on"]
 
 
 @pytest.mark.parametrize(("name", "seed"), [("5", 5), ("1.10", 6), ("on", 7)])

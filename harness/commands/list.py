@@ -98,7 +98,7 @@ def list_others(what: str, plugins: Plugins) -> Rows:
     paths = configs.shipped_configs() if what == "configs" else configs.study_configs()
     for name, path in paths.items():
         about = path.read_text("utf-8").splitlines()[0].removeprefix("#").strip()
-        if rounds := configs.round_names(path):
+        if rounds := configs.read_settings(path)["rounds"]:
             about += f" (rounds: {', '.join(rounds)})"
         rows.append([name, about])
     return rows

@@ -122,10 +122,6 @@ def read_settings(path: Path) -> dict[str, Any]:
     return settings
 
 
-def round_names(path: Path) -> list[str]:
-    return list(read_settings(path)["rounds"])
-
-
 def with_base(path: Path, above: tuple[Path, ...] = (), round_name: str | None = None) -> list[dict[str, Any]]:
     """Return the layers of a configuration: the file that its key `base` names, the file itself, and one round."""
     if path in above:

@@ -258,11 +258,10 @@ def own_metrics(method: Method, probe: Probe, outcome: Outcome) -> dict[str, flo
     columns = update_columns(method, probe, outcome.signal)
     logged = {**method.metrics(outcome.signal, probe.batch), **of_updates([columns])}
     fixed = with_step_marks(method, probe, outcome.signal, probe.batch)
-    with torch.no_grad():
-        current = probe.during(method.needs, probe.logits_TV, probe.batch.index_T)
-        for name, mask_T in method.touched(current, fixed, probe.batch).items():
-            if mask_T.dtype != torch.bool or mask_T.shape != probe.batch.index_T.shape:
-                raise Failed(f"{name} is not a boolean mask of the tokens")
+    current = probe.during(method.needs, probe.logits_TV, probe.batch.index_T)
+    for name, mask_T in method.touched(current, fixed, probe.batch).items():
+        if mask_T.dtype != torch.bool or mask_T.shape != probe.batch.index_T.shape:
+            raise Failed(f"{name} is not a boolean mask of the tokens")
     return logged
 
 
@@ -270,10 +269,9 @@ def update_columns(method: Method, probe: Probe, signal: Signal, split: Split = 
     """Return the columns that a method logs of an update that is computed in parts."""
     fixed = with_step_marks(method, probe, signal, probe.batch)
     by_part = []
-    with torch.no_grad():
-        for part in split(probe.batch):
-            current = probe.during(method.needs, probe.logits_TV, part.index_T)
-            by_part.append(method.update_metrics(current, fixed.at(part.index_T), part))
+    for part in split(probe.batch):
+        current = probe.during(method.needs, probe.logits_TV, part.index_T)
+        by_part.append(method.update_metrics(current, fixed.at(part.index_T), part))
     joined = {}
     for name in by_part[0]:
         joined[name] = torch.cat([columns[name] for columns in by_part])
@@ -285,15 +283,12 @@ def factors(method: Method, probe: Probe) -> dict[str, Tensor]:
     batch = probe.batch
     signal = signal_on(method, probe)
     factor_by_control = dict(signal.weights_by)
-    with torch.no_grad():
-        current = probe.during(method.needs, probe.logits_TV, batch.index_T)
-        for name, control in method.controls.items():
-            if overrides(control, "gate"):
-                # A gate may be a single number.
-                factor_T = torch.ones_like(signal.weights_T) * control.gate(method.view(name, current, signal, batch))
-                if name in factor_by_control:
-                    factor_T = factor_by_control[name] * factor_T
-                factor_by_control[name] = factor_T
+    current = probe.during(method.needs, probe.logits_TV, batch.index_T)
+    for name, control in method.controls.items():
+        if overrides(control, "gate"):
+            # A gate may be a single number.
+            factor_T = torch.ones_like(signal.weights_T) * control.gate(method.view(name, current, signal, batch))
+            factor_by_control[name] = factor_by_control.get(name, 1.0) * factor_T
     return factor_by_control
 
 

@@ -263,8 +263,7 @@ def with_step_marks(method: Method, probe: Probe, signal: Signal, minibatch: Tok
         return signal
     # The trainer computes the present entropy for such a method whether or not it is declared.
     needs = method.needs | {"entropy_now"}
-    with torch.no_grad():
-        current = probe.during(needs, probe.logits_TV, minibatch.index_T)
+    current = probe.during(needs, probe.logits_TV, minibatch.index_T)
     return method.for_step(current, signal, minibatch)
 
 
@@ -455,9 +454,8 @@ def update_record(method: Method, probe: Probe, signal: Signal) -> dict[str, flo
     log_ratios, touched, logged = [], [], []
     for minibatch in probe.batch.split(2):
         fixed = with_step_marks(method, probe, signal, minibatch).at(minibatch.index_T)
-        with torch.no_grad():
-            current = probe.during(method.needs, probe.logits_TV, minibatch.index_T)
-            touched.append(method.touched(current, fixed, minibatch))
-            logged.append(method.update_metrics(current, fixed, minibatch))
+        current = probe.during(method.needs, probe.logits_TV, minibatch.index_T)
+        touched.append(method.touched(current, fixed, minibatch))
+        logged.append(method.update_metrics(current, fixed, minibatch))
         log_ratios.append(current.logp - fixed.old.logp)
     return {**metrics.of_ratios(log_ratios, touched), **metrics.of_updates(logged)}

@@ -113,21 +113,17 @@ def trainer_state(folder: Path) -> dict[str, Any] | None:
     path = folder / HISTORY
     if not path.is_file():
         return None
-    state: dict[str, Any] = files.read_json(path)
-    if not is_trainer_state(state):
+    read = files.read_json(path)
+    state: dict[str, Any] = read if isinstance(read, dict) else {}
+    history = state.get("log_history")
+    records = history if isinstance(history, list) else [None]
+    steps = [record.get("step") if isinstance(record, dict) else None for record in records]
+    if not all(map(is_step, [*steps, state.get("global_step")])):
         raise UserError(
             f"{path} is not the state of transformers' Trainer: it must have global_step, and log_history, a list of "
             f"records with a step of 0 to {LARGEST} each"
         )
     return state
-
-
-def is_trainer_state(state: Any) -> bool:
-    history = state.get("log_history") if isinstance(state, dict) else None
-    if not isinstance(history, list):
-        return False
-    steps = [record.get("step") if isinstance(record, dict) else None for record in history]
-    return all(map(is_step, [state.get("global_step"), *steps]))
 
 
 def check_weights(place: Path, weights: Path) -> None:
