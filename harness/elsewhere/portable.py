@@ -282,11 +282,12 @@ class PortableMethod:
             for part in path:
                 place = place.setdefault(part, {})
             place[last] = layout.flat(name, x) if x.ndim else x
+        of_tokens: dict[str, Any] = {f"{name}_T": nested.get(name) for name in OF_TOKENS}
         fixed = Signal(
             old=TokenStats(**nested["old"]),
             weights_by=nested["weights_by"],
             marks=nested["marks"],
-            **{f"{name}_T": nested.get(name) for name in OF_TOKENS},
+            **of_tokens,
         )
         in_batch: dict[str, Any] = {f"{name}_B": columns[name] for name in OF_RESPONSES if name in columns}
         in_batch |= {name: columns[name].item() for name in OF_BATCH}
