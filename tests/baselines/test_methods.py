@@ -86,16 +86,15 @@ ORACLES = {
 }
 
 
-NORMS = ["token", "sequence", "constant"]
 DENOMINATORS = ["grpo({})", "ppo({})", *(template for template in ORACLES if "reference_denominator" in template)]
 
 
-@pytest.mark.parametrize(("template", "normalise"), in_turn(ORACLES, NORMS, each=DENOMINATORS))
+@pytest.mark.parametrize(("template", "normalise"), in_turn(ORACLES, loops.NORMS, each=DENOMINATORS))
 def test_loss_of_micro_batches_by_loops(template: str, normalise: str) -> None:
     c = case(2, groups=6, size=4)
     oracle = ORACLES[template](c)
     oracle.normalise = normalise
-    loops.check_micro_batches(method(template.format(f"normalise={normalise}")), c, lambda rows: oracle)
+    loops.check_micro_batches(method(template.format(f"normalise={normalise}")), c, oracle.loss)
 
 
 def test_random_batch_has_every_kind_of_token() -> None:

@@ -89,12 +89,12 @@ LOOPS = {
 }
 
 
-@pytest.mark.parametrize(("template", "normalise"), in_turn(LOOPS, brute.NORMS))
+@pytest.mark.parametrize(("template", "normalise"), in_turn(LOOPS, loops.NORMS))
 def test_loss_of_micro_batches_by_loops(template: str, normalise: str) -> None:
     c = made()
     oracle = LOOPS[template](c)
     oracle.normalise = normalise
-    loops.check_micro_batches(method(template.format(f"normalise={normalise}")), c, lambda rows: oracle)
+    loops.check_micro_batches(method(template.format(f"normalise={normalise}")), c, oracle.loss)
 
 
 def test_fipo_weights_of_every_kind_are_compared() -> None:
@@ -179,20 +179,6 @@ def real_weights(c: Case, spec: str, part: TokenBatch) -> Tensor:
     m = method(spec)
     signal = m.for_step(c.current(part).detach(), m.signal(c.old, c.batch, [c.batch]), part)
     return signal.marks["real"]["weight"][part.index_T]
-
-
-def test_real_weights_are_those_of_a_classifier_and_never_more() -> None:
-    """At ratio 1 they are n / (tau (1 + the number of the response's kind)); anywhere, they are at most n / tau."""
-    c = made()
-    assert (real_weights(c, "real(tau=0.01)", c.batch) <= 4 / 0.01).all()
-    c.logits_TV = c.old_logits_TV
-    right_PG = c.batch.grouped(c.batch.right_B)
-    kind_B = right_PG.sum(1, keepdim=True).where(right_PG, (~right_PG).sum(1, keepdim=True)).flatten()
-    mixed_B = (right_PG.any(1, keepdim=True) & ~right_PG.all(1, keepdim=True)).expand_as(right_PG).flatten()
-    expected_T = (4 / (0.5 * (1 + kind_B)))[c.batch.sequence_T]
-    mixed_T = mixed_B[c.batch.sequence_T]
-    assert 0 < mixed_T.sum() < len(mixed_T)
-    torch.testing.assert_close(real_weights(c, "real", c.batch)[mixed_T], expected_T.double()[mixed_T])
 
 
 def test_real_sums_cover_the_part_of_a_group_in_the_mini_batch() -> None:

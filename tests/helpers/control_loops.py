@@ -4,54 +4,20 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 from known import known
-from loops import Oracle, discriminators, entropy, part_of, responses, softmax, xlogx
+from loops import PolicyValues, Term, before, discriminators, group_advantages, now, part_of, responses, softmax
 from objective_loops import uncertain
 from ragged import Case, answers_of
-from torch import Tensor
 
 from harness.base import seeds
 
 
-@dataclass
-class PolicyValues:
-    """A policy's statistics of each token."""
-
-    logp: list[float]
-    entropy: list[float]
-    s_star: list[float]
-    expected: list[float]
-
-    @classmethod
-    def of(cls, logits_TV: Tensor, targets_T: Tensor) -> PolicyValues:
-        policy = cls([], [], [], [])
-        for logits, y in zip(logits_TV.tolist(), targets_T.tolist(), strict=True):
-            p = softmax(logits)
-            s = discriminators(p)
-            policy.logp.append(math.log(p[y]))
-            policy.entropy.append(entropy(p))
-            policy.s_star.append(p[y] * entropy(p) + xlogx(p[y]))
-            policy.expected.append(math.fsum(x * y for x, y in zip(p, s, strict=True)))
-        return policy
-
-
-def before(c: Case) -> PolicyValues:
-    return PolicyValues.of(c.old_logits_TV, c.targets_T)
-
-
-def now(c: Case) -> PolicyValues:
-    return PolicyValues.of(c.logits_TV, c.targets_T)
-
-
-def lp_reg_term(
-    c: Case, a: list[float], share: float, coefficient: float
-) -> Callable[[int], tuple[float, list[float]]]:
+def lp_reg_term(c: Case, share: float, coefficient: float) -> Term:
     """Adds k3 to the filtered old policy for the least likely negative tokens that are now below it."""
-    target_T = c.old.min_p_logp
+    a, target_T = group_advantages(c), c.old.min_p_logp
     negative = sorted((t for t in range(len(a)) if a[t] < 0), key=before(c).logp.__getitem__)
     chosen = negative[: math.floor(part_of(share, len(negative)))]
 
@@ -66,18 +32,18 @@ def lp_reg_term(
     return term
 
 
-def less_for_repetition(c: Case, a: list[float], coefficient: float) -> list[float]:
+def less_for_repetition(c: Case, coefficient: float) -> list[float]:
     """Takes a part from each advantage for every other response of the group with the same answer, also with none."""
     groups = [(number, rollout) for number, group in enumerate(c.groups) for rollout in group]
     named = [(number, answer) for (number, _), answer in zip(groups, answers_of(c.groups), strict=True)]
-    result = []
+    a, result = group_advantages(c), []
     for row, span in enumerate(responses(c)):
         others = sum(other == named[row] for i, other in enumerate(named) if i != row)
         result += [a[t] - coefficient * others / len(c.groups[0]) for t in span]
     return result
 
 
-def near_behaviour(c: Case, a: list[float], threshold: float) -> list[bool]:
+def near_behaviour(c: Case, threshold: float) -> list[bool]:
     """Drops tokens one by one, the farthest from the policy that sampled them first, until the mean is small enough."""
     sampled = [x for group in c.groups for rollout in group for x in rollout.logp]
     squares = [(x - y) ** 2 for x, y in zip(before(c).logp, sampled, strict=True)]
@@ -85,38 +51,6 @@ def near_behaviour(c: Case, a: list[float], threshold: float) -> list[bool]:
     while len(left) > 1 and statistics.fmean(squares[t] for t in left) >= threshold:
         left.pop()
     return [t in left for t in range(len(squares))]
-
-
-@dataclass
-class WithTerm(Oracle):
-    """An oracle that adds a term to each token's loss, with its gradient by the token's logits."""
-
-    term: Callable[[int], tuple[float, list[float]]] | None = None
-
-    def loss(self, case: Case, rows: Sequence[int]) -> tuple[float, dict[int, list[float]]]:
-        total, gradient = super().loss(case, rows)
-        spans = [responses(case)[row] for row in rows]
-        for span in spans:
-            for t in span:
-                factor = 1 / self.denominator(case, spans, span, [True] * len(self.advantages))
-                value, slopes = known(self.term)(t)
-                total += factor * value
-                gradient[t] = [x + factor * y for x, y in zip(gradient[t], slopes, strict=True)]
-        return total, gradient
-
-
-@dataclass
-class WithWhole(Oracle):
-    """An oracle that adds one number to the loss of a mini-batch, with its gradient by the logits of tokens."""
-
-    whole: Callable[[Sequence[int]], tuple[float, dict[int, list[float]]]] | None = None
-
-    def loss(self, case: Case, rows: Sequence[int]) -> tuple[float, dict[int, list[float]]]:
-        total, gradient = super().loss(case, rows)
-        value, slopes = known(self.whole)(rows)
-        for t, by_logits in slopes.items():
-            gradient[t] = [x + y for x, y in zip(gradient[t], by_logits, strict=True)]
-        return total + value, gradient
 
 
 def sign(x: float) -> int:
@@ -131,23 +65,23 @@ def strongest(size: Sequence[float], count: int) -> set[int]:
 # Weights
 
 
-def covariances(c: Case, a: Sequence[float]) -> list[float]:
-    logp = before(c).logp
+def covariances(c: Case) -> list[float]:
+    a, logp = group_advantages(c), before(c).logp
     mean_a, mean_logp = statistics.fmean(a), statistics.fmean(logp)
     return [(x - mean_a) * (y - mean_logp) for x, y in zip(a, logp, strict=True)]
 
 
-def keep_clip_cov(c: Case, a: Sequence[float], fraction: float, lowest: float, highest: float) -> list[bool]:
+def keep_clip_cov(c: Case, fraction: float, lowest: float, highest: float) -> list[bool]:
     lots: list[float] = []
     for row, length in enumerate(c.batch.lengths_B.tolist()):
         lots += list(np.random.default_rng(seeds.derive(c.batch.seed, "clip_cov", "token", row)).random(length))
-    band = [t for t, x in enumerate(covariances(c, a)) if lowest < x < highest]
-    drawn = sorted(band, key=lambda t: -lots[t])[: max(math.floor(part_of(fraction, len(a))), 1)]
-    return [t not in drawn for t in range(len(a))]
+    band = [t for t, x in enumerate(covariances(c)) if lowest < x < highest]
+    drawn = sorted(band, key=lambda t: -lots[t])[: max(math.floor(part_of(fraction, len(lots))), 1)]
+    return [t not in drawn for t in range(len(lots))]
 
 
-def held_by_kl_cov(c: Case, a: Sequence[float], fraction: float) -> set[int]:
-    return strongest(covariances(c, a), max(math.floor(part_of(fraction, len(a))), 1))
+def held_by_kl_cov(c: Case, fraction: float) -> set[int]:
+    return strongest(size := covariances(c), max(math.floor(part_of(fraction, len(size))), 1))
 
 
 def keep_top_entropy(c: Case, share: float) -> list[bool]:
@@ -160,10 +94,10 @@ def within_entropy_ratio(c: Case, low: float, high: float) -> list[bool]:
     return [1 - low < x < 1 + high for x in ratios]
 
 
-def steer(c: Case, a: Sequence[float], mode: str, lowest: float, highest: float) -> list[float]:
+def steer(c: Case, mode: str, lowest: float, highest: float) -> list[float]:
     def sizes(policy: PolicyValues) -> list[float]:
         result = []
-        for t, x in enumerate(a):
+        for t, x in enumerate(group_advantages(c)):
             p = math.exp(policy.logp[t])
             omega = x / math.exp(before_logp[t]) * p * (1 - p) * (policy.logp[t] + policy.entropy[t])
             result.append(abs(omega))
@@ -181,10 +115,9 @@ def steer(c: Case, a: Sequence[float], mode: str, lowest: float, highest: float)
     return weights
 
 
-def stare(
-    c: Case, a: Sequence[float], target: float, share: float, positive: float, negative: float | None
-) -> list[float]:
-    policy, weights = before(c), [1.0] * len(a)
+def stare(c: Case, target: float, share: float, positive: float, negative: float | None) -> list[float]:
+    a, policy = group_advantages(c), before(c)
+    weights = [1.0] * len(a)
     if statistics.fmean(policy.entropy) >= target:
         return weights
     for side, weight in ((1, positive), (-1, negative)):
@@ -194,52 +127,54 @@ def stare(
     return weights
 
 
-def entropy_changes(c: Case, a: Sequence[float]) -> list[float]:
+def entropy_changes(c: Case) -> list[float]:
     """Predict the change of each token's entropy for a common step, -A (S* - N)."""
     policy = before(c)
-    return [-x * (s - n) for x, s, n in zip(a, policy.s_star, policy.expected, strict=True)]
+    return [-x * (s - n) for x, s, n in zip(group_advantages(c), policy.s_star, policy.expected, strict=True)]
 
 
-def opefo(c: Case, a: Sequence[float]) -> list[float]:
-    changes = entropy_changes(c, a)
+def opefo(c: Case) -> list[float]:
+    changes = entropy_changes(c)
     up, down = math.fsum(x for x in changes if x > 0), -math.fsum(x for x in changes if x < 0)
     tilt = (down - up) / (down + up)
     return [1 + tilt if x > 0 else 1 - tilt if x < 0 else 1.0 for x in changes]
 
 
-def entropic(c: Case, a: Sequence[float], target: float, k_p: float, k_i: float, integral: float = 0.0) -> list[float]:
+def entropic(c: Case, target: float, k_p: float, k_i: float, integral: float = 0.0) -> list[float]:
     error = statistics.fmean(before(c).entropy) - target
     alpha = min(max(k_p * error + k_i * (integral + error), -1), 1)
-    return [1 + alpha if x > 0 else 1 - alpha if x < 0 else 1.0 for x in a]
+    return [1 + alpha if x > 0 else 1 - alpha if x < 0 else 1.0 for x in group_advantages(c)]
 
 
-def entrocraft(c: Case, a: Sequence[float], lower: float, upper: float) -> list[bool]:
+def entrocraft(c: Case, lower: float, upper: float) -> list[bool]:
     h = statistics.fmean(before(c).entropy)
-    return [not (h > upper and x < 0) and not (h < lower and x > 0) for x in a]
+    return [not (h > upper and x < 0) and not (h < lower and x > 0) for x in group_advantages(c)]
 
 
-def keep_quadrants(c: Case, a: Sequence[float], keep: set[tuple[int, int]], with_baseline: bool) -> list[bool]:
+def keep_quadrants(c: Case, keep: set[tuple[int, int]], with_baseline: bool) -> list[bool]:
     policy = before(c)
     deviations = [s - n * with_baseline for s, n in zip(policy.s_star, policy.expected, strict=True)]
-    return [(sign(x), sign(d)) in keep for x, d in zip(a, deviations, strict=True)]
+    return [(sign(x), sign(d)) in keep for x, d in zip(group_advantages(c), deviations, strict=True)]
 
 
-def keep_responses(c: Case, a: Sequence[float], delta: float) -> list[bool]:
-    old, new, keep = before(c).logp, now(c).logp, []
+def keep_responses(c: Case, delta: float) -> list[bool]:
+    a, old, new = group_advantages(c), before(c).logp, now(c).logp
+    keep: list[bool] = []
     for span in responses(c):
         fall = statistics.fmean(old[t] - new[t] for t in span)
         keep += [not (sum(a[t] for t in span) < 0 and fall > delta)] * len(span)
     return keep
 
 
-def keep_predicted(c: Case, a: Sequence[float], wanted: float, most: float) -> list[bool]:
+def keep_predicted(c: Case, wanted: float, most: float) -> list[bool]:
     """Drop tokens one by one until the mean change is on the other side of the wanted change."""
-    changes, keep = entropy_changes(c, a), [True] * len(a)
+    changes = entropy_changes(c)
+    keep = [True] * len(changes)
     direction = sign(wanted - statistics.fmean(changes))
-    for t in sorted(range(len(a)), key=lambda t: direction * changes[t]):
-        mean = math.fsum(x for x, kept in zip(changes, keep, strict=True) if kept) / len(a)
+    for t in sorted(range(len(changes)), key=lambda t: direction * changes[t]):
+        mean = math.fsum(x for x, kept in zip(changes, keep, strict=True) if kept) / len(changes)
         no_help = direction * changes[t] >= 0
-        if direction * (wanted - mean) <= 0 or no_help or keep.count(False) >= math.floor(part_of(most, len(a))):
+        if direction * (wanted - mean) <= 0 or no_help or keep.count(False) >= math.floor(part_of(most, len(changes))):
             break
         keep[t] = False
     return keep
@@ -248,18 +183,20 @@ def keep_predicted(c: Case, a: Sequence[float], wanted: float, most: float) -> l
 # Advantages and rewards
 
 
-def low_prob(c: Case, a: Sequence[float], alpha: float) -> list[float]:
-    return [(alpha * math.exp(logp) + (1 - alpha)) * x for x, logp in zip(a, before(c).logp, strict=True)]
+def low_prob(c: Case, alpha: float) -> list[float]:
+    return [
+        (alpha * math.exp(logp) + (1 - alpha)) * x for x, logp in zip(group_advantages(c), before(c).logp, strict=True)
+    ]
 
 
-def entropy_advantage(c: Case, a: Sequence[float], scale: float, bound: float) -> list[float]:
-    return [x + min(scale * h, abs(x) / bound) for x, h in zip(a, before(c).entropy, strict=True)]
+def entropy_advantage(c: Case, scale: float, bound: float) -> list[float]:
+    return [x + min(scale * h, abs(x) / bound) for x, h in zip(group_advantages(c), before(c).entropy, strict=True)]
 
 
-def repo_r(c: Case, a: Sequence[float], zeta: float) -> list[float]:
+def repo_r(c: Case, zeta: float) -> list[float]:
     return [
         max(x * (1 - zeta * logp), 0) if x > 0 else min(x * (1 + zeta * logp), 0)
-        for x, logp in zip(a, before(c).logp, strict=True)
+        for x, logp in zip(group_advantages(c), before(c).logp, strict=True)
     ]
 
 
@@ -283,8 +220,8 @@ def unlikely_rewards(c: Case, beta: float) -> list[float]:
     return rewards
 
 
-def ucpo(c: Case, a: Sequence[float], tau: float) -> list[float]:
-    right, mean, factors = c.batch.right_B.tolist(), mean_logps(c), [1.0] * len(c.batch)
+def ucpo(c: Case, tau: float) -> list[float]:
+    a, right, mean, factors = group_advantages(c), c.batch.right_B.tolist(), mean_logps(c), [1.0] * len(c.batch)
     for group in groups(c):
         winners = [row for row in group if right[row]]
         if winners:
@@ -306,8 +243,8 @@ def random_rewards(c: Case, chance: float) -> list[float]:
 # Terms
 
 
-def kl_cov_term(c: Case, held: set[int], coefficient: float) -> Callable[[int], tuple[float, list[float]]]:
-    old, new = before(c).logp, now(c).logp
+def kl_cov_term(c: Case, fraction: float, coefficient: float) -> Term:
+    old, new, held = before(c).logp, now(c).logp, held_by_kl_cov(c, fraction)
 
     def term(t: int) -> tuple[float, list[float]]:
         p, y = softmax(c.logits_TV[t].tolist()), int(c.targets_T[t])

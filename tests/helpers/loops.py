@@ -12,6 +12,7 @@ import pytest
 import torch
 from known import known
 from ragged import Case
+from torch import Tensor
 
 from harness.methods.composition import Method
 
@@ -45,30 +46,68 @@ def responses(case: Case) -> list[range]:
     return spans
 
 
+@dataclass
+class PolicyValues:
+    """A policy's statistics of each token."""
+
+    logp: list[float]
+    entropy: list[float]
+    s_star: list[float]
+    expected: list[float]
+
+    @classmethod
+    def of(cls, logits_TV: Tensor, targets_T: Tensor) -> PolicyValues:
+        policy = cls([], [], [], [])
+        for logits, y in zip(logits_TV.tolist(), targets_T.tolist(), strict=True):
+            p = softmax(logits)
+            s = discriminators(p)
+            policy.logp.append(math.log(p[y]))
+            policy.entropy.append(entropy(p))
+            policy.s_star.append(s[y])
+            policy.expected.append(math.fsum(x * y for x, y in zip(p, s, strict=True)))
+        return policy
+
+
+def before(case: Case) -> PolicyValues:
+    return PolicyValues.of(case.old_logits_TV, case.targets_T)
+
+
+def now(case: Case) -> PolicyValues:
+    return PolicyValues.of(case.logits_TV, case.targets_T)
+
+
 def taken(case: Case) -> tuple[list[float], list[float]]:
     """Return S* and N of every token, before the update."""
-    chosen, expected = [], []
-    for logits, y in zip(case.old_logits_TV.tolist(), case.targets_T.tolist(), strict=True):
-        p = softmax(logits)
-        s = discriminators(p)
-        chosen.append(s[y])
-        expected.append(math.fsum(x * y for x, y in zip(p, s, strict=True)))
-    return chosen, expected
+    return before(case).s_star, before(case).expected
 
 
 # Advantages
 
 
+Group = Callable[[list[float]], list[float]]  # the rewards of a group -> the advantages of its responses
+
+
+def by_group(case: Case, advantages: Group, rewards: Sequence[float] | None = None) -> list[float]:
+    """Return the advantages of all tokens, computed for each response from the rewards of its group."""
+    given = case.batch.rewards_B.tolist() if rewards is None else rewards
+    numbers = case.batch.groups_B.tolist()
+    result: list[float] = []
+    for number in sorted(set(numbers)):
+        result += advantages([r for r, n in zip(given, numbers, strict=True) if n == number])
+    return [a for a, span in zip(result, responses(case), strict=True) for _ in span]
+
+
+def centred(values: Sequence[float]) -> list[float]:
+    mean = statistics.fmean(values)
+    return [x - mean for x in values]
+
+
+def standard(rewards: list[float]) -> list[float]:
+    return [a / (statistics.stdev(rewards) + 1e-6) for a in centred(rewards)]
+
+
 def group_advantages(case: Case, divide_by_std: bool = True) -> list[float]:
-    rewards, advantages = case.batch.rewards_B.tolist(), []
-    groups = case.batch.groups_B.tolist()
-    for row, span in enumerate(responses(case)):
-        peers = [r for r, g in zip(rewards, groups, strict=True) if g == groups[row]]
-        advantage = rewards[row] - statistics.fmean(peers)
-        if divide_by_std:
-            advantage /= statistics.stdev(peers) + 1e-6
-        advantages += [advantage] * len(span)
-    return advantages
+    return by_group(case, standard if divide_by_std else centred)
 
 
 def gae(case: Case, gamma: float, lam: float) -> list[float]:
@@ -96,11 +135,6 @@ def whitened(advantages: Sequence[float]) -> list[float]:
 def part_of(share: float, count: int) -> Decimal:
     """Return the share of a count in decimals, as a person would compute it."""
     return Decimal(str(share)) * count
-
-
-def centred(values: Sequence[float]) -> list[float]:
-    mean = statistics.fmean(values)
-    return [x - mean for x in values]
 
 
 def keep_clip_b(
@@ -235,6 +269,11 @@ def kl(coefficient: float = 0.0, estimator: str = "k2") -> Divergence:
     return term
 
 
+NORMS = ("token", "sequence", "constant")
+Gradient = dict[int, list[float]]  # of each token, by its logits
+Term = Callable[[int], tuple[float, list[float]]]  # the number of a token -> value, slopes by its logits
+
+
 @dataclass
 class Oracle:
     """The parts of the loss of a mini-batch."""
@@ -242,17 +281,19 @@ class Oracle:
     advantages: Sequence[float]
     surrogate: Surrogate = field(default_factory=clipped)
     normalise: str = "token"
-    keep: Sequence[bool] | None = None
+    keep: Sequence[float] | None = None
     counted: Sequence[bool] | None = None  # by the denominator; None: every token
     kl: Divergence = field(default_factory=kl)
     bonus: float = 0.0
+    term: Term | None = None  # of each token
+    whole: Callable[[Sequence[int]], tuple[float, Gradient]] | None = None  # of the mini-batch
 
-    def loss(self, case: Case, rows: Sequence[int]) -> tuple[float, dict[int, list[float]]]:
+    def loss(self, case: Case, rows: Sequence[int]) -> tuple[float, Gradient]:
         """Compute the loss of the responses `rows` as one mini-batch, and its gradient by each token's logits."""
         spans = [responses(case)[row] for row in rows]
-        keep = self.keep or [True] * len(self.advantages)
+        keep = self.keep or [1.0] * len(self.advantages)
         counted = self.counted or [True] * len(keep)
-        total, gradient = 0.0, {}
+        total, gradient = 0.0, Gradient()
         for span in spans:
             p = [softmax(case.logits_TV[t].tolist()) for t in span]
             y = [int(case.targets_T[t]) for t in span]
@@ -276,6 +317,15 @@ class Oracle:
                     by_logp * ((v == y[i]) - p[i][v]) + term_factor * self.bonus * s
                     for v, s in enumerate(discriminators(p[i]))
                 ]
+                if self.term is not None:
+                    value, of_term = self.term(t)
+                    total += term_factor * value
+                    gradient[t] = [x + term_factor * y for x, y in zip(gradient[t], of_term, strict=True)]
+        if self.whole is not None:
+            value, of_whole = self.whole(rows)
+            total += value
+            for t, by_logits in of_whole.items():
+                gradient[t] = [x + y for x, y in zip(gradient[t], by_logits, strict=True)]
         return total, gradient
 
     def denominator(self, case: Case, spans: Sequence[range], span: range, counted: Sequence[bool]) -> float:
@@ -286,14 +336,14 @@ class Oracle:
         return len(spans) * case.batch.budget
 
 
-def check_micro_batches(method: Method, case: Case, loops_of: Callable[[range], Oracle]) -> None:
+def check_micro_batches(method: Method, case: Case, loss_of: Callable[[Case, range], tuple[float, Gradient]]) -> None:
     """Compare the losses and gradients of two mini-batches, each in several parts, with those of loops."""
     minibatches = list(case.batch.split(2))
     whole = method.signal(case.old, case.batch, minibatches)
     size = len(case.batch) // 2
     for half, minibatch in enumerate(minibatches):
         rows = range(size * half, size * (half + 1))
-        expected, gradient = loops_of(rows).loss(case, rows)
+        expected, gradient = loss_of(case, rows)
         signal = method.for_step(case.current(minibatch).detach(), whole, minibatch)
         parts = list(minibatch.micro_batches(30))
         assert len(parts) > 2

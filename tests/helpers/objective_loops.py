@@ -8,41 +8,21 @@ import statistics
 from collections.abc import Callable, Sequence
 
 import loops
-from loops import Divergence, Oracle, Response, Surrogate, of_tokens
+from loops import Divergence, Group, Oracle, Response, Surrogate, by_group, of_tokens, standard
 from ragged import Case
 
 # Advantages: one number for each token, from the rewards of the batch.
-
-Group = Callable[[list[float]], list[float]]  # the rewards of a group -> the advantages of its responses
-
-
-def by_group(case: Case, advantages: Group, rewards: Sequence[float] | None = None) -> list[float]:
-    """Return the advantages of all tokens, computed for each response from the rewards of its group."""
-    given = case.batch.rewards_B.tolist() if rewards is None else rewards
-    numbers = case.batch.groups_B.tolist()
-    result: list[float] = []
-    for number in sorted(set(numbers)):
-        result += advantages([r for r, n in zip(given, numbers, strict=True) if n == number])
-    return [a for a, span in zip(result, loops.responses(case), strict=True) for _ in span]
 
 
 def leave_one_out(rewards: list[float]) -> list[float]:
     return [r - statistics.fmean(rewards[:i] + rewards[i + 1 :]) for i, r in enumerate(rewards)]
 
 
-def standard(rewards: list[float]) -> list[float]:
-    return [a / (statistics.stdev(rewards) + 1e-6) for a in loops.centred(rewards)]
-
-
-def penalties(case: Case) -> list[float]:
-    """Return DAPO's penalty of each response: 0 up to a length, 1 at the limit, linear in between."""
-    budget = case.batch.budget
-    start = 0.8 * budget
-    return [max(0.0, (length - start) / (budget - start)) for length in case.batch.lengths_B.tolist()]
-
-
 def overlong(case: Case) -> list[float]:
-    return [r - 0.5 * p for r, p in zip(case.batch.rewards_B.tolist(), penalties(case), strict=True)]
+    """Take DAPO's penalty from each reward: 0 up to a length, a half at the limit, linear in between."""
+    start, budget = 0.8 * case.batch.budget, case.batch.budget
+    pairs = zip(case.batch.rewards_B.tolist(), case.batch.lengths_B.tolist(), strict=True)
+    return [reward - 0.5 * max(0.0, (length - start) / (budget - start)) for reward, length in pairs]
 
 
 def over_all(case: Case) -> Group:
@@ -353,4 +333,3 @@ def bapo_bounds(
 
 
 Make = Callable[[Case], Oracle]
-NORMS = ("token", "sequence", "constant")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from harness.conformance.probe import stats_of
 from harness.methods.batch import Rollout, TokenBatch, TokenStats
 
 VOCABULARY = 7
@@ -40,27 +40,6 @@ def batch_of(
 ) -> TokenBatch:
     batch = TokenBatch.of(groups, rewards, budget, "cpu", **more)
     return dataclasses.replace(batch, rewards_B=torch.tensor(rewards, dtype=torch.float64))
-
-
-def stats_of(logits_TV: Tensor, targets_T: Tensor) -> TokenStats:
-    logp_TV = logits_TV.log_softmax(-1)
-    p_TV = logp_TV.exp()
-    return TokenStats(
-        logp=logp_TV.gather(1, targets_T[:, None])[:, 0],
-        entropy=-(p_TV * logp_TV).sum(-1),
-        sum_p2=(p_TV**2).sum(-1).detach(),
-        sum_p2_logp=(p_TV**2 * logp_TV).sum(-1).detach(),
-        min_p_logp=filtered_logp(p_TV.detach().tolist(), targets_T.tolist()),
-    )
-
-
-def filtered_logp(p: list[list[float]], targets: list[int]) -> Tensor:
-    """Renormalises over the tokens that have at least 0.02 of the largest probability."""
-    result = []
-    for row, y in zip(p, targets, strict=True):
-        kept = [x for x in row if x >= 0.02 * max(row)]
-        result.append(math.log(row[y] / math.fsum(kept)) if row[y] in kept else -math.inf)
-    return torch.tensor(result, dtype=torch.float64)
 
 
 @dataclasses.dataclass

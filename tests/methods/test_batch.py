@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from companions import on_ranks
+from known import known
 from ragged import Case, batch_of, case, rollouts
 from torch import Tensor
 
@@ -73,64 +74,36 @@ def test_split_gives_whole_groups_in_order(parts: int) -> None:
         check(piece, flat, list(range(number * size, (number + 1) * size)))
 
 
-@pytest.mark.parametrize("tokens", [1, 20, 40, 100, 10_000])
-@pytest.mark.parametrize("prompts_weigh", [True, False])
-def test_micro_batches_within_the_budget(tokens: int, prompts_weigh: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompts_weigh_and_sequences_are_long(monkeypatch: pytest.MonkeyPatch) -> None:
     flat, batch = made(1)
-    assert batch.prompts_weigh == (2 * sum(len(r.prompt) for r in flat) > sum(len(r.response) for r in flat))
-    monkeypatch.setattr(TokenBatch, "prompts_weigh", prompts_weigh)
-    lengths = [len(r.prompt) + len(r.response) for r in flat]
-    pieces = list(batch.micro_batches(tokens))
-    rows = [[round(x) for x in piece.rewards_B.tolist()] for piece in pieces]
-    assert sorted(row for piece in rows for row in piece) == list(range(18))
-    for piece, held in zip(pieces, rows, strict=True):
-        check(piece, flat, held)
-        assert len(held) == 1 or max(lengths[row] for row in held) * len(held) <= tokens
-    ordered = [row for piece in rows for row in piece]
-    assert ordered == (sorted(ordered) if prompts_weigh else sorted(ordered, key=lambda row: lengths[row]))
-    # No piece could have taken the first response of the next one.
-    for held, following in itertools.pairwise(rows):
-        assert max(lengths[row] for row in [*held, following[0]]) * (len(held) + 1) > tokens
-
-
-@pytest.mark.parametrize("tokens", [1, 20, 40, 100, 10_000])
-def test_packed_micro_batches_keep_the_order_and_know_no_padding(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    flat, batch = made(1)
-    lengths = [len(r.prompt) + len(r.response) for r in flat]
-    monkeypatch.setattr("harness.methods.batch.LONG", sum(lengths) / 18)
-    pieces = list(batch.micro_batches(tokens, packing=True))
-    rows = [[round(x) for x in piece.rewards_B.tolist()] for piece in pieces]
-    assert [row for held in rows for row in held] == list(range(18))
-    for piece, held in zip(pieces, rows, strict=True):
-        check(piece, flat, held)
-        assert piece.packed
-        assert len(held) == 1 or sum(lengths[row] for row in held) <= tokens
-    for held, following in itertools.pairwise(rows):
-        assert sum(lengths[row] for row in [*held, following[0]]) > tokens
-    assert not any(piece.packed for piece in batch.micro_batches(tokens)), "the model does not allow it"
-    monkeypatch.setattr("harness.methods.batch.LONG", sum(lengths) / 18 + 0.1)
-    assert not any(piece.packed for piece in batch.micro_batches(tokens, packing=True)), "sequences are short"
+    prompts, responses = (sum(map(len, texts)) for texts in zip(*((r.prompt, r.response) for r in flat), strict=True))
+    assert batch.prompts_weigh == (2 * prompts > responses)
+    for long, packed in (((prompts + responses) / 18, True), ((prompts + responses) / 18 + 0.1, False)):
+        monkeypatch.setattr("harness.methods.batch.LONG", long)
+        assert all(piece.packed == packed for piece in batch.micro_batches(40, packing=True))
+        assert not any(piece.packed for piece in batch.micro_batches(40)), "the model does not allow it"
 
 
 @pytest.mark.parametrize("tokens", [1, 20, 40, 100, 10_000])
 @pytest.mark.parametrize("way", ["sorted", "whole groups", "packed"])
-def test_copies_are_in_one_micro_batch_and_count_once(tokens: int, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("copies", [(0, 1, 2), (0, 1, 0, 2, 1, 0)])  # of three responses of each group
+def test_copies_are_in_one_micro_batch_and_count_once(
+    tokens: int, way: str, copies: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(TokenBatch, "prompts_weigh", way == "whole groups")
     monkeypatch.setattr("harness.methods.batch.LONG", 0 if way == "packed" else 10**6)
     flat, _ = made(1)
-    # Three responses of each group, the first one three times and the second one twice; each copy has its own log p.
-    copies = (0, 1, 0, 2, 1, 0)
-    groups = []
+    groups = []  # each copy has its own log p
     for first in range(0, 18, 3):
         chosen = [flat[first + copy] for copy in copies]
         groups.append([dataclasses.replace(r, logp=[-float(i)] * len(r.response)) for i, r in enumerate(chosen)])
-    batch = TokenBatch.of(groups, [float(i) for i in range(36)], 16, "cpu")
+    batch = TokenBatch.of(groups, [float(i) for i in range(6 * len(copies))], 16, "cpu")
     originals = [first + copy for first in range(0, 18, 3) for copy in copies]  # of each row, in `flat`
     lengths = [len(r.prompt) + len(r.response) for r in flat]
 
     pieces = list(batch.micro_batches(tokens, packing=way == "packed"))
     held = [[round(x) for x in piece.rewards_B.tolist()] for piece in pieces]
-    assert sorted(row for rows in held for row in rows) == list(range(36))
+    assert sorted(row for rows in held for row in rows) == list(range(len(batch)))
     originals_held = [list(dict.fromkeys(originals[row] for row in rows)) for rows in held]
     order = [original for part in originals_held for original in part]
     assert sorted(order) == list(range(18)), "no response has copies in two parts"
@@ -149,7 +122,7 @@ def test_copies_are_in_one_micro_batch_and_count_once(tokens: int, way: str, mon
         assert [s.tolist() for s in once.sequences] == [flat[i].prompt + flat[i].response for i in part]
         tokens_T = torch.cat([s[n:] for s, n in zip(once.sequences, once.prompt_lengths_B.tolist(), strict=True)])
         assert tokens_T[place_T].tolist() == [token for row in rows for token in flat[originals[row]].response]
-        own = [-float(row % 6) for row in rows for _ in flat[originals[row]].response]
+        own = [-float(row % len(copies)) for row in rows for _ in flat[originals[row]].response]
         assert piece.behaviour_logp_T.tolist() == own, "the engine's log p is each copy's own"
 
 
@@ -163,8 +136,8 @@ def test_equal_responses_to_other_prompts_are_no_copies() -> None:
     last = batch.take([7, 6, 5])
     assert [s.tolist() for s in last.without_copies()[0].sequences] == [[1, 5, 3], [1, 5, 3, 4]]
     assert last.without_copies()[1].tolist() == [0, 1, 2, 0]
-    known = TokenBatch.of([group, other], [0.0] * 8, 2, "cpu", copies=[[0, 1, 0, 1]] * 2)
-    assert torch.equal(known.copy_of_B, batch.copy_of_B)
+    given = TokenBatch.of([group, other], [0.0] * 8, 2, "cpu", copies=[[0, 1, 0, 1]] * 2)
+    assert torch.equal(given.copy_of_B, batch.copy_of_B)
 
 
 def test_micro_batches_of_a_minibatch_point_into_the_whole_batch() -> None:
@@ -279,6 +252,13 @@ SPECS = (
     "otb",
     "bapo",
 )
+CHOOSING = (
+    "clip_cov(fraction=0.05, lowest=0, highest=9)",
+    "top_entropy",
+    "stare(target=9)",
+    "clip_predict(target=2)",
+    "clip_servo(damping=0)",
+)
 
 
 # The groups of each rank. A mini-batch is made of one part from each rank: here groups 0-3, then 4-7.
@@ -295,6 +275,7 @@ def measured(c: Case, groups: Sequence[int]) -> dict[str, Tensor]:
     rewards = [reward for reward, group in rewarded if group in groups]
     batch = batch_of([c.groups[i] for i in groups], rewards, places=groups, seed=3)
     old = c.old.at(tokens_of(c, groups))
+    old = dataclasses.replace(old, entropy=known(old.entropy).round(decimals=1))  # with ties
     result = {
         "mean": batch.global_mean(old.logp),
         "std": batch.global_std(old.logp),
@@ -305,12 +286,11 @@ def measured(c: Case, groups: Sequence[int]) -> dict[str, Tensor]:
         "uniform of responses_T": batch.uniform_B("test")[batch.sequence_T],
         "count": torch.tensor([batch.global_count(old.logp < -1), batch.global_responses(), batch.global_tokens()]),
     }
-    for spec in SPECS:
+    for spec in (*SPECS, *CHOOSING):
         method, minibatches = Method.of(spec, baselines.table()), list(batch.split(2))
         signal = method.signal(old, batch, minibatches)
-        assert old.entropy is not None
-        assert old.values is not None
-        seen = dynamics.of_step(method, signal, batch, minibatches, old.entropy + old.values, temperature=0.7)
+        after_T = known(old.entropy) + known(old.values)
+        seen = dynamics.of_step(method, signal, batch, minibatches, after_T, temperature=0.7)
         result |= {f"{spec} {name}": torch.tensor(value, dtype=torch.float64) for name, value in seen.items()}
         result |= {f"{spec} {name}_T": getattr(signal, f"{name}_T") for name in ("advantages", "weights", "scale")}
     return result
@@ -324,7 +304,9 @@ def measured_on_rank(rank: int, folder: Path) -> dict[str, torch.Tensor]:
 def test_batch_on_two_ranks(tmp_path: Path) -> None:
     ranks = on_ranks(measured_on_rank, tmp_path)
     c = case(0, groups=8)
-    for name, alone in measured(c, range(8)).items():
+    expected = measured(c, range(8))
+    assert all(len(expected[f"{spec} weights_T"].unique()) > 1 for spec in CHOOSING)
+    for name, alone in expected.items():
         together = alone.new_zeros(alone.shape)
         for rank, groups in enumerate(RANKS):
             if name.endswith("_T"):
