@@ -125,26 +125,6 @@ def test_clips_keep_all_tokens_without_spread(spec: str) -> None:
     assert all(weights(spec, c))
 
 
-@pytest.mark.parametrize(
-    "spec", ["clip_b(mu=0.8)", "clip_v(mu=0.8, max_frac=0.03)", "clip_b(share=0.1)", "clip_v(share=0.1)"]
-)
-def test_clips_in_any_order(spec: str) -> None:
-    c = CASES[0]
-    m = method(f"ppo+{spec}")
-    whole = m.signal(c.old, c.batch, [c.batch])
-    order = torch.randperm(len(c.batch), generator=torch.Generator().manual_seed(0)).tolist()
-    shuffled = c.batch.take(order)
-    signal = m.signal(c.old.at(shuffled.index_T), dataclasses.replace(shuffled, index_T=c.batch.index_T), [])
-    assert torch.equal(signal.weights_T, whole.weights_T[shuffled.index_T])
-    torch.testing.assert_close(signal.advantages_T, whole.advantages_T[shuffled.index_T], rtol=1e-12, atol=1e-12)
-
-    padded_groups = [[dataclasses.replace(r, prompt=[1] * 40 + r.prompt) for r in group] for group in c.groups]
-    padded = batch_of(padded_groups, c.batch.rewards_B.tolist())
-    signal = m.signal(c.old, padded, [padded])
-    assert torch.equal(signal.weights_T, whole.weights_T)
-    assert torch.equal(signal.advantages_T, whole.advantages_T)
-
-
 @pytest.mark.parametrize("normalise", ["token", "sequence", "constant"])
 def test_dropped_tokens_leave_the_denominator_only_on_demand(normalise: str) -> None:
     c = CASES[0]

@@ -99,25 +99,6 @@ class Remembering(Control):
         return {}
 
 
-class Tide(Remembering):
-    """Closes its gate above the running mean of a number of its own."""
-
-    def marks(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> Mapping[str, Tensor]:
-        assert old.entropy is not None
-        now = batch.global_mean(old.entropy)
-        return {"level": now, "flood": now > self.memory.get("level", float("inf"))}
-
-    def gate(self, view: View) -> Tensor:
-        return (~view.marks["flood"]).double()
-
-    def metrics(self, view: View) -> Mapping[str, float]:
-        return {"level": float(view.marks["level"])}
-
-    def observe(self, metrics: Mapping[str, float]) -> None:
-        before = self.memory.get("level", metrics["level"])
-        self.memory["level"] = 0.9 * before + 0.1 * metrics["level"]
-
-
 class Share(Remembering):
     """Scales by the last step's share of right responses."""
 
@@ -158,15 +139,6 @@ class PartMean(Control):
     def gate(self, view: View) -> Tensor:
         p_T = view.current.logp.exp()
         return 1 + 0.1 * (p_T - p_T.mean()).detach() ** 2
-
-
-class FalselySilent(Control):
-    """Has a term for every token, and denies it."""
-
-    silent_without_signal = True
-
-    def term(self, view: View) -> Tensor:
-        return 0.01 * view.current.logp
 
 
 class Explodes(Control):
@@ -225,22 +197,6 @@ class BareDeviation(GroupObjective):
         return view.ratio_T * view.advantages_T
 
 
-class Reversed(Grpo):
-    """Has the value of GRPO and the opposite gradient."""
-
-    def surrogate(self, view: View) -> Tensor:
-        surrogate_T = super().surrogate(view)
-        return 2 * surrogate_T.detach() - surrogate_T
-
-
-class Doubled(Grpo):
-    """Has the value of GRPO and twice its gradient."""
-
-    def surrogate(self, view: View) -> Tensor:
-        surrogate_T = super().surrogate(view)
-        return 2 * surrogate_T - surrogate_T.detach()
-
-
 class ReadsTokens(Control):
     """Drops responses that end with a certain token."""
 
@@ -257,13 +213,6 @@ class ChangesAdvantages(Control):
     def weights(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> float:
         advantages_T.clamp_(-0.5, 0.5)
         return 1.0
-
-
-class OwnGenerator(Control):
-    """Draws with the seed of the batch, in the order of its tokens."""
-
-    def weights(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> Tensor:
-        return torch.rand(len(advantages_T), generator=torch.Generator().manual_seed(batch.seed)).double()
 
 
 class AveragedCritic(Ppo):
@@ -302,10 +251,13 @@ WRONG: dict[str, tuple[type[Component], str, str]] = {
         "the advantages do not follow shaped rewards",
     ),
     "explodes": (Explodes, "edges", r"the loss is not finite where log ratios of \+-100"),
-    "forgetful": (Forgetful, "memory", "state leaves something out"),
     "half_forgetful": (HalfForgetful, "memory", "a loaded memory is not the one"),
     "gossip": (Gossip, "memory", "the memory is shared"),
-    "falsely_silent": (FalselySilent, "silence", "a response whose tokens have no advantage has a gradient"),
+    "falsely_silent": (
+        mutant(silent_without_signal=True, term=lambda self, view: 0.01 * view.current.logp),
+        "silence",
+        "a response whose tokens have no advantage has a gradient",
+    ),
     "unused": (
         mutant(needs=frozenset({"sum_p2"})),
         "needs",
@@ -367,22 +319,22 @@ WRONG: dict[str, tuple[type[Component], str, str]] = {
         "gradient",
         "the gradient is not finite on an ordinary batch",
     ),
-    "tide": (Tide, "memory", "state leaves something out"),
     "share": (Share, "memory", "state leaves something out"),
-    "reversed": (Reversed, "direction", r"at ratio 1 the gradient goes against the advantage for 100\.0%"),
-    "unsigned": (
-        mutant(
-            Grpo, surrogate=lambda self, view: (view.ratio_T * view.advantages_T).abs().detach() * view.current.logp
-        ),
+    "reversed": (  # the value of GRPO
+        mutant(Grpo, surrogate=lambda self, view: 2 * Grpo.surrogate(self, view).detach() - Grpo.surrogate(self, view)),
         "direction",
-        "at ratio 1 the gradient goes against the advantage for",
+        r"at ratio 1 the gradient goes against the advantage for 100\.0%",
     ),
     "loss_for_surrogate": (
         mutant(Grpo, surrogate=lambda self, view: -Grpo.surrogate(self, view)),
         "direction",
         "at ratio 1 a step along the gradient lowers the log p",
     ),
-    "doubled": (Doubled, "direction", "nor that of the surrogate's value: 2 times advantage"),
+    "doubled": (  # the value of GRPO
+        mutant(Grpo, surrogate=lambda self, view: 2 * Grpo.surrogate(self, view) - Grpo.surrogate(self, view).detach()),
+        "direction",
+        "nor that of the surrogate's value: 2 times advantage",
+    ),
     "reversed_beyond": (  # the clip
         mutant(Grpo, beyond=lambda self, ratio_T, bound_T: bound_T * (2 - ratio_T / ratio_T.detach())),
         "direction",
@@ -439,7 +391,6 @@ WRONG: dict[str, tuple[type[Component], str, str]] = {
         "order",
         "in another order",
     ),
-    "own_generator": (OwnGenerator, "order", "in another order"),
     "counts_prompts": (
         mutant(
             Grpo,
@@ -449,11 +400,6 @@ WRONG: dict[str, tuple[type[Component], str, str]] = {
         ),
         "order",
         "behind longer prompts",
-    ),
-    "padded_mean": (  # over the longest response that happens to be with it
-        mutant(Grpo, surrogate=lambda self, view: Grpo.surrogate(self, view) / max(int(view.batch.lengths_B.max()), 1)),
-        "micro-batches",
-        "in other micro-batches",
     ),
     "turns_advantages": (mutant(reshape=lambda self, a_T, *_: -a_T), "direction", "turns the advantages around"),
     "turns_rewards": (
@@ -474,17 +420,16 @@ WRONG: dict[str, tuple[type[Component], str, str]] = {
 @pytest.mark.parametrize("name", WRONG)
 def test_checks_catch_mistakes(name: str) -> None:
     kind, expected, words = WRONG[name]
-    mine, right = Subject(name, {**baselines.METHODS, name: kind}), check.CHECKS[expected]
-    finding = finding_of(expected, right.advice, partial(right.run, mine))
+    finding = checked(kind, expected, name)
     assert not finding.passed, "the mistake was not seen"
     assert re.search(words, finding.message)
     assert finding.advice
 
 
-def checked(kind: type[Component], name: str) -> Finding:
-    """Run one check of a method that is registered as `mine`."""
-    wanted = check.CHECKS[name]
-    return finding_of(name, wanted.advice, partial(wanted.run, Subject("mine", {**baselines.METHODS, "mine": kind})))
+def checked(kind: type[Component], name: str, registered: str = "mine") -> Finding:
+    """Run one check of a method."""
+    wanted, subject = check.CHECKS[name], Subject(registered, {**baselines.METHODS, registered: kind})
+    return finding_of(name, wanted.advice, partial(wanted.run, subject))
 
 
 def test_silence_of_a_mean_over_a_micro_batch() -> None:
@@ -493,7 +438,7 @@ def test_silence_of_a_mean_over_a_micro_batch() -> None:
     assert not finding.passed
     assert "depends on the micro-batch" in finding.message
     assert finding.advice == check.CHECKS["micro-batches"].advice
-    assert checked(FalselySilent, "silence").advice == "set silent_without_signal = False"
+    assert checked(WRONG["falsely_silent"][0], "silence").advice == "set silent_without_signal = False"
 
 
 @dataclass(frozen=True)
@@ -506,16 +451,9 @@ class Focal(Grpo):
         return (1 - view.current.logp.exp()).detach() * view.ratio_T * view.advantages_T
 
 
-@dataclass(frozen=True)
-class Twofold(Grpo):
-    """Has twice the value of GRPO, and so twice its gradient."""
-
-    def surrogate(self, view: View) -> Tensor:
-        return 2 * super().surrogate(view)
-
-
 def test_direction_of_a_gradient_of_another_size() -> None:
-    finding = checked(Twofold, "direction")
+    twofold = mutant(Grpo, surrogate=lambda self, view: 2 * Grpo.surrogate(self, view))
+    finding = checked(twofold, "direction")
     assert (finding.passed, finding.message) == (
         True,
         "at ratio 1 2 times advantage, weight and gate, which is the slope of its value",
@@ -734,7 +672,6 @@ import sys
 from dataclasses import dataclass
 from functools import cached_property
 from baselines.grpo import Grpo
-from harness import ranks
 from harness.methods.verbs import Control
 
 @dataclass(frozen=True)
@@ -763,11 +700,6 @@ class OwnMetric(Control):
         self.remembered["level"] = metrics["level"]
 
 @dataclass(frozen=True)
-class Longest(Control):
-    def reshape(self, advantages_T, old, batch):
-        return advantages_T / batch.lengths_B.max()
-
-@dataclass(frozen=True)
 class Responses(Grpo):
     def scale(self, batch, counted_T):
         return counted_T / len(batch)
@@ -786,19 +718,14 @@ class OwnMarks(Control):
         return (view.current.logp.detach() > view.marks["most"]) * 1.0
 
 @dataclass(frozen=True)
-class OwnNumber(Control):
-    def weights(self, old, advantages_T, batch):
-        return 1.0 + ranks.own_rank()
-
-@dataclass(frozen=True)
 class Loud(Control):
     def weights(self, old, advantages_T, batch):
         print("x" * 200_000, file=sys.stderr)  # more than a pipe holds
         return (advantages_T >= 0) * 1.0
 
 METHODS = {
-    "own_mean": OwnMean, "waits": Waits, "own_metric": OwnMetric, "longest": Longest, "responses": Responses,
-    "own_baseline": OwnBaseline, "own_marks": OwnMarks, "own_number": OwnNumber, "loud": Loud,
+    "own_mean": OwnMean, "waits": Waits, "own_metric": OwnMetric, "responses": Responses,
+    "own_baseline": OwnBaseline, "own_marks": OwnMarks, "loud": Loud,
 }
 """
 
@@ -815,11 +742,9 @@ def test_check_on_two_ranks_of_right_and_wrong_methods(tmp_path: Path, monkeypat
         "own_mean": "weights differ between 2 ranks and one",
         "waits": f"waited {patience_s:.0f} s for another",
         "own_metric": "own_metric/level is .* on a rank of 2, and .* on one",
-        "longest": "advantages differ",
         "responses": "the loss is .* on 2 ranks",
         "own_baseline": "advantages differ",
         "own_marks": "on 2 ranks",
-        "own_number": "weights differ",
     }
     right = ["ppo+clip_v(share=0.2)", "grpo(normalise=sequence)+adaptive_entropy", "loud"]
     findings = two_ranks.check_on_two_ranks([*wrong, *right], ["on_ranks"])

@@ -162,18 +162,6 @@ def test_train_step_with_a_correction(tmp_path: Path, monkeypatch: pytest.Monkey
 # What is logged
 
 
-def test_ratios_correct_an_expectation_over_the_engine_to_one_over_the_trainer() -> None:
-    """Add up all tokens of a vocabulary: sum of q (p / q) f = sum of p f, where nothing is bounded."""
-    generator = torch.Generator().manual_seed(0)
-    p, q = torch.rand(2, 9, dtype=torch.float64, generator=generator).softmax(1)
-    f = torch.rand(9, dtype=torch.float64, generator=generator)
-    batch = TokenBatch.of([[Rollout([1], [y], [0.0], True) for y in range(9)]], [0.0] * 9, 1, "cpu")
-    batch = dataclasses.replace(batch, behaviour_logp_T=q.log())
-    factors_T = correction_factors(batch, p.log(), Correction("truncated", high=1e9))
-    assert (q * factors_T * f).sum().item() == pytest.approx((p * f).sum().item(), rel=1e-12)
-    assert (q * f).sum().item() != pytest.approx((p * f).sum().item(), rel=1e-3)
-
-
 @pytest.mark.parametrize("given", [Correction(), SETTINGS[1], SETTINGS[-1]], ids=str)
 def test_raw_ratios_are_those_of_the_loops(given: Correction) -> None:
     made = drifted(4)
