@@ -297,6 +297,8 @@ def test_train_step_answer_metrics(tmp_path: Path) -> None:
     record = trainer.train_step(1, Stopwatch())
     collected, stats = seen
 
+    different = [len({tuple(rollout.response) for rollout in group}) / len(group) for group in collected.groups]
+    assert record["responses/distinct"] == sum(different) / len(different) < 1
     shares, tails, kept, place = [], [], list[float](), 0
     for group in collected.groups:
         answers = set()
