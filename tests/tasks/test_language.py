@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from itertools import combinations, permutations
 from pathlib import Path
-from typing import Any
+from unittest import mock
 
 import pytest
 from known import known
@@ -55,11 +55,12 @@ def verdict_and_text(task: LanguageTask, key: str, response: str) -> tuple[Verdi
 
 
 @pytest.mark.parametrize("task", [*DEFAULTS, *OTHERS], ids=str)
-def test_splits_are_apart_and_the_examples_are_in_none(task: LanguageTask) -> None:
+def test_splits_are_apart_and_the_eight_right_examples_are_in_none(task: LanguageTask) -> None:
     ids = {split: [problem.id for problem in task.problems(split)] for split in SPLITS}
     every = [name for names in ids.values() for name in names]
     assert len(every) == len(set(every))
     examples = dict(task.examples())
+    assert [verdict_and_text(task, *example)[0] for example in examples.items()] == [RIGHT] * 8
     assert not set(examples) & set(every)
     shots = tuple((task.prompt(key), response) for key, response in examples.items())[: task.shots]
     for split in SPLITS:
@@ -67,14 +68,6 @@ def test_splits_are_apart_and_the_examples_are_in_none(task: LanguageTask) -> No
     # The number of shots changes no problem.
     bare = dataclasses.replace(task, shots=0)
     assert {split: [problem.id for problem in bare.problems(split)] for split in SPLITS} == ids
-
-
-@pytest.mark.parametrize("task", [*DEFAULTS, *OTHERS], ids=str)
-def test_examples_are_eight_right_answers(task: LanguageTask) -> None:
-    examples = task.examples()
-    assert len(dict(examples)) == 8
-    for key, response in examples:
-        assert verdict_and_text(task, key, response)[0] == RIGHT
 
 
 @pytest.mark.parametrize("task", [task for task in (*DEFAULTS, *OTHERS) if isinstance(task, Solving)], ids=str)
@@ -204,10 +197,16 @@ def test_lists_verdicts(key: str, response: str, verdict: Verdict, text: str | N
     assert verdict_and_text(Lists(), key, response) == (verdict, text)
 
 
-def test_text_after_a_list_is_seen() -> None:
-    task, text = Lists(), "apple, pear, cherry. These are fruits."
-    assert task.read(WITHOUT_B, text) == Answer(None, len("apple, pear, cherry."))
-    assert task.read(WITHOUT_B, "apple, pear\n\n1. cherry") == Answer(None, len("apple, pear"))
+@pytest.mark.parametrize(
+    ("task", "key", "answer", "rest"),
+    [
+        (Lists(), WITHOUT_B, "apple, pear, cherry.", " These are fruits."),
+        (Lists(), WITHOUT_B, "apple, pear", "\n\n1. cherry"),
+        (Sentences(), "5 dog", "The dog is very old.", " It sleeps."),
+    ],
+)
+def test_text_after_an_answer_is_seen(task: LanguageTask, key: str, answer: str, rest: str) -> None:
+    assert task.read(key, answer + rest) == Answer(None, len(answer))
 
 
 def test_lists_solutions_are_those_of_the_enumeration() -> None:
@@ -302,10 +301,6 @@ def test_sentences_verdicts(key: str, response: str, verdict: Verdict, text: str
 def test_mechanical_sentences_are_refused(response: str) -> None:
     """Each has five words with the given one, and no language."""
     assert verdict_and_text(Sentences(), "5 dog", response)[0] == WRONG
-
-
-def test_text_after_a_sentence_is_seen() -> None:
-    assert Sentences().read("5 dog", "The dog is very old. It sleeps.") == Answer(None, len("The dog is very old."))
 
 
 def test_forms_of_a_word_have_one_stem() -> None:
@@ -411,21 +406,15 @@ class Spelling:
 
 
 @pytest.mark.slow
-def test_training_and_evaluation_ask_with_the_worked_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_and_evaluation_ask_with_the_worked_examples(tmp_path: Path) -> None:
     overrides = [*SHORT, "tasks=[sorting]", "eval.problems=2", "models=[countdown-tiny]"]
     planned = Cell.of(config.load_config("demo", overrides), "grpo", "sorting", "countdown-tiny", seed=0)
     trainer = Trainer(parts.build_parts(planned.spec, VerifierPool()), tmp_path)
     trainer.engine.load(trainer.policy.module)
-    calls: list[list[list[int]]] = []
-    generate = trainer.engine.generate
-
-    def recorded(prompts: list[list[int]], *given: Any, **settings: Any) -> Any:
-        calls.append(prompts)
-        return generate(prompts, *given, **settings)
-
-    monkeypatch.setattr(trainer.engine, "generate", recorded)
-    sampled(trainer, 1)
-    trainer.evaluate(0)
+    with mock.patch.object(trainer.engine, "generate", wraps=trainer.engine.generate) as generate:
+        sampled(trainer, 1)
+        trainer.evaluate(0)
+    calls = [call.args[0] for call in generate.call_args_list]
     problems = asked(trainer, 1), Sorting().problems("test")[:2]
     assert all(len(problem.shots) == 4 for of_call in problems for problem in of_call)
     assert calls == [[render_prompt(trainer.parts.tokenizer, problem) for problem in of_call] for of_call in problems]
