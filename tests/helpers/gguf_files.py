@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import math
-import os
-import signal
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 from transformers import PreTrainedModel
 from transformers.convert_slow_tokenizer import bytes_to_unicode
-
-from harness.rollout import dequantize, digests, models
 
 END = "<|end|>"
 TEMPLATE = (
@@ -100,17 +94,3 @@ def of_vocabulary(settings: dict[str, Any]) -> dict[str, Any]:
 def same_weights(one: PreTrainedModel, other: PreTrainedModel) -> bool:
     ours, theirs = dict(one.named_parameters()), dict(other.named_parameters())
     return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
-
-
-def convert_until(path: Path, cache: Path, point: str) -> None:
-    """Convert a file, as a process that is killed when it saves the tokenizer, when it sets the seal, or never."""
-
-    def kill(*_: Any, **__: Any) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    os.environ["ENTROBENCH_CACHE"] = str(cache)
-    dequantize.MOST_NATS = math.inf  # for random weights
-    ends = {"tokenizer": (dequantize, "save_tokenizer"), "seal": (digests, "seal_model")}
-    if point in ends:
-        mock.patch.object(*ends[point], kill).start()
-    models.resolve(str(path)).folder()

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from harness.base.errors import UserError
 from harness.methods.batch import Rollout
-from harness.rollout.embedded import EmbeddedEngine, grown, sample_tokens, uniforms
+from harness.rollout.embedded import EmbeddedEngine, sample_tokens, uniforms
 from harness.rollout.protocol import Engine
 
 SIZES = {
@@ -268,32 +268,6 @@ def test_uninitialised_memory_is_never_read() -> None:
         assert short() == expected
     finally:
         torch.use_deterministic_algorithms(False)
-
-
-def test_samples_are_in_one_state_until_their_tokens_differ() -> None:
-    """Against sets of samples by their tokens so far, with a cache that holds each state's own tokens."""
-    generator = torch.Generator().manual_seed(0)
-    samples = 40
-    states_B = torch.arange(samples) % 4  # four prompts
-    seen: list[tuple[int, ...]] = [(prompt,) for prompt in states_B.tolist()]
-    cache = torch.full((samples, 12), -1)
-    cache[:4, 0] = torch.arange(4)
-    moved = 0
-    for t in range(1, 12):
-        ends = torch.rand(len(seen), generator=generator) < 0.1
-        tokens_B = torch.randint(3, (len(seen),), generator=generator)
-        seen = [(*before, token) for before, token in zip(seen, tokens_B.tolist(), strict=True)]
-        seen = [tokens for tokens, ended in zip(seen, ends.tolist(), strict=True) if not ended]
-        parents, last, states_B = grown(states_B[~ends], tokens_B[~ends], vocabulary=3)
-        assert len(parents) == len(last) == len(set(seen))
-        copied = (parents != torch.arange(len(parents))).nonzero().squeeze(1)
-        moved += len(copied)
-        cache[copied, :t] = cache[parents[copied], :t]
-        cache[: len(parents), t] = last
-        assert [tuple(row) for row in cache[states_B, : t + 1].tolist()] == seen
-    assert moved < 40, "most states stay in their places"
-    alone = grown(torch.tensor([5]), torch.tensor([1]), vocabulary=3)
-    assert [x.tolist() for x in alone] == [[5], [1], [0]]
 
 
 def test_sample_tokens_of_probability_zero() -> None:

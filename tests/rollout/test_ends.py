@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import EOS, PROMPTS, SEEDS, build, generate
+from tiny import EOS, build, generate
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -107,7 +107,6 @@ def test_a_response_ends_with_the_first_of_several_tokens(further: Sequence[int]
             assert after.finished == (length is not None)
             cut += length is not None and before.response[length - 1] != EOS
     assert bool(cut) == bool(further)
-    assert len(PROMPTS) == len(SEEDS)
 
 
 def test_a_text_is_judged_without_its_end_token() -> None:

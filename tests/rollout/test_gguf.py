@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,9 +11,8 @@ from typing import Any
 import gguf as package
 import pytest
 import torch
-from companions import forkserver
 from gguf import quants
-from gguf_files import END, TOKENS, convert_until, of_vocabulary, same_weights, write_gguf
+from gguf_files import END, TOKENS, of_vocabulary, same_weights, write_gguf
 from tiny import SIZES, randomize
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
@@ -257,25 +255,6 @@ def test_room_is_checked_before_any_work(file: Path, tmp_path: Path, monkeypatch
 
 def test_available_memory_is_below_all_memory() -> None:
     assert 0 < devices.available_memory() < os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-# A process that is killed while it converts
-
-
-@pytest.mark.processes
-def test_model_damage_of_a_half_made_folder(file: Path, tmp_path: Path) -> None:
-    codes, kept = [], []
-    for point in ("tokenizer", "seal", "never"):
-        process = forkserver().Process(target=convert_until, args=(file, tmp_path / "cache", point))
-        process.start()
-        process.join()
-        codes.append(process.exitcode)
-        kept.append([path for path in (tmp_path / "cache" / "models").iterdir() if path.is_dir()])
-    assert codes == [-signal.SIGKILL, -signal.SIGKILL, 0]
-    [half], [other_half], [folder] = kept
-    assert half.suffix == other_half.suffix == ".partial"
-    assert folder.suffix != ".partial"
-    assert digests.model_damage(folder) is None
 
 
 # A real model

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import multiprocessing
-import os
-import signal
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 from harness.base.errors import UserError
 from harness.base.task import Verdict
-from harness.rollout import dequantize, digests, models
+from harness.rollout import dequantize, models
 from harness.rollout.gguf import GgufFile
 from harness.rollout.rendering import PLAIN, Chat
 from harness.rollout.warm_start import Trace, WarmStart, read_traces
@@ -341,35 +338,6 @@ def test_a_warm_start_is_a_mapping(base: Path, tmp_path: Path) -> None:
 
 
 # Processes
-
-
-def killed(name: str, cache: Path, module: Any, attribute: str) -> None:
-    """Make a model, and be killed at the call of a function, if the module has it."""
-    setattr(module, attribute, lambda *given: os.kill(os.getpid(), signal.SIGKILL))
-    models.resolve(name).folder(cache)
-
-
-@pytest.mark.processes
-@pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning"
-)  # about a fork in a process with threads, which compute nothing
-def test_nothing_half_made_counts(base: Path, tmp_path: Path) -> None:
-    name = model_file(tmp_path, base, {**SOLVED, "steps": 1})
-    codes, kept = [], []
-    for module, attribute in (
-        (warm_start, "train"),
-        (warm_start.shutil, "copy"),  # after the weights
-        (digests, "seal_model"),
-        (warm_start, "nothing"),
-    ):
-        process = multiprocessing.get_context("fork").Process(target=killed, args=(name, tmp_path, module, attribute))
-        process.start()
-        process.join()
-        codes.append(process.exitcode)
-        kept.append([path.suffix for path in (tmp_path / "models").iterdir() if path.is_dir()])
-    assert codes == [-signal.SIGKILL, -signal.SIGKILL, -signal.SIGKILL, 0]
-    assert kept == [[], [".partial"], [".partial"], [""]]
-    assert digests.model_damage(models.resolve(name).cache_folder(tmp_path)) is None
 
 
 @pytest.mark.processes
