@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,16 +19,15 @@ from unittest import mock
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 from trainers import build, same, weights
 
 from harness import ranks
 from harness.methods.batch import TokenBatch
 from harness.rollout import embedded
-from harness.tokens import statistics, streaming
+from harness.tokens import statistics
 from harness.tokens.head import Head
 from harness.tokens.metrics import Stopwatch
-from harness.train import hidden, packing, policy, trainer
+from harness.train import packing, trainer
 from harness.train.policy import Learner
 from tests.rehearsal import device
 
@@ -99,13 +98,6 @@ def kernel_with(change: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., o
     return changed
 
 
-def moments_on_cpu(learner: Learner, names: Collection[str], fill: Callable[[dict[str, Tensor]], None]) -> None:
-    load_state(learner, names, fill)
-    for state in learner.optimizer.state.values():
-        for name, x in state.items():
-            state[name] = x.cpu()
-
-
 def batch_on_cpu(groups: Any, rewards: Any, budget: int, _: str, **rest: Any) -> TokenBatch:
     return batch_of(groups, rewards, budget, "cpu", **rest)
 
@@ -114,7 +106,7 @@ def uniforms_there(seed: int, n: int, length: int) -> Tensor:
     return torch.rand(n, length, device="cuda", generator=torch.Generator().manual_seed(seed))
 
 
-varlen_attn, load_state, batch_of = packing.varlen_attn, Learner.load_state, TokenBatch.of
+varlen_attn, batch_of = packing.varlen_attn, TokenBatch.of
 
 
 @dataclass(frozen=True)
@@ -124,19 +116,8 @@ class Defect:
     cell: str = "GRPO"
 
 
-MIXED = "tensors on cuda and on cpu"
 DEFECTS = {
-    "the number of each token's response is born on the CPU": Defect(
-        instead(TokenBatch, "sequence_T", property(lambda x: torch.arange(len(x)).repeat_interleave(x.lengths_B))),
-        MIXED,
-    ),
-    "targets stay on the CPU": Defect(
-        instead(policy, "response_tokens", lambda batch, _: hidden.response_tokens(batch, "cpu")), MIXED
-    ),
-    "padded rows stay on the CPU": Defect(
-        instead(hidden, "padded", lambda rows, _: pad_sequence(list(rows), batch_first=True)), MIXED, "padded rows"
-    ),
-    "the whole batch stays on the CPU": Defect(instead(TokenBatch, "of", batch_on_cpu), MIXED),
+    "the whole batch stays on the CPU": Defect(instead(TokenBatch, "of", batch_on_cpu), "tensors on cuda and on cpu"),
     "the engine draws with a generator of the CPU": Defect(
         instead(embedded, "uniforms", uniforms_there), "the generator is on cpu"
     ),
@@ -154,9 +135,6 @@ DEFECTS = {
         "mm of",
         "PPO, recomputed, statistics by blocks",
     ),
-    "slopes of logits are not cast": Defect(
-        instead(streaming, "widened_on_cpu", lambda x: x.float()), "same dtype", "PPO, recomputed, statistics by blocks"
-    ),
     "numpy() of a tensor of the device": Defect(
         instead(trainer.invariants, "check_statistics", lambda old, _: old.logp.numpy()), "numpy() is not supported"
     ),
@@ -164,7 +142,6 @@ DEFECTS = {
         instead(trainer.invariants, "check_statistics", lambda old, _: old.logp.long() @ old.logp.long()),
         "CUDA has no product of torch.int64",
     ),
-    "moments are on the CPU after resuming": Defect(instead(Learner, "load_state", moments_on_cpu), MIXED),
     "offloaded moments are on the device": Defect(
         instead(ranks, "on_cpu", lambda weight: weight.detach().clone()),
         "moments are elsewhere",

@@ -190,7 +190,8 @@ def test_tokens_are_counted_whether_or_not_they_are_trained_on(tmp_path: Path) -
 
 
 def test_collect_with_a_lag(tmp_path: Path) -> None:
-    trainer = build(tmp_path, "grpo", "rollout.lag=2", "train.lr=3e-2", "train.steps=5", "checkpoint.every=9")
+    few = ["train.steps=5", "train.group=4", "checkpoint.every=9"]
+    trainer = build(tmp_path, "grpo", "rollout.lag=2", "train.lr=3e-2", *few)
     policies, trained = [], {}
     train_step, collect = trainer.train_step, trainer.collector.collect
 
@@ -220,14 +221,14 @@ def test_collect_with_a_lag(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("resample", [[], RESAMPLE])
 def test_sampling_beside_training_changes_no_bit(resample: list[str], tmp_path: Path) -> None:
-    settings = ["rollout.lag=1", "train.lr=3e-2", "train.group=2", "eval.every=1", *resample]
+    settings = ["rollout.lag=1", "train.lr=3e-2", "train.group=2", "eval.every=1", "train.steps=3", *resample]
     in_turn = build(tmp_path / "in-turn", "ppo+clip_b(share=0.2)", *settings)
     sample_in_turn(in_turn)
     in_turn.run(lambda step: None)
     meanwhile = trained(tmp_path / "meanwhile", "ppo+clip_b(share=0.2)", *settings)
     steps = records(tmp_path / "in-turn")
     assert records(tmp_path / "meanwhile") == steps
-    assert [step["rollout/lag"] for step in steps[1:]] == [0, 1, 1, 1]
+    assert [step["rollout/lag"] for step in steps[1:]] == [0, 1, 1]
     assert same(weights(meanwhile), weights(in_turn))
     if resample:
         assert max(step["resample/batches"] for step in steps[1:]) > 1, "the thread samples the first batch alone"

@@ -258,7 +258,7 @@ def test_weights_are_merged_in_float32_and_then_rounded(folder: Path) -> None:
 def test_methods_train_adapters_alone(method: str, dtype: torch.dtype, mismatch: float, tmp_path: Path) -> None:
     """The ratio of the first update is 1 after each synchronization, and the engine is the trained policy."""
     type_of_cell = f"train.dtype={str(dtype).removeprefix('torch.')}"
-    trainer = build(tmp_path, method, SHORT, "train.updates=1", "train.lr=1e-2", type_of_cell)
+    trainer = build(tmp_path, method, SHORT, "train.steps=2", "train.updates=1", "train.lr=1e-2", type_of_cell)
     base = load_model(trainer.parts.policy.module.config.name_or_path)
     trainer.run(lambda step: None)
     for record in records(tmp_path)[1:]:
@@ -278,7 +278,7 @@ def test_methods_train_adapters_alone(method: str, dtype: torch.dtype, mismatch:
 @pytest.mark.slow
 def test_resumed_run_is_the_same_bit_for_bit(tmp_path: Path) -> None:
     checkpoint = ("checkpoint.every=1", "checkpoint.keep_last=true")
-    settings = (SHORT, "train.lr=1e-2", "train.dtype=bfloat16", "rollout.lag=1", *checkpoint)
+    settings = (SHORT, "train.steps=3", "train.lr=1e-2", "train.dtype=bfloat16", "rollout.lag=1", *checkpoint)
     whole = check_resumed(tmp_path, "ppo", *settings, killed_at=2)
     newest = whole.checkpoints.latest()
     assert newest is not None
