@@ -20,6 +20,7 @@ import pytest
 import scipy.stats
 import yaml
 from cells import set_state, write_cell
+from frames import leaderboard_row
 from intervals import limits
 from matrices import (
     HOSTILE,
@@ -35,7 +36,6 @@ from matrices import (
     write_done,
     write_failed,
 )
-from pandas import DataFrame
 from pandas.testing import assert_frame_equal
 
 from harness import config as configs
@@ -45,7 +45,7 @@ from harness.cells.state import STOP_MARK
 from harness.config import Config
 from harness.matrix import Cell, cells
 from harness.page import content, figures, finding, page
-from harness.page.content import CURVES, EVALUATIONS, PageContent, content_of_experiment, page_cells
+from harness.page.content import PageContent, content_of_experiment, page_cells
 from harness.table.leaderboard import LeaderboardRow, entropy_kept
 from harness.table.publish import publish
 from harness.table.statistics import Estimate, mean_interval
@@ -396,16 +396,15 @@ def test_figures_by_task_and_model(tmp_path: Path, migrated: Path) -> None:
                     scores = section["id"] in ("finding", "scores") and figure.title != "Avg@K against entropy kept"
                     drawn = ["base model"] * scores + ["grpo", "clip_b"]
                     assert [series["name"] for series in figure.series] == drawn
-    lows, highs = (values(titled_in(page_content, "one, small", "Entropy over steps"), key) for key in ("low", "high"))
-    assert lows == highs  # one seed, one task, one model: nothing to range over
+    [entropy, *_] = [figure for figure in every_figure(page_content) if figure.title == "Entropy over steps"]
+    assert values(entropy, "low") == values(entropy, "high")  # one seed, one task, one model: nothing to range over
 
 
 def row_at(method: str, level: int, **setting: str) -> LeaderboardRow:
     """Return a row whose scores encode its position."""
     avg, passed, kept = (Estimate(0.01 * level + x, 0.01 * level, 0.01 * level + 2 * x) for x in (0.1, 0.2, 0.3))
     own = {key.replace("_", "."): value for key, value in setting.items()}
-    row = LeaderboardRow(method, "countdown", "tiny", 2, "grpo", avg, {1: avg, 2: passed}, None, None, None, {}, 1, 1)
-    return dataclasses.replace(row, entropy_kept=kept, setting=own)
+    return leaderboard_row(method, 2, avg, pass_at_k={1: avg, 2: passed}, entropy_kept=kept, setting=own)
 
 
 def test_figures_over_axes(page_content: PageContent) -> None:
@@ -460,37 +459,20 @@ def test_figure_over_an_axis_of_names(page_content: PageContent) -> None:
     )
 
 
-def titled_in(of: PageContent, group: str, title: str) -> figures.Figure:
-    [matching] = [
-        figure
-        for section in page.sections_of(of)
-        for name, drawn in section["groups"]
-        for _, figure in drawn
-        if name == group and figure.title == title
-    ]
-    return matching
-
-
-def test_figure_without_a_missing_number(tmp_path: Path, migrated: Path) -> None:
-    page_content = told_of(migrated, tmp_path)
-    cells = page_content.cells.loc[page_content.cells["method"] == "grpo", "cell"]
-    at_step_2 = (page_content.curves["metric"] == "reward/mean") & (page_content.curves["step"] == 2)
-    first, second = page_content.curves[at_step_2 & page_content.curves["cell"].isin(cells)].index
-    page_content.curves.loc[first, "value"] = float("nan")
-    figure = titled(page_content, "Mean reward")
-    assert values(figure, "y")["grpo"] == pytest.approx([0.1, 0.2, 0.3, 0.4])  # of the other seed
-    page_content.curves.loc[second, "value"] = float("nan")
-    assert values(titled(page_content, "Mean reward"), "x")["grpo"] == [1, 3, 4]
-    page.render_page(page_content)
+def test_figure_without_a_missing_number(page_content: PageContent) -> None:
+    curves = page_content.curves.copy()
+    of = dataclasses.replace(page_content, curves=curves)
+    cells = of.cells.loc[of.cells["method"] == "grpo", "cell"]
+    at_step_2 = (curves["metric"] == "reward/mean") & (curves["step"] == 2)
+    first, second = curves[at_step_2 & curves["cell"].isin(cells)].index
+    curves.loc[first, "value"] = float("nan")
+    assert values(titled(of, "Mean reward"), "y")["grpo"] == pytest.approx([0.1, 0.2, 0.3, 0.4])  # of the other seed
+    curves.loc[second, "value"] = float("nan")
+    assert values(titled(of, "Mean reward"), "x")["grpo"] == [1, 3, 4]
+    page.render_page(of)
 
 
 # Sentences
-
-
-def test_summary_of_one_seed(tmp_path: Path, migrated: Path) -> None:
-    said = [sentence for _, each in finding.summary(told_of(migrated, tmp_path, seeds=[0])) for sentence in each]
-    assert any("significance are unknown" in sentence for sentence in said)
-    assert not any("excludes 0" in sentence for sentence in said)
 
 
 def test_summary_with_a_failed_cell(tmp_path: Path, migrated: Path) -> None:
@@ -591,28 +573,12 @@ def settings_on(text: str) -> str:
     return html.unescape(shown.group(1))
 
 
-def test_render_page_of_a_failed_matrix() -> None:
-    config = Config(name="matrix", seeds=[0])
-    empty = dataclasses.replace(row_at("grpo", 0), avg_at_k=None, pass_at_k={}, entropy_kept=None, seeds_done=0)
-    cell = {"method": "grpo", "task": "countdown", "model": "tiny", "state": "failed", "reason": "no memory"}
-    page_content = content.assemble_content(
-        page_cells([cell]),
-        DataFrame(columns=CURVES),
-        DataFrame(columns=EVALUATIONS),
-        [empty],
-        [],
-        lambda *_: [],
-        name="matrix",
-        source="",
-        command=None,
-        baseline="grpo",
-        methods=["grpo"],
-        settings=dataclasses.asdict(config),
-    )
-    text = Elements(page.render_page(page_content)).text
+def test_render_page_of_a_failed_matrix(tmp_path: Path, migrated: Path) -> None:
+    of = told_of(migrated, tmp_path, methods=["grpo"], seeds=[0], failed=[("grpo", 0)])
+    text = Elements(page.render_page(of)).text
     assert "0 of 1 cells are done, 1 failed." in text
     assert "No cell is done." in text
-    assert "no memory" in text
+    assert "out of memory" in text
 
 
 def test_origin_lines() -> None:
