@@ -143,16 +143,6 @@ def test_comparisons_weigh_tasks_of_any_size_alike() -> None:
     assert [each.score for each in unlike if each.task == "all tasks"] == ["Avg@K", "Avg@K", "Pass@k", "Pass@k"]
 
 
-def test_comparisons_of_a_task_in_two_halves() -> None:
-    whole = {m: draw(share, 3, 20) for m, share in (("grpo", 0.3), ("clip_b", 0.5))}
-    halves = [{m: {s: x[part] for s, x in whole[m].items()} for m in whole} for part in (slice(10), slice(10, 20))]
-    in_two = joined_frames(made_up_frames(halves[0], "one"), made_up_frames(halves[1], "two"))
-    joined = comparisons(in_two, "grpo", {"one": 4, "two": 4})
-    one = of(joined, "clip_b", task="all tasks")
-    all_of_it = of(comparisons(made_up_frames(whole), "grpo", {"countdown": 4}), "clip_b")
-    assert known(one.difference).mean == pytest.approx(known(all_of_it.difference).mean)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("seed_sd", [0.0, 0.02, 0.1])
 def test_pooled_interval_coverage(seed_sd: float) -> None:
