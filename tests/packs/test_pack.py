@@ -420,10 +420,9 @@ def test_columns_are_never_larger_than_honest_ones(pack: Path, tmp_path: Path) -
 # Several packs, and protocols
 
 
-def test_leaderboard_of_two_packs(tmp_path: Path) -> None:
-    ours = packed(tmp_path, "ours")
+def test_leaderboard_of_two_packs(pack: Path, tmp_path: Path) -> None:
     theirs = packed(tmp_path, "theirs", "methods=[grpo,rloo,clip_b]", "method_options={clip_b: {share: 0.5}}")
-    rows = {row["method"]: row for row in json_rows("--pack", str(ours), "--pack", str(theirs))}
+    rows = {row["method"]: row for row in json_rows("--pack", str(pack), "--pack", str(theirs))}
     assert list(rows) == ["base model", "grpo", "clip_b", "ppo", "rloo", "clip_b (theirs)"]
     alone = {row["method"]: row for row in json_rows("--pack", str(theirs))}
     assert rows["rloo"]["avg_at_k"] == alone["rloo"]["avg_at_k"]
@@ -467,32 +466,28 @@ def test_leaderboard_of_three_packs_of_one_name(tmp_path: Path) -> None:
         ("tasks=[countdown(count=4)]", "tasks"),
     ],
 )
-def test_leaderboard_refuses_another_protocol(tmp_path: Path, override: str, key: str) -> None:
-    ours, theirs = packed(tmp_path, "ours"), packed(tmp_path, "theirs", override)
-    sentence = refusal("leaderboard", "--pack", str(ours), "--pack", str(theirs))
-    assert "ours.zip" in sentence
+def test_leaderboard_refuses_another_protocol(pack: Path, tmp_path: Path, override: str, key: str) -> None:
+    theirs = packed(tmp_path, "theirs", override)
+    sentence = refusal("leaderboard", "--pack", str(pack), "--pack", str(theirs))
+    assert "made.zip" in sentence
     assert "theirs.zip" in sentence
     assert "rows of another protocol do not enter a table" in sentence
     assert key in sentence
 
 
-def test_protocol_name_without_methods_and_machines(tmp_path: Path) -> None:
-    paths = [
-        packed(tmp_path, "one"),
-        packed(tmp_path, "two", "methods=[grpo,rloo]", "verify.workers=1", "hardware.micro_tokens=512"),
-    ]
+def test_protocol_name_without_methods_and_machines(pack: Path, tmp_path: Path) -> None:
+    other = packed(tmp_path, "other", "methods=[grpo,rloo]", "verify.workers=1", "hardware.micro_tokens=512")
     names = []
-    for path in paths:
+    for path in (pack, other):
         with archive.unpacked(path) as opened:
             names.append(opened.protocol.name)
     assert names[0] == names[1]
     assert names[0].startswith("v1 ")
 
 
-def test_leaderboard_of_a_pack_names_its_ruleset(tmp_path: Path, mlflow_uri: str) -> None:
-    rows = json_rows("--pack", str(packed(tmp_path, "made")))
-    assert {row["ruleset"] for row in rows} == {"published"}
-    text = show_table("--pack", str(tmp_path / "made.zip"))
+def test_leaderboard_of_a_pack_names_its_ruleset(pack: Path) -> None:
+    assert {row["ruleset"] for row in json_rows("--pack", str(pack))} == {"published"}
+    text = show_table("--pack", str(pack))
     assert "Ruleset published: methods have their published constants" in text
     assert "Rows of packs, as far as `entrobench verify` has checked them: reported: grpo, clip_b, ppo." in text
 
