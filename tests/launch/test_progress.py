@@ -7,8 +7,8 @@ import multiprocessing
 import re
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, nullcontext
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from types import SimpleNamespace
@@ -357,31 +357,12 @@ def test_live_view_without_a_terminal(cells: list[Cell], alive: ExitStack, clock
     ]
 
 
-class Busy:
-    """A process that never ends."""
+class BusyLauncher(nullcontext[None]):
+    """Starts processes that never end."""
 
-    def __init__(self, cell: Cell) -> None:
-        self.cell = cell
-
-    def waits(self) -> bool:
-        return False
-
-    def code(self) -> None:
-        return None
-
-    def reason(self) -> str:
-        return ""
-
-    def kill(self) -> None: ...
-
-
-class BusyLauncher:
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def start(self, waiting: Sequence[Cell]) -> list[Busy]:
-        return [Busy(cell) for cell in waiting]
+    def start(self, waiting: Sequence[Cell]) -> list[Any]:
+        never = {"waits": lambda: False, "code": lambda: None, "reason": lambda: "", "kill": lambda: None}
+        return [SimpleNamespace(cell=cell, **never) for cell in waiting]
 
 
 @pytest.mark.usefixtures("fed")
@@ -393,21 +374,18 @@ def test_tick_reads_each_record_once(cells: list[Cell], alive: ExitStack, monkey
     reads: Counter[Path] = Counter()
     ticks: list[Counter[Path]] = []
 
-    def read_state(folder: Path, read: Callable[[Path], State] = State.read) -> State:
-        reads[folder / "state.json"] += 1
-        return read(folder)
+    def count_reads(of: Any, function: str, name: str) -> None:
+        read = getattr(of, function)
 
-    def read_tail(folder: Path, count: int, read: Any = state.last_lines) -> Any:
-        reads[folder / "metrics.jsonl"] += 1
-        return read(folder, count)
+        def counted(folder: Path, *more: Any) -> Any:
+            reads[folder / name] += 1
+            return read(folder, *more)
 
-    def read_holder(folder: Path, read: Any = lease.holder) -> Any:
-        reads[folder / lease.NAME] += 1
-        return read(folder)
+        monkeypatch.setattr(of, function, counted)
 
-    monkeypatch.setattr(State, "read", read_state)
-    monkeypatch.setattr(state, "last_lines", read_tail)
-    monkeypatch.setattr(lease, "holder", read_holder)
+    count_reads(State, "read", "state.json")
+    count_reads(state, "last_lines", "metrics.jsonl")
+    count_reads(lease, "holder", lease.NAME)
     tick = view.tick
 
     def count_a_tick(running: list[Snapshot], waiting: int) -> None:
