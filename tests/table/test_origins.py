@@ -5,71 +5,55 @@ from __future__ import annotations
 import csv
 import html
 import io
+import itertools
 from pathlib import Path
 
 import pytest
-from boards import MadeUpMatrix, json_rows, show_table, smoke_matrix
+from boards import json_rows, show_table, smoke_matrix
 
 from harness.page import page
 from harness.page.content import content_of_config, content_of_experiment
 from harness.table import origins
-from harness.table.frames import DONE, cells_frame
+from harness.table.frames import BASE_MODEL, DONE, cells_frame
 from harness.table.publish import publish
 
 HARNESS, EDITED = "1" * 64, "2" * 64
-BASE, OTHER = "a" * 64, "b" * 64
+BASE, OTHER = "a" * 12, "b" * 12
 COMMIT = "0.1.0 cccccccc"
+DIFFERENT = "cells were made by different code of the harness"
 
 # grpo's seed 1 was made by edited files, clip_b's wholly by them.
 EDITS = {("grpo", 1): EDITED, ("clip_b", 0): EDITED, ("clip_b", 1): EDITED}
 CODE = (
-    f"cells were made by different code of the harness: {COMMIT} (harness 11111111) (grpo: seed 0; ppo: seeds 0, 1), "
-    f"{COMMIT} (harness 22222222) (grpo: seed 1; clip_b: seeds 0, 1)"
+    f"{DIFFERENT}: {COMMIT} (harness 11111111) (grpo: seed 0; ppo: seeds 0, 1), {COMMIT} (harness 22222222) (grpo: "
+    "seed 1; clip_b: seeds 0, 1)"
 )
-
-
-def filled(
-    made: MadeUpMatrix, harness: dict[tuple[str, int], str], base_model: dict[tuple[str, int], str]
-) -> MadeUpMatrix:
-    for cell in made.cells:
-        place = cell.method, cell.seed
-        made.send(cell, harness=harness.get(place, HARNESS), base_model=base_model.get(place, BASE))
-    publish(made.config, made.cells)
-    return made
-
-
-def asked(made: MadeUpMatrix) -> list[str]:
-    return ["--experiment", "made", "--uri", made.config.tracking_uri]
-
-
-@pytest.mark.slow
-def test_mixed_of_one_origin(tmp_path: Path, mlflow_uri: str) -> None:
-    made = filled(smoke_matrix(tmp_path, mlflow_uri), {}, {})
-    rows = json_rows(*asked(made))
-    assert [(row["mixed"], row["base_model"]) for row in rows] == [([], BASE[:12])] * 4
-    assert "§" not in show_table(*asked(made))
 
 
 @pytest.mark.slow
 def test_mixed_code_in_every_format(tmp_path: Path, mlflow_uri: str) -> None:
     """ppo's own cells are alike, but the baseline that they are compared with was made by both."""
-    made = filled(smoke_matrix(tmp_path, mlflow_uri), EDITS, {})
-    sentence, rows = CODE, json_rows(*asked(made))
+    made = smoke_matrix(tmp_path, mlflow_uri)
+    for cell in made.cells:
+        made.send(cell, harness=EDITS.get((cell.method, cell.seed), HARNESS), base_model="a" * 64)
+    publish(made.config, made.cells)
+    asked = ("--experiment", "made", "--uri", mlflow_uri)
+    sentence, rows = CODE, json_rows(*asked)
     assert [row["method"] for row in rows] == ["base model", "grpo", "clip_b", "ppo"]
-    assert [row["mixed"] for row in rows] == [[sentence]] * 4
+    assert [(row["mixed"], row["base_model"]) for row in rows] == [([sentence], BASE)] * 4
     note = f"§ countdown, countdown-tiny: {sentence}."
-    markdown = show_table(*asked(made), "--format", "md")
+    markdown = show_table(*asked, "--format", "md")
     assert f"- {note}\n" in markdown
     for name in ("base model", "grpo", "clip_b", "ppo"):
         assert f"\n| {name} § |" in markdown
-        assert any(line.split("  ")[0].strip() == f"{name} §" for line in show_table(*asked(made)).splitlines())
-    assert note in " ".join(show_table(*asked(made)).split())
-    lines = list(csv.DictReader(io.StringIO(show_table(*asked(made), "--format", "csv"))))
+        assert any(line.split("  ")[0].strip() == f"{name} §" for line in show_table(*asked).splitlines())
+    assert note in " ".join(show_table(*asked).split())
+    lines = list(csv.DictReader(io.StringIO(show_table(*asked, "--format", "csv"))))
     assert [line["mixed"] for line in lines] == [sentence] * 4
-    compared = show_table(*asked(made), "--compare", "--format", "md")
+    compared = show_table(*asked, "--compare", "--format", "md")
     assert f"- {note}\n" in compared
     assert "\n| clip_b § |" in compared
-    latex = show_table(*asked(made), "--format", "latex")
+    latex = show_table(*asked, "--format", "latex")
     assert f"% Marked: {sentence}.\n" in latex
     assert "\nclip\\_b\\textsuperscript{\\S} & " in latex
     [summary] = (tmp_path / "mlartifacts").rglob("leaderboard.md")
@@ -81,39 +65,52 @@ def test_mixed_code_in_every_format(tmp_path: Path, mlflow_uri: str) -> None:
         assert ">clip_b §</th>" in text
 
 
-@pytest.mark.slow
-def test_mixed_marks_rows_that_differ_from_the_baseline(tmp_path: Path, mlflow_uri: str) -> None:
-    made = filled(
-        smoke_matrix(tmp_path, mlflow_uri), {("ppo", 1): EDITED}, {("clip_b", 0): OTHER, ("clip_b", 1): OTHER}
-    )
-    rows = {row["method"]: row for row in json_rows(*asked(made))}
-    bases = (
-        f"cells began from different base models: {BASE[:12]} (grpo, ppo: seeds 0, 1), {OTHER[:12]} "
-        "(clip_b: seeds 0, 1)"
-    )
-    code = (
-        f"cells were made by different code of the harness: {COMMIT} (harness 11111111) (grpo, clip_b: seeds 0, 1; "
-        f"ppo: seed 0), {COMMIT} (harness 22222222) (ppo: seed 1)"
-    )
-    assert {method: row["mixed"] for method, row in rows.items()} == {
-        "base model": [],
-        "grpo": [],
-        "clip_b": [bases],
-        "ppo": [code],
-    }
-    assert [rows[method]["base_model"] for method in rows] == [BASE[:12], BASE[:12], OTHER[:12], BASE[:12]]
-    turned = {row["method"]: row["mixed"] for row in json_rows(*asked(made), "--baseline", "clip_b")}
-    assert turned == {"base model": [bases], "grpo": [bases], "clip_b": [], "ppo": [code, bases]}
+METHODS = ("grpo", "clip_b", "ppo")
+PLACES = [*itertools.product(METHODS, (0, 1))]
+BASES = f"cells began from different base models: {BASE}"
+OTHERS = {("clip_b", seed): {"base_model": OTHER} for seed in (0, 1)}
+BY_METHOD = f"{BASES} (grpo, ppo: seeds 0, 1), {OTHER} (clip_b: seeds 0, 1)"
 
 
-@pytest.mark.slow
-def test_mixed_base_models_of_a_seed(tmp_path: Path, mlflow_uri: str) -> None:
-    made = filled(smoke_matrix(tmp_path, mlflow_uri), {}, {(method, 1): OTHER for method in ("grpo", "clip_b", "ppo")})
-    sentence = (
-        f"cells began from different base models: {BASE[:12]} (all methods: seed 0), {OTHER[:12]} (all methods: seed 1)"
-    )
-    assert [row["mixed"] for row in json_rows(*asked(made))] == [[sentence]] * 4
-    assert show_table(*asked(made), "--format", "md").count(sentence) == 1
+@pytest.mark.parametrize(
+    ("changes", "baseline", "sentence", "concerned"),
+    [
+        (OTHERS, "grpo", BY_METHOD, {"clip_b"}),
+        (OTHERS, "clip_b", BY_METHOD, {BASE_MODEL, "grpo", "ppo"}),
+        (
+            {(method, 1): {"base_model": OTHER} for method in METHODS},
+            "grpo",
+            f"{BASES} (all methods: seed 0), {OTHER} (all methods: seed 1)",
+            {BASE_MODEL, *METHODS},
+        ),
+        (
+            {("ppo", 1): {"harness": EDITED}},
+            "grpo",
+            f"{DIFFERENT}: {COMMIT} (harness 11111111) (grpo, clip_b: seeds 0, 1; ppo: seed 0), {COMMIT} (harness "
+            "22222222) (ppo: seed 1)",
+            {"ppo"},
+        ),
+        (
+            {at: {"harness": ""} for at in PLACES} | {("clip_b", 1): {"harness": "", "version": "0.1.0 dddddddd"}},
+            "grpo",
+            f"{DIFFERENT}: {COMMIT} (grpo, ppo: seeds 0, 1; clip_b: seed 0), 0.1.0 dddddddd (clip_b: seed 1)",
+            {"clip_b"},
+        ),
+    ],
+    ids=["base model", "base model of the baseline", "base model of a seed", "code", "commit"],
+)
+def test_mixtures(
+    changes: dict[tuple[str, int], dict[str, str]], baseline: str, sentence: str, concerned: set[str]
+) -> None:
+    """Of cells that are alike but for some changes."""
+    rows = []
+    for method, seed in PLACES:
+        made = {"version": COMMIT, "harness": HARNESS, "base_model": BASE, **changes.get((method, seed), {})}
+        rows.append({"method": method, "seed": seed, "state": DONE, **made})
+    rows += [{**row, "method": BASE_MODEL} for row in rows[:2]]  # which borrows the cells of a method
+    cells = cells_frame(rows)
+    methods = {name: cells[cells["method"] == name] for name in (BASE_MODEL, *METHODS)}
+    assert origins.mixtures(methods, baseline) == [(sentence, concerned)]
 
 
 def test_mixtures_of_libraries_and_rounding() -> None:
@@ -144,17 +141,3 @@ def test_mixtures_of_libraries_and_rounding() -> None:
         ),
     ]
     assert origins.mixtures({"ppo": methods["ppo"]}, "ppo") == []
-
-
-@pytest.mark.slow
-def test_mixed_code_by_commit(tmp_path: Path, mlflow_uri: str) -> None:
-    made = smoke_matrix(tmp_path, mlflow_uri, "methods=[grpo,clip_b]")
-    for cell in made.cells:
-        made.send(cell, commit=("d" if (cell.method, cell.seed) == ("clip_b", 1) else "c") * 40)
-    publish(made.config, made.cells)
-    rows = {row["method"]: row["mixed"] for row in json_rows(*asked(made))}
-    assert rows["grpo"] == rows["base model"] == []
-    assert rows["clip_b"] == [
-        f"cells were made by different code of the harness: {COMMIT} (grpo: seeds 0, 1; clip_b: seed 0), "
-        "0.1.0 dddddddd (clip_b: seed 1)"
-    ]
