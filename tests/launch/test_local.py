@@ -203,7 +203,7 @@ def test_run_cells_with_a_folder_that_cannot_be_written(tmp_path: Path, monkeypa
     assert state == State("done")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_runs_on_one_folder(tmp_path: Path, put_store: Callable[[Path], None]) -> None:
     """Each waits for what the other runs, and both end with the same table."""
     put_store(tmp_path)
