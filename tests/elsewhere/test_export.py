@@ -161,10 +161,6 @@ def other_base_model(folder: Path) -> None:
     spec.write(folder)
 
 
-def not_a_cell(folder: Path) -> None:
-    (folder / "config.yaml").unlink()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("spoil", "sentence"),
@@ -174,7 +170,10 @@ def not_a_cell(folder: Path) -> None:
         (changed_model, "model/config.json is damaged: it is not as it was when the cell was done"),
         (adopted, "was trained elsewhere (trl), where its model is"),
         (other_base_model, "the model 'countdown-tiny' was changed since this cell was trained"),
-        (not_a_cell, "is not the folder of a cell; give one such as results/demo/"),
+        (
+            lambda folder: (folder / "config.yaml").unlink(),
+            "is not the folder of a cell; give one such as results/demo/",
+        ),
     ],
 )
 def test_export_refuses_other_cells(

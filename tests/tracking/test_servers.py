@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -162,10 +161,6 @@ def test_sync_takes_few_requests(server: str, tmp_path: Path) -> None:
     assert proxy.calls - connected == 9 + len(sent_files)
 
 
-def seconds_if(part: str, seconds: float, path: str) -> float:
-    return seconds if part in path else 0.0
-
-
 def test_texts_of_a_file_that_cannot_be_read(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "4")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
@@ -177,7 +172,7 @@ def test_texts_of_a_file_that_cannot_be_read(server: str, tmp_path: Path, monkey
             source.texts([run], OUTCOME)
 
     with between(server) as (uri, proxy):
-        proxy.seconds_per_byte = partial(seconds_if, "/mlflow-artifacts/artifacts/", 60.0)
+        proxy.seconds_per_byte = lambda path: 60.0 if "/mlflow-artifacts/artifacts/" in path else 0.0
         with pytest.raises(UserError) as refused:
             read(uri)
     prefix, _, reason = str(refused.value).partition(" cannot be used: ")

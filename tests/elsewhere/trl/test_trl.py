@@ -511,7 +511,8 @@ def test_evaluate_changes_no_memory(spec: str, tmp_path: Path) -> None:
 
 
 def test_log_of_a_run(tmp_path: Path) -> None:
-    trainer = trainer_of("grpo(kl_coef=0.1)+clip_servo(target=0.1)+erc", tmp_path, model=saved(tmp_path))
+    tiny().save_pretrained(tmp_path / "base")  # a reference model is read from a folder
+    trainer = trainer_of("grpo(kl_coef=0.1)+clip_servo(target=0.1)+erc", tmp_path, model=str(tmp_path / "base"))
     trainer.train()
     line = trainer.state.log_history[0]
     for name in ("entropy", "kl", "clip_ratio/low_mean", "clip_ratio/high_mean", "reward", "completions/mean_length"):
@@ -522,12 +523,6 @@ def test_log_of_a_run(tmp_path: Path) -> None:
     advantages = torch.tensor(list(trainer._logs["advantages"]))
     assert len(advantages) == 8
     assert advantages.abs().max() > 0
-
-
-def saved(folder: Path) -> str:
-    """Return the path of a model, as a reference model needs one."""
-    tiny().save_pretrained(folder / "base")
-    return str(folder / "base")
 
 
 @pytest.mark.slow
