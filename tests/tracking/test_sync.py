@@ -89,34 +89,6 @@ def expected_history(*steps: int) -> list[tuple[int, int, float]]:
     return [(step, 1000500 + 1000 * step, 2.0 - step / 10) for step in steps]
 
 
-# metrics.jsonl
-
-
-def test_metrics_log(tmp_path: Path) -> None:
-    log = MetricsLog(tmp_path)
-    assert log.read() == []
-    for step in range(4):
-        log.append(step, 10.25 * step, {"a": step / 3})
-    assert [line["metrics"]["a"] for line in log.read()] == [0, 1 / 3, 2 / 3, 1]
-    log.truncate(1)
-    assert log.read() == [{"step": s, "time": 10.25 * s, "metrics": {"a": s / 3}} for s in (0, 1)]
-    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
-    log.truncate(-1)
-    assert log.read() == []
-
-
-def test_metrics_log_with_a_line_cut_off(tmp_path: Path) -> None:
-    log = MetricsLog(tmp_path)
-    log_steps(tmp_path, 0, 1)
-    whole = log.path.read_text()
-    for cut in range(1, len(whole.splitlines()[1]) + 1):
-        log.path.write_text(whole[:-cut])
-        assert [line["step"] for line in log.read()] == [0]
-    log.truncate(5)
-    log_steps(tmp_path, 1)
-    assert log.path.read_text() == whole
-
-
 # Feeding MLflow
 
 
