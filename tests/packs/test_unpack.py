@@ -61,10 +61,12 @@ def states(made: MadeUpMatrix) -> list[str]:
     return [cell.progress().state for cell in made.cells]
 
 
-def test_unpack_puts_done_cells(tmp_path: Path) -> None:
-    ours, counts = received(tmp_path, sent(tmp_path, 0, 1, 2))
+@pytest.mark.parametrize(("more", "planned"), [([], 3), (["seeds=[0,1,2]"], 6)])
+def test_unpack_puts_done_cells(more: list[str], planned: int, tmp_path: Path) -> None:
+    """Also into more seeds: packs of other seeds have different protocols, and only a matrix can hold several."""
+    ours, counts = received(tmp_path, sent(tmp_path, 0, 1, 2), *more)
     assert counts == Unpacked(put=3, failed=1)
-    assert states(ours) == ["done"] * 3 + ["planned"] * 3
+    assert states(ours) == ["done"] * 3 + ["planned"] * planned
     assert unfinished(ours.cells) == ours.cells[3:]
     sender = smoke_matrix(tmp_path / "sender", NO_STORE)
     for theirs, cell in zip(sender.cells[:3], ours.cells[:3], strict=True):
@@ -73,13 +75,6 @@ def test_unpack_puts_done_cells(tmp_path: Path) -> None:
         spec = CellSpec.read(cell.folder)
         assert (spec.matrix, spec.id) == ("received", theirs.id)
         assert spec.settings["results"] == ours.config.results
-
-
-def test_unpack_into_more_seeds(tmp_path: Path) -> None:
-    """Each pack is of other seeds, so they have different protocols, and only a matrix can hold both."""
-    ours, counts = received(tmp_path, sent(tmp_path, 0, 1, 2), "seeds=[0,1,2]")
-    assert counts == Unpacked(put=3, failed=1)
-    assert states(ours) == ["done"] * 3 + ["planned"] * 6
 
 
 def test_unpack_keeps_cells_that_have_begun(tmp_path: Path) -> None:
@@ -192,9 +187,8 @@ def test_clean_after_a_killed_unpack(tmp_path: Path) -> None:
     assert states(ours)[0] == "done"
 
 
-@pytest.mark.parametrize("ruleset", ["published", "tuned"])
-def test_unpack_candidates_of_tuning(tmp_path: Path, ruleset: str) -> None:
-    """Also before there is a choice, which the ruleset `tuned` asks for elsewhere."""
+def test_unpack_candidates_of_tuning(tmp_path: Path) -> None:
+    """Before there is a choice, which the ruleset `tuned` asks for elsewhere."""
     candidates = "tune.candidates={grpo: [grpo, grpo(lr=2e-3)], clip_b: [clip_b, clip_b(share=0.05)]}"
     methods = ("methods=[grpo,clip_b]", candidates)
     made = [smoke_matrix(tmp_path / side, NO_STORE, *methods) for side in ("sender", "receiver")]
@@ -205,7 +199,7 @@ def test_unpack_candidates_of_tuning(tmp_path: Path, ruleset: str) -> None:
     sender.write_all()
     pack = str(tmp_path / "made-tune.zip")
     for command, side in ((["pack", "--out", pack], sender), (["unpack", pack], ours)):
-        given = ["name=made", f"results={side.config.results}", f"tracking.uri={NO_STORE}", f"ruleset={ruleset}"]
+        given = ["name=made", f"results={side.config.results}", f"tracking.uri={NO_STORE}", "ruleset=tuned"]
         run_command(*command, "smoke", *given, *methods, "--candidates")
     assert states(ours) == ["done"] * len(sender.cells)
     for theirs, cell in zip(sender.cells, ours.cells, strict=True):

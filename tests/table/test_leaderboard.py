@@ -25,12 +25,6 @@ from harness.tracking import reader, store, sync
 pytestmark = pytest.mark.slow
 
 
-def rows(uri: str, matrix: str, expected: list[Expected], baseline: str, ks: dict[str, int]) -> list[LeaderboardRow]:
-    with reader.reader(uri) as source:
-        frames = read_frames(Experiment(source, matrix, uri), expected, baseline)
-    return leaderboard_rows(frames, baseline, ks)
-
-
 PROBLEMS = [f"p{i}" for i in range(6)]
 
 
@@ -72,9 +66,12 @@ class Matrix:
         write_cell(folder, spec, state, steps, evaluations)
         sync.sync(folder, self.uri)
 
-    def rows(self, baseline: str = "grpo", k: int = 4) -> list[LeaderboardRow]:
-        ks = {task: k for each in self.expected for task in each.eval_tasks}
-        return rows(self.uri, "demo", self.expected, baseline, ks)
+    def rows(self, k: int = 4, **ks: int) -> list[LeaderboardRow]:
+        """Return the rows, with a K for all tasks but those that have their own."""
+        of_tasks = {task: k for each in self.expected for task in each.eval_tasks} | ks
+        with reader.reader(self.uri) as source:
+            frames = read_frames(Experiment(source, "demo", self.uri), self.expected, "grpo")
+        return leaderboard_rows(frames, "grpo", of_tasks)
 
 
 @pytest.fixture
@@ -151,16 +148,6 @@ def test_leaderboard_rows_count_expected_done_cells(matrix: Matrix) -> None:
     assert (clip.avg_at_k, clip.pass_at_k, clip.delta_to_baseline, clip.entropy_final) == (None, {}, None, None)
 
 
-def test_delta_to_baseline_over_shared_seeds(matrix: Matrix) -> None:
-    right = {(m, s): draw(100 * i + s, 0.5) for i, m in enumerate(("grpo", "clip_b")) for s in range(4)}
-    for (method, seed), right_JN in right.items():
-        if (method, seed) not in (("grpo", 3), ("clip_b", 0)):
-            matrix.add(method, seed, {"countdown": right_JN})
-    _, _, clip = matrix.rows()
-    paired = np.array([(right["clip_b", s] - right["grpo", s]).mean(axis=1) for s in (1, 2)])
-    assert as_tuple(clip.delta_to_baseline) == pytest.approx(slow_difference_interval(paired), abs=1e-9)
-
-
 def test_leaderboard_rows_by_task_and_training(matrix: Matrix) -> None:
     for trained_on, share in (("easy", 0.2), ("hard", 0.8)):
         right = {"aime": draw(1, share), trained_on: draw(2, share)}
@@ -218,7 +205,7 @@ def test_leaderboard_rows_refuse_other_problems(matrix: Matrix) -> None:
 def test_leaderboard_rows_with_a_k_by_task(matrix: Matrix) -> None:
     for method in ("grpo", "clip_b"):
         matrix.add(method, 0, {"countdown": draw(0, 0.5), "other": draw(1, 0.5, (6, 8))})
-    board = rows(matrix.uri, "demo", matrix.expected, "grpo", {"countdown": 4, "other": 8})
+    board = matrix.rows(other=8)
     assert {(row.task, row.k) for row in board} == {("countdown", 4), ("other", 8)}
     header, *body = columns.table_lines(board)
     assert header[:5] == ["method", "task", "k", "Avg@K", "Pass@k"]

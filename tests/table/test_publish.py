@@ -63,7 +63,7 @@ def test_publish_replaces_the_summary(tmp_path: Path, mlflow_uri: str, monkeypat
 
 
 def test_publish_keeps_the_description_of_a_person(tmp_path: Path, mlflow_uri: str) -> None:
-    made = smoke_matrix(tmp_path, mlflow_uri).send_all()
+    made = smoke_matrix(tmp_path, mlflow_uri, "methods=[grpo]", "seeds=[0]").send_all()
     with store.store(mlflow_uri, write=True) as client:
         number = client.get_experiment_by_name("made").experiment_id
         client.set_experiment_tag(number, publish.NOTE_TAG, "Ours.")
@@ -74,7 +74,7 @@ def test_publish_keeps_the_description_of_a_person(tmp_path: Path, mlflow_uri: s
 def test_publish_only_reads_an_unchanged_table(
     tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = smoke_matrix(tmp_path, mlflow_uri).send_all()
+    made = smoke_matrix(tmp_path, mlflow_uri, "methods=[grpo,ppo]", "seeds=[0]").send_all()
     _, (one,), _ = held(mlflow_uri)
     folder = Path(one.info.artifact_uri.removeprefix("file://"))
     whole = {path.name: path.read_bytes() for path in folder.iterdir()}
@@ -110,7 +110,7 @@ def test_publish_only_reads_an_unchanged_table(
 
 
 def test_publish_after_an_interruption(tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = smoke_matrix(tmp_path, mlflow_uri).send_all()
+    made = smoke_matrix(tmp_path, mlflow_uri, "methods=[grpo,ppo]", "seeds=[0]").send_all()
     made.config.baseline = "ppo"
 
     def interrupt(*_: object) -> None:
@@ -168,7 +168,7 @@ def test_publish_writes_final_numbers_once(tmp_path: Path, mlflow_uri: str) -> N
 
 
 def test_outcomes_of_a_summary_are_checked(tmp_path: Path, mlflow_uri: str) -> None:
-    made = smoke_matrix(tmp_path, mlflow_uri).send_all()
+    made = smoke_matrix(tmp_path, mlflow_uri, "methods=[grpo,clip_b]", "seeds=[0]").send_all()
     asked = ["--experiment", "made", "--uri", mlflow_uri]
     whole = show_table(*asked)
     runs = held(mlflow_uri)[2]
