@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -25,17 +26,29 @@ OURS = ("train.steps=4", "eval.every=2")  # as of the pack `honest`
 THEIRS = (*OURS, "methods=[grpo, least_sure]", f"plugins=[{PLUGIN}]")
 
 
+@pytest.fixture(scope="module")
+def slim(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The slim pack of the example of docs/add-a-method.md."""
+    folder = tmp_path_factory.mktemp("slim")
+    with pytest.MonkeyPatch.context() as patch:
+        use_plugin(folder, patch)
+        run_command("pack", str(answered_pack(folder, *THEIRS)), "--slim", "--out", str(folder / "slim.zip"))
+    return folder / "slim.zip"
+
+
 @pytest.fixture
-def submitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The slim pack of the example of docs/add-a-method.md, next to its plugin."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
+def submitted(slim: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """This pack next to its plugin."""
+    use_plugin(tmp_path, monkeypatch)
+    yield Path(shutil.copy(slim, tmp_path / "submissions/least_sure.zip"))
+    forget_plugin()
+
+
+def use_plugin(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    patch.chdir(folder)
+    patch.syspath_prepend(folder)
     Path("submissions").mkdir()
     write_plugin(EXAMPLE)
-    whole, slim = answered_pack(tmp_path, *THEIRS), tmp_path / "submissions/least_sure.zip"
-    run_command("pack", str(whole), "--slim", "--out", str(slim))
-    yield slim
-    forget_plugin()
 
 
 def write_plugin(text: str) -> None:
