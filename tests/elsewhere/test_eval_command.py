@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean, stdev
@@ -113,11 +114,11 @@ def test_assess_samples_nothing_twice(tmp_path: Path, calls: list[int]) -> None:
     run(tmp_path)
     assert calls == []
     assert (tmp_path / "results.json").read_text() == before
-    run(tmp_path, Wanted(samples=4, temperature=1.0, max_new_tokens=8, problems=13))
+    run(tmp_path, replace(FEW, problems=13))
     assert calls == [4, 1], "whole batches are taken over, the last one grows"
     calls.clear()
     for number in (3, 13):
-        run(tmp_path, Wanted(samples=4, temperature=1.0, max_new_tokens=8, problems=number))
+        run(tmp_path, replace(FEW, problems=number))
         assert len(records(tmp_path)) == 13
     assert calls == [], "to ask for less loses nothing"
     first, *_ = sorted(tmp_path.glob("countdown*/samples/*.jsonl"))
@@ -126,14 +127,11 @@ def test_assess_samples_nothing_twice(tmp_path: Path, calls: list[int]) -> None:
     run(tmp_path)
     assert calls == [4], "answers to another prompt are no answers"
     calls.clear()
-    for other in (
-        Wanted(samples=4, temperature=0.9, max_new_tokens=8, problems=4),
-        Wanted(samples=4, temperature=1.0, max_new_tokens=7, problems=4),
-        Wanted(samples=4, temperature=1.0, max_new_tokens=8, problems=4, seed=1),
-        Wanted(samples=2, temperature=1.0, max_new_tokens=8, problems=4),
-    ):
-        run(tmp_path, other)
-    run(tmp_path, Wanted(samples=4, temperature=1.0, max_new_tokens=8, problems=4), ["countdown(target=50)"])
+    fewer = replace(FEW, problems=4)
+    others: list[dict[str, Any]] = [{"temperature": 0.9}, {"max_new_tokens": 7}, {"seed": 1}, {"samples": 2}]
+    for other in others:
+        run(tmp_path, replace(fewer, **other))
+    run(tmp_path, fewer, ["countdown(target=50)"])
     assert calls == [4] * 5, "other settings are another evaluation"
 
 
@@ -206,20 +204,16 @@ def test_eval_killed_and_repeated_gives_the_same(tmp_path: Path, monkeypatch: py
     assert [path.read_text() for path in parts(tmp_path / "a")] == [path.read_text() for path in parts(tmp_path / "b")]
 
 
-def test_wanted_defaults(tmp_path: Path) -> None:
-    assert Wanted().of(tasks.build_task("aime24")) == {
-        "split": "test",
-        "samples": 32,
-        "temperature": 0.7,
-        "max_new_tokens": 7168,
-    }
+def test_wanted_defaults() -> None:
+    defaults = {"split": "test", "samples": 32, "temperature": 0.7, "max_new_tokens": 7168}
+    assert Wanted().of(tasks.build_task("aime24")) == defaults
     assert Wanted().of(tasks.build_task("dapo500"))["samples"] == 8
     assert Wanted().of(tasks.build_task("dapo_math"))["split"] == "validation"
     settings = Wanted(samples=3, temperature=0.0, max_new_tokens=5).of(tasks.build_task("aime24"))
     assert settings == {"split": "test", "samples": 3, "temperature": 0.0, "max_new_tokens": 5}
 
 
-def test_prompts_without_room_are_refused_unless_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompts_without_room_are_refused_unless_asked_for(tmp_path: Path) -> None:
     longest = max(len(problem.prompt) for problem in tasks.build_task("countdown").problems("test")[:4])
     wanted = Wanted(samples=1, max_new_tokens=255, problems=4)
     with pytest.raises(UserError) as error:
@@ -230,10 +224,10 @@ def test_prompts_without_room_are_refused_unless_asked_for(tmp_path: Path, monke
     advice = f"up to {room} (init: --tokens) or eval.beyond_context=true (eval: --beyond-context), where answers may"
     assert words.endswith(f"; allowed: {advice} get worse")
     assert 256 - longest <= room < 255
-    run(tmp_path, Wanted(samples=1, max_new_tokens=room, problems=4))
+    run(tmp_path, replace(wanted, max_new_tokens=room))
     with pytest.raises(UserError, match=f"up to {room}"):
-        run(tmp_path, Wanted(samples=1, max_new_tokens=room + 1, problems=4))
-    (result,) = run(tmp_path, Wanted(samples=1, max_new_tokens=255, problems=4, beyond_context=True))
+        run(tmp_path, replace(wanted, max_new_tokens=room + 1))
+    (result,) = run(tmp_path, replace(wanted, beyond_context=True))
     assert len(result["right"]) == 4
 
 
