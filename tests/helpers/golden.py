@@ -1,6 +1,6 @@
 r"""The verdicts of a fair grader: gold answer, model output, verdict. Verdicts were written before running the code.
 
-`IN_THE_BOX` has the contents of boxes by gold answer and verdict; `OUTPUTS` has whole outputs.
+`IN_THE_BOX` has the contents of boxes, `OUTPUTS` whole outputs, both by gold answer and verdict.
 """
 # ruff: noqa: RUF001  these tests need letters that look like others
 
@@ -250,99 +250,52 @@ IN_THE_BOX: list[tuple[str, dict[Verdict, list[str]]]] = [
     ("5", {W: [r"\text{five}", r"\text{none}", r"\infty", r"\text{I do not know}", "five", r"\frac{1}{0}", "nan"]}),
     ("5", {W: ["inf"]}),
 ]
-# fmt: on
 
-OUTPUTS: list[tuple[str, str, Verdict]] = [
+OUTPUTS: list[tuple[str, dict[Verdict, list[str]]]] = [
     # The answer is outside the box, or missing
-    ("5", "The answer is 5", U),
-    ("5", "5", U),
-    ("5", "", U),
-    ("5", "**5**", U),
-    ("5", "Answer: $5$", U),
-    ("5", r"The answer is boxed{5}", U),
-    ("5", r"\box{5}", U),
-    ("5", r"\boxedx{5}", U),
-    ("5", r"The answer is $5$, not \boxed{}", U),
-    ("5", r"\boxed{6}, no, it is 5", W),
-    ("5", r"5 \boxed{6} 5", W),
+    ("5", {U: ["The answer is 5", "5", "", "**5**", "Answer: $5$", r"The answer is boxed{5}", r"\box{5}"]}),
+    ("5", {U: [r"\boxedx{5}", r"The answer is $5$, not \boxed{}"], W: [r"\boxed{6}, no, it is 5", r"5 \boxed{6} 5"]}),
     # Several boxes: the last one counts
-    ("5", r"\boxed{4} ... wait, \boxed{5}", R),
-    ("5", r"\boxed{5} ... wait, \boxed{4}", W),
-    ("5", r"\boxed{1}, \boxed{2}, \boxed{3}, \boxed{4}, \boxed{5}", R),
-    ("5", r"<think>\boxed{7}</think> $$\boxed{5}$$", R),
-    ("1,2", r"$x=\boxed{1}$ or $x=\boxed{2}$", W),
-    ("5", r"\boxed{5}\boxed{5}", R),
-    ("5", r"\boxed{5} \fbox{6}", W),
-    ("5", r"\boxed{6} \fbox{5}", R),
+    ("5", {R: [r"\boxed{4} ... wait, \boxed{5}", r"\boxed{1}, \boxed{2}, \boxed{3}, \boxed{4}, \boxed{5}"]}),
+    ("5", {R: [r"<think>\boxed{7}</think> $$\boxed{5}$$", r"\boxed{5}\boxed{5}", r"\boxed{6} \fbox{5}"]}),
+    ("5", {W: [r"\boxed{5} ... wait, \boxed{4}", r"\boxed{5} \fbox{6}"]}),
+    ("1,2", {W: [r"$x=\boxed{1}$ or $x=\boxed{2}$"]}),
     # Boxes in boxes
-    ("5", r"\boxed{\boxed{5}}", R),
-    ("5", r"\boxed{\fbox{5}}", R),
-    ("8", r"\boxed{3 + \boxed{5}}", R),
-    ("5", r"\boxed{3 + \boxed{5}}", W),
-    ("5", r"\boxed{x = \boxed{5}}", R),
-    (r"\frac{1}{2}", r"\boxed{\frac{\boxed{1}}{2}}", R),
+    ("5", {R: [r"\boxed{\boxed{5}}", r"\boxed{\fbox{5}}", r"\boxed{x = \boxed{5}}"], W: [r"\boxed{3 + \boxed{5}}"]}),
+    ("8", {R: [r"\boxed{3 + \boxed{5}}"]}),
+    (r"\frac{1}{2}", {R: [r"\boxed{\frac{\boxed{1}}{2}}"]}),
     # Cut off
-    ("5", r"\boxed{5", U),
-    ("5", r"\boxed{", U),
-    ("5", r"\boxed", U),
-    ("5", r"so the answer is $\boxed", U),
-    ("5", r"\boxed{5} and then \boxed{6", U),
-    ("5", r"\boxed{5} and then \boxed{", U),
-    ("5", r"\boxed{5} and then \boxed", U),
-    ("5", r"\boxed{5} and then $\boxed ", U),
-    ("5", r"\boxed{5}, that is \fbox{5", U),
-    ("5", r"\boxed{6}, no, \boxed{5}, so \boxed{\text{5", U),
-    ("5", r"\boxed{5} and then \boxe", R),  # which is not a box yet
-    ("5", r"\boxed{\frac{10}{2}", U),
-    ("5", r"\boxed{4 + \boxed{5}", R),
-    ("5", r"\boxed{5} and more words that come to no e", R),
+    ("5", {U: [r"\boxed{5", r"\boxed{", r"\boxed", r"so the answer is $\boxed", r"\boxed{5} and then \boxed{6"]}),
+    ("5", {U: [r"\boxed{5} and then \boxed{", r"\boxed{5} and then \boxed", r"\boxed{5} and then $\boxed "]}),
+    ("5", {U: [r"\boxed{5}, that is \fbox{5", r"\boxed{6}, no, \boxed{5}, so \boxed{\text{5", r"\boxed{\frac{10}{2}"]}),
+    ("5", {R: [r"\boxed{5} and then \boxe", r"\boxed{4 + \boxed{5}", r"\boxed{5} and more words that come to no e"]}),
     # Forms of the box
-    ("5", r"\boxed 5", R),
-    ("5", r"$\boxed 5$", R),
-    ("5", r"\boxed5", R),
-    ("15", r"So it is $\boxed 15$.", R),
-    ("5", r"\boxed 5 is the answer.", R),
-    ("5", r"\boxed 6 is the answer.", W),
-    (r"\frac{1}{2}", r"$\boxed \frac{1}{2}$", R),
-    ("5", r"\boxed {5}", R),
-    ("5", r"\boxed{5\ }", R),
-    ("5", r"\boxed{\ 5\ \ }", R),
-    ("x", r"\boxed{x\ }", R),
-    ("5", r"\boxed{5\\ }", U),
-    ("5", "\\boxed\n{5}", R),
-    ("5", "\\boxed{\n5\n}", R),
-    ("5", r"\fbox{5}", R),
-    ("5", r"\\boxed{5}", R),
-    ("5", r"x = 3 \\ \boxed{5}", R),
-    ("5", r"\\\boxed{5}", R),
-    ("5", r"\[ \boxed{5} \]", R),
-    ("5", r"\begin{align*} x &= 5 \\ &= \boxed{5} \end{align*}", R),
+    ("5", {R: [r"\boxed 5", r"$\boxed 5$", r"\boxed5", r"\boxed 5 is the answer.", r"\boxed {5}", r"\boxed{5\ }"]}),
+    ("5", {R: [r"\boxed{\ 5\ \ }", "\\boxed\n{5}", "\\boxed{\n5\n}", r"\fbox{5}", r"\\boxed{5}"]}),
+    ("5", {R: [r"x = 3 \\ \boxed{5}", r"\\\boxed{5}", r"\[ \boxed{5} \]"]}),
+    ("5", {R: [r"\begin{align*} x &= 5 \\ &= \boxed{5} \end{align*}"], W: [r"\boxed 6 is the answer."]}),
+    ("5", {U: [r"\boxed{5\\ }"]}),
+    ("15", {R: [r"So it is $\boxed 15$."]}),
+    (r"\frac{1}{2}", {R: [r"$\boxed \frac{1}{2}$"]}),
+    ("x", {R: [r"\boxed{x\ }"]}),
     # Braces that are none of the box's
-    ("5", r"\{ \boxed{5}", R),
-    ("5", r"} \boxed{5} {", R),
-    ("5", r"{ { \boxed{5}", R),
-    ("1,2", r"\boxed{\{1,2\}}", R),
-    (r"\{1\}", r"\boxed{\left\{ 1 \right\}}", R),
+    ("5", {R: [r"\{ \boxed{5}", r"} \boxed{5} {", r"{ { \boxed{5}"]}),
+    ("1,2", {R: [r"\boxed{\{1,2\}}"]}),
+    (r"\{1\}", {R: [r"\boxed{\left\{ 1 \right\}}"]}),
     # Oddities around it
-    ("5", "\x00\\boxed{5}", R),
-    ("5", "\\boxed{5}\x00", R),
-    ("5", "\ufeff答案是 \\boxed{5}。", R),
-    ("5", "\ud800\\boxed{5}\udfff", R),
-    ("5", r"\boxed{" * 100_000 + "5}", R),
-    ("5", "{" * 1_000_000 + r"\boxed{5}", R),
-    ("5", r"\boxed{5}" + "}" * 1_000_000, R),
-    ("5", r"\boxed{5}" + "\\" * 1_000_000, R),
-    ("5", r"\boxed{" + "{" * 1_000_000, U),
-    ("5", r"\boxed{" + "{" * 500_000 + "5" + "}" * 500_000 + "}", U),
+    ("5", {R: ["\x00\\boxed{5}", "\\boxed{5}\x00", "\ufeff答案是 \\boxed{5}。", "\ud800\\boxed{5}\udfff"]}),
+    ("5", {R: [r"\boxed{" * 100_000 + "5}", "{" * 1_000_000 + r"\boxed{5}", r"\boxed{5}" + "}" * 1_000_000]}),
+    ("5", {R: [r"\boxed{5}" + "\\" * 1_000_000], U: [r"\boxed{" + "{" * 1_000_000]}),
+    ("5", {U: [r"\boxed{" + "{" * 500_000 + "5" + "}" * 500_000 + "}"]}),
 ]
+# fmt: on
 
 
 def triples() -> Iterator[tuple[str, str, Verdict]]:
-    for gold, verdicts in IN_THE_BOX:
-        for verdict, answers in verdicts.items():
-            for answer in answers:
-                yield gold, rf"Thus, $x$ is found, and so $\boxed{{{answer}}}$.", verdict
-    yield from OUTPUTS
+    for table, before, after in ((IN_THE_BOX, r"Thus, $x$ is found, and so $\boxed{", "}$."), (OUTPUTS, "", "")):
+        for gold, verdicts in table:
+            for verdict, answers in verdicts.items():
+                yield from ((gold, before + answer + after, verdict) for answer in answers)
 
 
 def hostile(n: int) -> list[tuple[str, Verdict]]:

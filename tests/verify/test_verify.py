@@ -28,7 +28,7 @@ from launched import write_launched
 from patience import HANG, wait_until
 from places import REAL, REPOSITORY
 
-from harness.base.errors import CellFailure, UserError
+from harness.base.errors import CellFailure
 from harness.base.task import Verdict
 from harness.launch import cell
 from harness.methods.batch import Rollout
@@ -127,7 +127,7 @@ def test_verdicts_known_limits(verifier: VerifierPool) -> None:
 @pytest.mark.processes
 def test_verdicts_depend_on_neither_order_nor_workers(verifier: VerifierPool) -> None:
     pairs = [(gold, output) for gold, output, _ in GOLDEN if integer(gold) is None and len(output) < 1000]
-    some = random.Random(0).sample(pairs, 60)
+    some = random.Random(0).sample(pairs, 30)
     shuffled = random.Random(1).sample(some, len(some))
     one_by_one = {pair: verifier.verdicts([pair])[0] for pair in some}
     with VerifierPool(workers=1, limit_s=20.0) as other:
@@ -242,39 +242,33 @@ def test_digits_are_joined_where_no_list_can_be_meant() -> None:
         assert text.tidy(f"{grouped}x") == joined
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        "7" + r"\text{m}" * 140 + "x",
-        "7" + r"\text{ cm or }8" * 60,
-        r"7\text{" + "a " * 480 + "}x",
-        "1" + ",000" * 240 + "x",
-        "7" + " m" * 480 + "x",
-        "7" + "cm" * 490 + "x",
-    ],
-    ids=range(6),
-)
-def test_units_take_time_in_proportion(answer: str) -> None:
-    start = time.process_time()
-    text.tidy(answer)
-    assert time.process_time() - start < 1
-
-
 # What is in the box
 
 
 @pytest.mark.parametrize(
-    ("content", "expected"),
-    [("7\\ ", "7\\ "), (" 7\\ \\ ", "7\\ \\ "), ("7\\\\ ", "7\\\\"), ("7\\\n", "7\\ "), (" 7 ", "7"), (" ", None)],
+    ("read", "written"),
+    [
+        (text.tidy, "7" + r"\text{m}" * 140 + "x"),
+        (text.tidy, "7" + r"\text{ cm or }8" * 60),
+        (text.tidy, r"7\text{" + "a " * 480 + "}x"),
+        (text.tidy, "1" + ",000" * 240 + "x"),
+        (text.tidy, "7" + " m" * 480 + "x"),
+        (text.tidy, "7" + "cm" * 490 + "x"),
+        (extract, r"\boxed" * 300_000),
+        (extract, r"\boxed{" * 300_000),
+        (extract, r"\boxed " * 300_000),
+        (extract, r"\boxed{5}" * 200_000),
+        (extract, r"\boxed{" + "\\" * 1_000_000),
+        (extract, r"\boxed" + " " * 1_000_000),
+        (extract, r"\boxed{" + "{}" * 500_000),
+        (extract, r"\boxed{5}" + "}" * 1_000_000 + "{" * 1_000_000),
+    ],
+    ids=range(14),
 )
-def test_extract_space_commands(content: str, expected: str | None) -> None:
-    assert extract(rf"\boxed{{{content}}}") == expected
-
-
-@pytest.mark.parametrize("cut", [r"\boxed{", r"\boxed{6", r"\boxed{\frac{1}{2}", r"\boxed", r"\fbox{5", r"\boxed "])
-def test_extract_with_a_box_cut_off(cut: str) -> None:
-    assert extract(r"\boxed{5}, or rather " + cut) is None
-    assert extract(r"\boxed{5}, or rather " + cut[:4]) == "5"
+def test_texts_take_time_in_proportion(read: Callable[[str], str | None], written: str) -> None:
+    start = time.process_time()
+    read(written)
+    assert time.process_time() - start < (1 if read is text.tidy else 5)
 
 
 def reference_extract(response: str) -> str | None:
@@ -303,26 +297,6 @@ def test_extract_agrees_with_counting_braces() -> None:
         assert extract(response) == expected, response
         actual[expected is None] += 1
     assert min(actual.values()) > 2_000
-
-
-@pytest.mark.parametrize(
-    "response",
-    [
-        r"\boxed" * 300_000,
-        r"\boxed{" * 300_000,
-        r"\boxed " * 300_000,
-        r"\boxed{5}" * 200_000,
-        r"\boxed{" + "\\" * 1_000_000,
-        r"\boxed" + " " * 1_000_000,
-        r"\boxed{" + "{}" * 500_000,
-        r"\boxed{5}" + "}" * 1_000_000 + "{" * 1_000_000,
-    ],
-    ids=range(8),
-)
-def test_extract_takes_time_in_proportion(response: str) -> None:
-    start = time.process_time()
-    extract(response)
-    assert time.process_time() - start < 5
 
 
 def test_integers_survive_their_spellings() -> None:
@@ -393,16 +367,9 @@ def test_verdicts_with_a_dying_worker() -> None:
             os.kill(victim(running(worker)), signal.SIGKILL)
             assert answer.result() == [Verdict.ERROR]
             assert obeyed(verifier, "5", "6") == [Verdict.RIGHT, Verdict.WRONG]
-
-
-@pytest.mark.processes
-def test_verdicts_after_an_idle_worker_died() -> None:
-    with VerifierPool(workers=1, limit_s=60.0) as verifier:
-        obeyed(verifier, "5")
-        [worker] = started(verifier)
-        os.kill(child_of(running(worker)), signal.SIGKILL)
+        os.kill(child_of(running(worker)), signal.SIGKILL)  # while it is idle
         time.sleep(0.3)
-        assert obeyed(verifier, "5", "6", "7") == [Verdict.RIGHT, Verdict.WRONG, Verdict.WRONG]
+        assert obeyed(verifier, "5", "6") == [Verdict.RIGHT, Verdict.WRONG]
 
 
 @pytest.mark.processes
@@ -493,16 +460,6 @@ def test_workers_end_with_their_caller() -> None:
     wait_for_end(worker, child)
 
 
-@pytest.mark.processes
-def test_closing_ends_the_workers() -> None:
-    with VerifierPool(workers=2) as verifier:
-        obeyed(verifier, "5", "6", "7", "8")
-        pids = [running(worker) for worker in started(verifier)]
-        children = [child_of(pid) for pid in pids]
-    assert pids
-    wait_for_end(*pids, *children)
-
-
 # Sharing
 
 
@@ -532,8 +489,7 @@ def test_daemonic_processes_have_verifiers_of_their_own(method: str, verifier: V
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("error", [CellFailure("enough"), UserError("no"), ZeroDivisionError("ours")])
-def test_work_closes_its_verifier(error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_closes_its_verifier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_launched(tmp_path, "verify.workers=3", "verify.limit_s=19")
     seen: list[tuple[VerifierPool, int]] = []
 
@@ -542,7 +498,7 @@ def test_work_closes_its_verifier(error: Exception, tmp_path: Path, monkeypatch:
         assert obeyed(verifier, "5") == [Verdict.RIGHT]
         [worker] = started(verifier)
         seen.append((verifier, running(worker)))
-        raise error
+        raise ZeroDivisionError
 
     monkeypatch.setattr(cell, "build_parts", build)
     with pytest.raises(SystemExit):
@@ -560,8 +516,9 @@ def test_judged_by_another_judge() -> None:
         assert verdicts == [Verdict.RIGHT, Verdict.WRONG, *failures, Verdict.RIGHT]
         assert verifier.verdicts(boxed("1+4")) == [Verdict.RIGHT]
         pids = [running(worker) for worker in started(verifier)]
+        children = [child_of(pid) for pid in pids]
         assert {worker.judge for worker in verifier.workers} == {"obedient_judge", "harness.verify.judge"}
-    wait_for_end(*pids)
+    wait_for_end(*pids, *children)
 
 
 # The share of failures
