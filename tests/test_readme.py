@@ -1,4 +1,7 @@
-"""The commands and examples of README.md and docs/using.md work: run if that is quick, otherwise parsed."""
+"""The commands and examples of README.md, docs/using.md and the tutorial work: run if that is quick, otherwise parsed.
+
+Commands run in this process, so that imports are shared; cells are separate processes.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +29,8 @@ COMMANDS = re.findall(r"^    ((?:entrobench|make|mlflow) .+?)(?:  +#.*)?$", READ
 OURS = [command for command in COMMANDS if command.startswith("entrobench")]
 [CONFIGURATION] = re.findall(r"^```yaml\n(.*?)^```", USING, re.MULTILINE | re.DOTALL)
 [A_METHOD] = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+FILES = {"yaml": "mine.yaml", "python": "my_methods.py"}  # of the tutorial
+BLOCKS = re.findall(r"^```(sh|yaml|python)\n(.*?)^```", TUTORIAL, re.MULTILINE | re.DOTALL)
 [TERMINAL] = re.findall(r"^```text\n(.*?)^```", TUTORIAL, re.MULTILINE | re.DOTALL)
 
 # `smoke` in miniature replaces each matrix that a command names: sampled and trained values do not matter here.
@@ -53,29 +58,74 @@ NOT_RUN = {  # with the reason
 }
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, put_store: Callable[[Path], None]) -> Path:
-    """A folder after `entrobench run smoke`, with the README's method and a packed matrix in it."""
-    path = tmp_path_factory.mktemp("reader")
-    put_store(path / "results")
-    (path / "my_methods.py").write_text(A_METHOD)
-    (path / "output.txt").write_text(run_command("run", "smoke", *TINY, cwd=path))
-    run_command("pack", "smoke", *TINY, "--out", "demo.zip", cwd=path)  # for `verify demo.zip`
-    return path
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("command", [command for command in OURS if command not in NOT_RUN])
-def test_commands_run(command: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In this process, so that imports are shared."""
-    arguments = shlex.split(command)[1:]
+def run_small(command: str) -> str:
+    program, *arguments = shlex.split(command)
+    assert program == "entrobench"
     if arguments[0] in NAMES_A_MATRIX and "paper" not in arguments:
         arguments = [*("smoke" if word == "demo" else word for word in arguments), *TINY]
     if arguments[0] == "eval":
         arguments += ["--problems", "4"]
-    monkeypatch.chdir(folder)
-    monkeypatch.delitem(sys.modules, "my_methods", raising=False)  # other tests have modules of this name
-    assert run_command(*arguments).strip()
+    return run_command(*arguments)
+
+
+@pytest.fixture(scope="module")
+def tutorial(
+    tmp_path_factory: pytest.TempPathFactory, put_store: Callable[[Path], None]
+) -> tuple[Path, dict[str, list[str]]]:
+    """A folder where the tutorial was followed, with the README's method and a packed matrix, and what was printed."""
+    folder = tmp_path_factory.mktemp("reader")
+    put_store(folder / "results")
+    printed: dict[str, list[str]] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(sys, "path", sys.path.copy())
+        patch.delitem(sys.modules, "my_methods", raising=False)  # other tests have modules of this name
+        for language, text in BLOCKS:
+            if language in FILES:
+                assert f"Save this as `{FILES[language]}`" in TUTORIAL
+                Path(FILES[language]).write_text(text)
+                continue
+            for line in text.splitlines():
+                printed.setdefault(line, []).append(run_small(line))
+        run_command("pack", "smoke", *TINY, "--out", "demo.zip")  # for `verify demo.zip`
+    (folder / "my_methods.py").write_text(A_METHOD)
+    return folder, printed
+
+
+@pytest.fixture
+def folder(tutorial: tuple[Path, dict[str, list[str]]], monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tutorial[0])
+    return tutorial[0]
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_tutorial(tutorial: tuple[Path, dict[str, list[str]]]) -> None:
+    folder, printed = tutorial
+    first, second = printed["entrobench run smoke"]
+    assert "2 cells, 0 done before, 2 to run" in first
+    assert "2 cells, 2 done before, 0 to run" in second
+    [other_rate] = printed["entrobench run smoke train.lr=3e-4"]
+    assert "2 to run" in other_rate
+    [own_method] = printed["entrobench run smoke 'methods=[grpo, positive_only]' --plugin my_methods"]
+    assert "2 cells, 1 done before, 1 to run" in own_method
+    [axis] = printed["entrobench run smoke 'axes={train.updates: [1, 2]}'"]
+    assert "train.updates" in axis
+    assert (folder / "results/smoke/report/report.html").exists()
+
+
+@pytest.mark.processes
+def test_transcript_of_the_terminal(tutorial: tuple[Path, dict[str, list[str]]]) -> None:
+    printed, shown = masked(tutorial[1]["entrobench run smoke"][0]), masked(TERMINAL)
+    assert printed[: len(shown)] == shown
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("command", [command for command in OURS if command not in NOT_RUN])
+def test_commands_run(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "my_methods", raising=False)
+    assert run_small(command).strip()
 
 
 @pytest.mark.parametrize("command", NOT_RUN)
@@ -114,14 +164,7 @@ def masked(text: str) -> list[str]:
 
 
 @pytest.mark.processes
-def test_transcript_of_the_terminal(folder: Path) -> None:
-    printed, shown = masked((folder / "output.txt").read_text()), masked(TERMINAL)
-    assert printed[: len(shown)] == shown
-
-
-@pytest.mark.processes
-def test_python_means_the_same_cells(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(folder)
+def test_python_means_the_same_cells(folder: Path) -> None:
     finished = (folder / "results/smoke").glob("*/state.json")
     before = {path: path.stat().st_mtime_ns for path in finished}
     table = entrobench.load("smoke", *TINY).run()
