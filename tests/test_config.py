@@ -91,10 +91,7 @@ def test_field_has_every_method_of_its_time() -> None:
         ("methods=[grpo,'clip_b(mu=x)']", ["clip_b.mu", "x"]),
         ("methods=[grpo,'clip_b(nu=1)']", ["unknown key clip_b.nu", "did you mean 'mu'"]),
         ("methods=[grpo,'clip_b(mode=papr)']", ["mode is 'papr'", "did you mean 'paper'"]),
-        (
-            "methods=[grpo,'clip_b(mu']",
-            ["'clip_b(mu' is not a valid spec; write name or name(key=value, ...), in quotes in a list"],
-        ),
+        ("methods=[grpo,'clip_b(mu']", ["'clip_b(mu' is not a valid spec; write name or name(key=value, ...), in quo"]),
         ("lora.rank=4", ["unknown key lora; did you mean 'train.lora'?"]),
         ("methods=[grpo,'clip_b(mu)']", ["is not an option", "key=value"]),
         ("methods=[grpo,grpo]", ["'grpo' twice"]),
@@ -112,38 +109,16 @@ def test_field_has_every_method_of_its_time() -> None:
         ("eval.by_task.countdwn.k=4", ["eval.by_task names 'countdwn'", "did you mean 'countdown'"]),
         ("rollout.top_p=0.9", ["rollout.top_p is 0.9", "temperature alone"]),
         ("train.updates=5", ["train.updates is 5", "divide train.prompts (48)"]),
-        ("rollout.lag=-1", ["rollout.lag is -1", "0 and more"]),
         ("rollout.lag=100", ["rollout.lag is 100", "train.steps is 60", "allowed: 0 to 59"]),
         ("train.resample.multiplier=1.1", ["multiplier is 1.1", "x multiplier (52.8) must be a whole number"]),
-        ("rollout.engine=sglang", ["rollout.engine is 'sglang'"]),
         ("train.steps", ["not an override", "key=value"]),
         ("=3", ["'=3' is not an override", "key=value"]),
         ("methods=[grpo", ["the override 'methods=[grpo' cannot be read"]),
-        ("train.lr=fast", ["train.lr is 'fast'; it must be a number"]),
-        ("train.steps=null", ["train.steps is null; it must be a whole number"]),
-        ("train.betas=[0.9]", ["train.betas is [0.9]; allowed: exactly 2 numbers"]),
-        ("train.betas=[0.9,1]", ["train.betas[1] is 1.0; allowed: at least 0 and less than 1"]),
-        ("rollout.temperature=.inf", ["rollout.temperature is inf; allowed: more than 0, and finite"]),
-        ("eval.by_task.countdown.temperature=.nan", ["eval.by_task.countdown.temperature is nan; allowed: 0 and more"]),
-        ("eval.by_task.countdown=3", ["eval.by_task.countdown is 3; it must be a mapping of keys"]),
-        ("methods=[grpo,adaptive_entropy(target=.nan)]", ["adaptive_entropy.target is nan; allowed: 0 and more"]),
-        ("tune.candidates.grpo=5", ["tune.candidates.grpo is 5; it must be a list"]),
         ("tune.candidates.grpo=[[1]]", ["tune.candidates.grpo[0] is [1]; it must be text"]),
         ("method_options=3", ["method_options is 3; it must be a mapping of keys"]),
-        ("method_options=true", ["method_options is True; it must be a mapping of keys"]),
-        ("seeds=first", ["seeds[0] is 'first'; it must be a whole number"]),
         ("seeds=", ["seeds is null; it must be a list, for example seeds=[0]"]),
-        ("seeds=[-1]", ["seeds[0] is -1; allowed: 0 and more"]),
-        ("methods=null", ["methods is null; it must be a list, for example methods=[grpo]"]),
-        ("methods=[[grpo]]", ["methods[0] is ['grpo']; it must be text"]),
-        ("train=[1]", ["train is [1]; it must be a mapping of keys"]),
-        (f"train.steps={'x' * 999}", ["train.steps is 'xxx", "xxx'; it must be a whole number"]),
-        (f"train.{'x' * 999}=1", ["unknown key train.xxx", "allowed: backend"]),
-        (f"methods=[{'x' * 999}", ["the override 'methods=[xxx", "cannot be read"]),
         ("seeds.0=1", ["'seeds.0' is not a key", "a list as a whole, such as seeds=[0,1]"]),
-        ("seeds={0:1}", ["seeds is {'0:1': None}; it must be a list"]),
         ("tasks: {}", ["'tasks: {}' is not an override"]),
-        ("seeds=[[]]", ["seeds[0] is []; it must be a whole number"]),
         ("schlüssel=1", ["unknown key schlüssel; allowed: "]),
         (f"seeds=[{'9' * 30}]", ["seeds[0] is 999", "allowed: whole numbers up to 9223372036854775807"]),
         (f"train.lr={'9' * 400}", ["train.lr is 999", "allowed: whole numbers up to 9223372036854775807"]),
@@ -160,12 +135,11 @@ def test_field_has_every_method_of_its_time() -> None:
         ("name=${oc.env:HOME}", ["'${oc.env:HOME}'; ${...} is not replaced; write the value itself"]),
         ("methods=grpo,clip_b(share=0.1)", ["write several in brackets: 'methods=[grpo,clip_b(share=0.1)]'"]),
         ("models=./nosuch", ["model './nosuch' does not exist; it must be a YAML file, a Hugging Face folder"]),
-        ("hardware.device=mps", ["hardware.device is 'mps'; allowed: auto, cpu, cuda"]),
         ("results=pyproject.toml/x", ["results is 'pyproject.toml/x', but pyproject.toml is a file; name a folder"]),
         (r'name="\0"', [r"has '\x00', with a character that is not valid"]),
         ("name=\ud800", ["cannot be read"]),
         (f"name={'[' * 5000}", ["cannot be read: the bracket that line 1 opens is not closed"]),
-        (f"seeds={[*range(5001)]}", ["the matrix has 35007 cells; allowed: 5000"]),
+        (f"seeds={[*range(715)]}", ["the matrix has 5005 cells; allowed: 5000"]),
         (f"methods=[{'+'.join(['clip_b'] * 400)}]", ["has 2799 characters; allowed: 2000"]),
     ],
 )
@@ -204,14 +178,11 @@ def test_resample_candidates_by_decimals() -> None:
         (b"base: dmo", "no configuration is called 'dmo'.*did you mean 'demo'"),
         (b"a: &a [x, x]\nb: [*a, *a]", r"given\.yaml, line 1 has a YAML anchor"),
         (b"name: on", r"^name is True; it must be text, so write on, off, yes, no and 1\.0 in quotes$"),
-        (b"name: 1.10", r"^name is 1\.1; it must be text, so write on, off, yes, no and 1\.0 in quotes$"),
         (b"models: [off]", r"^models\[0\] is False; it must be text, so write on, off, yes, no and 1\.0 in quotes$"),
         (b'"": 4', r"^unknown key ; allowed: "),
         (b"name: ${name}", r"\$\{\.\.\.\} is not replaced; write the value itself$"),
-        (b"name: x\nseeds: [0, 0\n", r"given\.yaml cannot be read: the bracket that line 2 opens is not closed$"),
         (b"train:\n\tsteps: 3\n", r"given\.yaml cannot be read: line 2 has a tab; YAML is indented by blanks$"),
         (b"", r"given\.yaml is empty; write at least"),
-        (b"# base: smoke\n", r"given\.yaml is empty; write at least"),
         (b"seeds: 1\nseeds: 2", r"cannot be read as a configuration: found duplicate key seeds \(line 2\)$"),
         (b"a: " + b"[" * 5000, r"given\.yaml cannot be read: the bracket that line 1 opens is not closed$"),
         (b"a: " + b"[" * 30 + b"]" * 30, r"given\.yaml, line 1 is too large or too deep"),
@@ -276,12 +247,9 @@ def test_load_config_with_a_round(with_rounds: str) -> None:
     assert config.load_config(with_rounds, ["round=short", "seeds=[7]", "name=other"]).seeds == [7]
     assert config.load_config(with_rounds, ["round=short", "name=other"]).name == "other-short"
     assert list(config.read_settings(Path(with_rounds))["rounds"]) == ["more-seeds", "short", "5", "1.10", "on"]
-
-
-@pytest.mark.parametrize(("name", "seed"), [("5", 5), ("1.10", 6), ("on", 7)])
-def test_load_config_with_a_round_that_yaml_reads_otherwise(name: str, seed: int, with_rounds: str) -> None:
-    loaded = config.load_config(with_rounds, [f"round={name}"])
-    assert (loaded.name, loaded.seeds) == (f"mine-{name}", [seed])
+    for name, seed in (("5", 5), ("1.10", 6), ("on", 7)):  # which YAML would read otherwise
+        loaded = config.load_config(with_rounds, [f"round={name}"])
+        assert (loaded.name, loaded.seeds) == (f"mine-{name}", [seed])
 
 
 def test_load_config_refuses_another_files_round(tmp_path: Path, with_rounds: str) -> None:
@@ -300,13 +268,9 @@ def test_load_config_refuses_another_files_round(tmp_path: Path, with_rounds: st
         ("rounds: {shot: {base: shot}}", r"mine\.yaml, above shot, has no round 'shot'; it has none$"),
         ("rounds: {shot: {base: [a]}}", r"base of .*mine\.yaml is \['a'\]; it must be the name"),
         ("rounds: [shot]", r"rounds of .*mine\.yaml is \['shot'\]; it must be a mapping of names to the keys"),
-        (
-            "rounds: {shot: {}, tune: {}}",
-            r"mine\.yaml has a round 'tune', whose results `entrobench tune` uses; name it",
-        ),
+        ("rounds: {tune: {}}", r"mine\.yaml has a round 'tune', whose results `entrobench tune` uses; name it"),
         ("rounds: {tuned: {}}", r"mine\.yaml has a round 'tuned', whose results `entrobench tune` uses; name it"),
         ("rounds: {yes: {}}", r"mine\.yaml has a round True; write on, off, yes, no and 1\.0 in quotes$"),
-        ("rounds: {1.10: {}}", r"mine\.yaml has a round 1\.1; write on, off, yes, no and 1\.0 in quotes$"),
         ("rounds: {shot: 3}", r"rounds of .*mine\.yaml is \{'shot': 3\}; it must be a mapping of names"),
         ("rounds: {shot: {train: {stpes: 3}}}", r"unknown key train\.stpes"),
     ],
@@ -342,11 +306,8 @@ def test_load_config_finds_a_base_from_the_files_own_folder(tmp_path: Path, monk
 def test_eval_settings_by_task() -> None:
     settings = config.load_config("paper").eval
     of = {task: settings.of(task) for task in settings.tasks}
-    assert {task: (each.samples, each.k) for task, each in of.items()} == {
-        "aime24": (32, 32),
-        "aime25": (32, 32),
-        "dapo500": (8, 8),
-    }
+    samples_and_k = {task: (each.samples, each.k) for task, each in of.items()}
+    assert samples_and_k == {"aime24": (32, 32), "aime25": (32, 32), "dapo500": (8, 8)}
     assert {each.temperature for each in of.values()} == {0.7}
     assert {each.every for each in of.values()} == {20}
 

@@ -11,6 +11,7 @@ from commands import refusal, run_command
 
 from harness import cli
 
+DASHES = "a key of the configuration is written without dashes:"
 OF_CONFIG = "CONFIG is a YAML file, or a name that `entrobench list configs` shows, for example demo"
 
 
@@ -25,16 +26,10 @@ OF_CONFIG = "CONFIG is a YAML file, or a name that `entrobench list configs` sho
         (["leaderboard", "demo", "--fromat", "md"], "leaderboard has no option '--fromat'; did you mean '--format'?"),
         (["leaderboard", "demo", "--fromat=md"], "leaderboard has no option '--fromat'; did you mean '--format'?"),
         (["run", "demo", "--job", "1"], "run has no option '--job'; did you mean '--jobs'?"),
+        (["run", "demo", "--train.lr", "1e-4"], f"run has no option '--train.lr'; {DASHES} train.lr=1e-4"),
+        (["run", "demo", "--seeds=[0,1]"], f"run has no option '--seeds'; {DASHES} seeds=[0,1]"),
         (
-            ["run", "demo", "--train.lr", "1e-4"],
-            "run has no option '--train.lr'; a key of the configuration is written without dashes: train.lr=1e-4",
-        ),
-        (
-            ["run", "demo", "--seeds=[0,1]"],
-            "run has no option '--seeds'; a key of the configuration is written without dashes: seeds=[0,1]",
-        ),
-        (
-            ["eval", "--model", "tiny", "--tasks", "countdown", "--limit", "4"],
+            ["eval", "--model", "m", "--tasks", "t", "--limit", "4"],
             "eval has no option '--limit'; did you mean '--problems'?",
         ),
         (
