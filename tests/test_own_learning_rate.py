@@ -112,11 +112,9 @@ def test_conformance_with_a_learning_rate(tmp_path: Path) -> None:
 
 
 def test_learning_rate_in_a_loop_of_ones_own() -> None:
-    with pytest.raises(UserError) as raised:
+    where = r"\(TRL: GRPOConfig\.learning_rate, verl: actor_rollout_ref\.actor\.optim\.lr\)"
+    with pytest.raises(UserError, match=f"the learning rate 0.0003, which the trainer's own optim.* {where}"):
         entrobench.Method("grpo(lr=3e-4)+clip_b(share=0.02)")
-    assert "sets the learning rate 0.0003, which the trainer's own optimizer would ignore" in str(raised.value)
-    assert "GRPOConfig.learning_rate" in str(raised.value)
-    assert "actor_rollout_ref.actor.optim.lr" in str(raised.value)
 
 
 @pytest.mark.parametrize("trainer", doors.REFUSALS)

@@ -28,7 +28,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def pretend(folder: Path, name: str, version: str, environments: bool = True) -> None:
-    """Make a Python of a version, with or without the module that makes environments."""
+    """Make a program of a version; of a Python, with or without the module that makes environments."""
     program = folder / name
     program.write_text(f"#!{SHELL}\necho {version}\necho {int(environments)}\n")
     program.chmod(0o755)
@@ -137,23 +137,17 @@ def test_progress_of_downloads(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_chosen_build_fits_the_machine(driver: str | None, asked: str, build: str, programs: Path) -> None:
     if driver is not None:
-        pretend_gpu(programs, driver)
+        pretend(programs, "nvidia-smi", driver)
     assert set_up.chosen_build(asked) == build
 
 
 @pytest.mark.processes
 def test_chosen_build_refuses_an_older_driver(programs: Path) -> None:
-    pretend_gpu(programs, "550.90.07")
+    pretend(programs, "nvidia-smi", "550.90.07")
     with pytest.raises(
         set_up.Refusal, match=r"is version 550, and the locked build of torch needs 580; .* TORCH=cu126"
     ):
         set_up.chosen_build("auto")
-
-
-def pretend_gpu(folder: Path, driver: str) -> None:
-    program = folder / "nvidia-smi"
-    program.write_text(f"#!{SHELL}\necho {driver}\n")
-    program.chmod(0o755)
 
 
 def test_read_lock_by_package(tmp_path: Path) -> None:

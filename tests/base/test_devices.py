@@ -120,12 +120,3 @@ def test_usable_cores_with_a_quota(
     assert devices.usable_cores() == cores
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "1")
     assert devices.usable_cores() == 1
-
-
-def test_usable_cores_of_a_pinned_process() -> None:
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, [min(before)])
-    try:
-        assert devices.usable_cores() == 1
-    finally:
-        os.sched_setaffinity(0, before)

@@ -15,8 +15,6 @@ from full_disk import files_of_at_most
 from harness import cli
 from harness.base import files
 from harness.base.errors import Damaged, Unwritten
-from harness.cells import lease
-from harness.cells.state import State
 from harness.commands import leaderboard
 
 ROOM = 64 * 1024  # bytes
@@ -51,18 +49,6 @@ def test_write_text_on_a_full_disk(narrow: tuple[Path, str]) -> None:
     with pytest.raises(Unwritten, match=f"model cannot be written: {why}"), files.atomic_folder(place / "model") as new:
         (new / "weights").write_bytes(b"x" * 2 * ROOM)
     assert not [path for path in place.iterdir() if "model" in path.name]
-
-
-def test_state_write_on_a_full_disk(narrow: tuple[Path, str]) -> None:
-    place, why = narrow
-    cell = place / "cell"
-    cell.mkdir()
-    with lease.hold(cell):
-        State("running", durable_step=3).write(cell)
-        with pytest.raises(Unwritten, match=why):
-            State("failed", "y" * 2 * ROOM).write(cell)
-        assert State.read(cell) == State("running", durable_step=3)
-        assert not list(cell.rglob(".state.json*"))
 
 
 def test_sweep_removes_unfinished_files(tmp_path: Path) -> None:

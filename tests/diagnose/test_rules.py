@@ -20,7 +20,7 @@ def constant(value: float) -> list[float]:
     return [value] * STEPS
 
 
-def step_at(step: int, before: float, after: float) -> list[float]:
+def jump(step: int, before: float, after: float) -> list[float]:
     """Return a curve that changes from one value to another at a step."""
     return [before] * (step - 1) + [after] * (STEPS - step + 1)
 
@@ -35,7 +35,7 @@ CASES: dict[str, tuple[str, Signals, int, Signals]] = {
     "entropy_not_finite": ("fell", {"entropy": [*ENTROPY["fell"][:30], nan, *ENTROPY["fell"][31:]]}, 31, {}),
     "gradient_not_finite": ("exploded", {"gradient": [1.0] * 7 + [nan] * 33}, 8, {"gradient": constant(1.0)}),
     "constant_reward": ("fell", {"reward": constant(0.0)}, 1, {"reward": [*constant(0.0)[1:], 0.01]}),
-    "engine_mismatch": ("fell", {"mismatch": step_at(3, 1e-6, 0.03)}, 3, {"mismatch": step_at(3, 1e-6, 0.0299)}),
+    "engine_mismatch": ("fell", {"mismatch": jump(3, 1e-6, 0.03)}, 3, {"mismatch": jump(3, 1e-6, 0.0299)}),
     "strong_bonus": ("exploded", {"bonus": [0.3]}, 1, {"bonus": [0.0]}),
     "negative_mass": (
         "exploded",
@@ -50,25 +50,15 @@ CASES: dict[str, tuple[str, Signals, int, Signals]] = {
         {"negative_mass": constant(1.0), "positive_mass": constant(1.49)},
     ),
     "gradient_spikes": ("exploded", {"gradient": spike(10.1)}, 10, {"gradient": spike(9.9)}),
-    "large_steps": ("exploded", {"step_kl": step_at(4, 0.0, -0.1)}, 4, {"step_kl": step_at(4, 0.0, -0.099)}),
-    "clip_often_active": ("fell", {"clipped": step_at(6, 0.01, 0.03)}, 6, {"clipped": step_at(6, 0.01, 0.0299)}),
-    "far_from_reference": ("fell", {"reference_kl": step_at(7, 0.1, 1.0)}, 7, {"reference_kl": step_at(7, 0.1, 0.99)}),
-    "unreadable_answers": ("healthy", {"unparsed": step_at(5, 0.1, 0.5)}, 5, {"unparsed": step_at(5, 0.1, 0.499)}),
-    "truncated_responses": (
-        "exploded",
-        {"truncated": step_at(9, 0.2, 0.301)},
-        9,
-        {"truncated": step_at(9, 0.2, 0.299)},
-    ),
-    "text_after_answer": (
-        "exploded",
-        {"after_answer": step_at(9, 0.0, 0.1)},
-        9,
-        {"after_answer": step_at(9, 0.0, 0.099)},
-    ),
+    "large_steps": ("exploded", {"step_kl": jump(4, 0.0, -0.1)}, 4, {"step_kl": jump(4, 0.0, -0.099)}),
+    "clip_often_active": ("fell", {"clipped": jump(6, 0.01, 0.03)}, 6, {"clipped": jump(6, 0.01, 0.0299)}),
+    "far_from_reference": ("fell", {"reference_kl": jump(7, 0.1, 1.0)}, 7, {"reference_kl": jump(7, 0.1, 0.99)}),
+    "unreadable_answers": ("healthy", {"unparsed": jump(5, 0.1, 0.5)}, 5, {"unparsed": jump(5, 0.1, 0.499)}),
+    "truncated_responses": ("exploded", {"truncated": jump(9, 0.2, 0.301)}, 9, {"truncated": jump(9, 0.2, 0.299)}),
+    "text_after_answer": ("exploded", {"after_answer": jump(9, 0.0, 0.1)}, 9, {"after_answer": jump(9, 0.0, 0.099)}),
     "saturated_reward": ("fell", {"right": line(0.2, 0.6, 5) + [0.9] * 35}, 6, {"right": [*constant(0.89)[1:], 0.88]}),
-    "few_signals": ("fell", {"without_signal": step_at(8, 0.1, 0.5)}, 8, {"without_signal": step_at(8, 0.1, 0.499)}),
-    "fewer_distinct_answers": ("healthy", {"distinct": step_at(8, 0.6, 0.3)}, 8, {"distinct": step_at(8, 0.6, 0.301)}),
+    "few_signals": ("fell", {"without_signal": jump(8, 0.1, 0.5)}, 8, {"without_signal": jump(8, 0.1, 0.499)}),
+    "fewer_distinct_answers": ("healthy", {"distinct": jump(8, 0.6, 0.3)}, 8, {"distinct": jump(8, 0.6, 0.301)}),
     "clip_never_active": ("fell", {"clipped": constant(0.0)}, 1, {"clipped": [*constant(0.0)[1:], 1e-5]}),
     "unlikely_wrong_tokens": (
         "fell",
@@ -136,7 +126,7 @@ def test_diagnose_run_causes_before_the_turn() -> None:
     turn = diagnose_run(logged_run(entropy=ENTROPY["fell"])).course.turn
     assert turn == 21
     for step, comes_first in ((turn, True), (turn + 1, False)):
-        diagnosis = diagnose_run(logged_run(entropy=ENTROPY["fell"], without_signal=step_at(step, 0.1, 0.6)))
+        diagnosis = diagnose_run(logged_run(entropy=ENTROPY["fell"], without_signal=jump(step, 0.1, 0.6)))
         assert [finding.rule.name for finding in diagnosis.causes] == ["few_signals"] * comes_first
         assert [finding.rule.name for finding in diagnosis.effects] == ["few_signals"] * (not comes_first)
 
@@ -150,11 +140,8 @@ def test_diagnose_run_with_a_vanishing_gradient() -> None:
 def test_causes_are_in_the_order_of_the_table_and_a_short_run_has_none() -> None:
     signals = {"mismatch": constant(0.1), "clipped": constant(0.2), "without_signal": constant(0.9)}
     diagnosis = diagnose_run(logged_run(entropy=ENTROPY["fell"], **signals))
-    assert [finding.rule.name for finding in diagnosis.causes] == [
-        "engine_mismatch",
-        "clip_often_active",
-        "few_signals",
-    ]
+    names = [finding.rule.name for finding in diagnosis.causes]
+    assert names == ["engine_mismatch", "clip_often_active", "few_signals"]
     short = diagnose_run(logged_run(entropy=[1.0, 0.1], **signals))
     assert (short.verdict, short.causes, short.unchecked) == ("too short to say", [], [])
 
