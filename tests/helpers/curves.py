@@ -107,13 +107,6 @@ def main(*names: str) -> None:
         print(f"{name:24}{status}")
         kept[name] = curve
     write({name: kept[name] for name in NAMES if name in kept})
-    grpo = kept["grpo"]
-    like_grpo = []
-    for name, curve in kept.items():
-        if name != "grpo" and max(differences(grpo, curve).values()) < TOLERANCE:
-            like_grpo.append(name)
-    if like_grpo:
-        print(f"the same as grpo: {', '.join(like_grpo)}; give options in SPECS with which they do something")
 
 
 if __name__ == "__main__":

@@ -38,24 +38,15 @@ def mlflow_server(
     """
     port = port or free_port()
     uri = f"http://127.0.0.1:{port}"
-    place = [
-        "--backend-store-uri",
-        f"sqlite:///{folder / 'mlflow.db'}",
-        "--artifacts-destination",
-        str(folder / "kept"),
-    ]
+    place = ["--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--artifacts-destination", f"{folder}/kept"]
     command = [sys.executable, "-m", "mlflow", "server", *place, "--port", str(port), "--workers", "1", *arguments]
-    plain = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_")}
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_")}
+    variables |= {"PYTHONPATH": RARELY_SEARCHING, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", **(environment or {})}
     with open(folder / "server.log", "wb") as log:
         process = subprocess.Popen(
             command,
             cwd=folder,
-            env={
-                **plain,
-                "PYTHONPATH": RARELY_SEARCHING,
-                "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-                **(environment or {}),
-            },
+            env=variables,
             stdout=log,
             stderr=log,
             start_new_session=True,  # so that the server and its workers end together

@@ -29,16 +29,8 @@ from harness.rollout.protocol import Engine
 from harness.rollout.vllm import VllmEngine
 
 EOS = 3
-SIZES = {
-    "vocab_size": 83,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "max_position_embeddings": 256,
-    "head_dim": 32,
-}
+SIZES = {"vocab_size": 83, "hidden_size": 64, "intermediate_size": 96, "max_position_embeddings": 256}
+SIZES |= {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
 MODELS: dict[str, Callable[[], PreTrainedModel]] = {
     "qwen2-tied": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES, tie_word_embeddings=True)),
     "qwen2-untied": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES, tie_word_embeddings=False)),

@@ -19,16 +19,8 @@ from harness.train.trainer import Trainer
 from harness.verify.pool import VerifierPool
 from tasks import Problem
 
-SHORT = [
-    "hardware.device=cpu",  # also on a machine with a GPU
-    "train.steps=4",
-    "train.prompts=8",
-    "train.updates=2",
-    "train.group=8",
-    "train.warmup_steps=0",
-    "train.lr=1e-3",
-    "checkpoint.every=2",
-]
+SHORT = ["train.steps=4", "train.prompts=8", "train.updates=2", "train.group=8", "train.warmup_steps=0"]
+SHORT += ["train.lr=1e-3", "checkpoint.every=2", "hardware.device=cpu"]  # also on a machine with a GPU
 SHORT += ["eval.problems=8", "eval.samples=4", "eval.k=2", "eval.every=0"]
 
 

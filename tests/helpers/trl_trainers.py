@@ -33,32 +33,15 @@ def tokenizer(vocabulary: int = VOCABULARY) -> PreTrainedTokenizerFast:
 
 def tiny(vocabulary: int = VOCABULARY, seed: int = 0) -> PreTrainedModel:
     torch.manual_seed(seed)
-    return Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=vocabulary,
-            hidden_size=8,
-            intermediate_size=8,
-            num_hidden_layers=1,
-            num_attention_heads=1,
-            num_key_value_heads=1,
-        )
-    )
+    counts = dict.fromkeys(("num_hidden_layers", "num_attention_heads", "num_key_value_heads"), 1)
+    return Qwen2ForCausalLM(Qwen2Config(vocab_size=vocabulary, hidden_size=8, intermediate_size=8, **counts))
 
 
 def arguments(folder: Path, **options: Any) -> Any:
-    given = {
-        "use_cpu": True,
-        "bf16": False,
-        "report_to": [],
-        "save_strategy": "no",
-        "logging_steps": 1,
-        "max_steps": 1,
-        "max_completion_length": BUDGET,
-        "num_generations": 4,
-        "per_device_train_batch_size": 8,
-        "disable_tqdm": True,
-    }
-    return door.GRPOConfig(output_dir=str(folder), **{**given, **options})
+    given = {"use_cpu": True, "bf16": False, "report_to": [], "disable_tqdm": True, "save_strategy": "no"}
+    given |= {"logging_steps": 1, "max_steps": 1, "max_completion_length": BUDGET}
+    given |= {"num_generations": 4, "per_device_train_batch_size": 8}
+    return door.GRPOConfig(output_dir=str(folder), **given | options)
 
 
 def scripted(prompts: Sequence[str], trainer: Any) -> dict[str, Any]:
