@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import chain, cycle, islice
 from pathlib import Path
@@ -40,15 +40,8 @@ from tasks.countdown import Countdown
 SETTINGS = ["methods=[grpo,clip_b]", "train.steps=3", "train.prompts=4", "train.updates=2", "train.group=4"]
 SETTINGS += ["eval.problems=4", "eval.samples=4", "eval.k=2", "eval.every=0", "checkpoint.every=1", "dynamics.every=0"]
 SETTINGS += ["tasks=[countdown(count=2)]", "models=[tiny.yaml]", "train.filter={n: 64, low: 0, high: 1}", "name=soak"]
-MODEL = {
-    "task": "countdown(count=2)",
-    "hidden": 32,
-    "layers": 1,
-    "steps": 60,
-    "batch": 32,
-    "lr": 1e-2,
-    "warmup_steps": 5,
-}
+MODEL = {"task": "countdown(count=2)", "hidden": 32, "layers": 1, "steps": 60, "batch": 32, "lr": 1e-2}
+MODEL |= {"warmup_steps": 5}
 FILTERED = len(Countdown(count=2).problems("train"))  # problems that the filter samples, in more than one batch
 # With their victims. These moments come only once, in a matrix with an empty cache, so they are the first.
 ONCE = (("making the model", "runner"), ("filter", "all"), ("making the store", "runner"))
@@ -62,8 +55,6 @@ DELAYS = {"any": 3.0, "importing": 3.0, "making the model": 1.0, "making the sto
 ORPHANS = 10.0  # seconds in which the cells of a killed runner must end
 KEPT = 4  # a file counts as leaked after this many ends of cells: twice the cells that two cores run at once
 GROWTH = 32 * 2**20  # bytes by which the runner may grow after a quarter of its cells
-
-
 OUTPUT = "output.txt"  # of the runners
 
 
@@ -99,19 +90,11 @@ class Run:
 
     def parts(self) -> dict[str, list[int]]:
         """Return the ids of the run's processes by their kind."""
-        children: dict[int, list[int]] = {}
-        for process in filter(str.isdigit, os.listdir("/proc")):
-            with contextlib.suppress(OSError):  # the process has ended
-                # After the name, which is in parentheses and may contain spaces: the state and the parent's id.
-                state_and_parent = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-                children.setdefault(int(state_and_parent[1]), []).append(int(process))
-        servers = [child for child in children.get(self.process.pid, []) if b"forkserver" in command_line(child)]
-        cells: list[int] = []
-        for server in servers:
-            cells += children.get(server, [])
-        ranks: list[int] = []
-        for cell in cells:
-            ranks += [child for child in children.get(cell, []) if b"cell.run_rank" in command_line(child)]
+        servers = [child for child in children(self.process.pid) if b"forkserver" in command_line(child)]
+        cells = list(chain.from_iterable(map(children, servers)))
+        ranks = [
+            child for child in chain.from_iterable(map(children, cells)) if b"cell.run_rank" in command_line(child)
+        ]
         return {"runner": [self.process.pid], "server": servers, "cell": cells, "rank": ranks}
 
     def open_files(self) -> set[str]:
@@ -126,6 +109,15 @@ class Run:
         """Return the runner's memory in bytes."""
         pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def children(process: int) -> list[int]:
+    """Return the children of all threads of a process, of which none are left once it has ended."""
+    found: list[int] = []
+    for path in Path(f"/proc/{process}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += map(int, path.read_text().split())
+    return found
 
 
 def command_line(process: int) -> bytes:
@@ -207,20 +199,15 @@ def kill(run: Run, victim: str) -> float:
         time.sleep(0.02)
 
 
-def run_with_kills(
-    folder: Path, settings: list[str], cells: int, kills: int, until: float, seed: int, first: Sequence[tuple[str, str]]
-) -> Harm:
-    """Run a matrix to its end, and kill its processes `kills` times or until a time (monotonic) has come.
-
-    `first`: those of ONCE that come before the moments at random.
-    """
+def run_with_kills(folder: Path, settings: list[str], cells: int, kills: int, until: float, seed: int) -> Harm:
+    """Run a matrix to its end, and kill its processes `kills` times or until a time (monotonic) has come."""
     dice, harm = random.Random(seed), Harm()
     victims = (*VICTIMS, "rank") if "hardware.ranks=1" not in settings else VICTIMS
     plan = [(moment, victim) for moment in MOMENTS for victim in victims]
     dice.shuffle(plan)
     run = None
     try:
-        for moment, victim in islice(chain(first, cycle(plan)), kills):
+        for moment, victim in islice(chain(ONCE, cycle(plan)), kills):
             if time.monotonic() > until:
                 break
             if run is None or run.process.poll() is not None:
@@ -341,33 +328,14 @@ def kept_open(looks: list[Look]) -> set[str]:
     return kept
 
 
-def least_memory(looks: list[Look], cells: int, quarter: int) -> int:
-    """Return the least memory of the runner in a quarter of the matrix."""
-    return min(look.memory for look in looks if 4 * look.done // cells == quarter)
-
-
-def soak(
-    folder: Path,
-    cells: int,
-    kills: int,
-    minutes: float,
-    seed: int,
-    ranks: int = 1,
-    first: Sequence[tuple[str, str]] = ONCE,
-    put_store: Callable[[Path], None] | None = None,
-) -> tuple[Harm, list[Look]]:
-    """Raise AssertionError if a matrix with kills ends differently from an uninterrupted one.
-
-    `put_store` puts an MLflow store into a folder of results; without it, each matrix makes one.
-    """
+def soak(folder: Path, cells: int, kills: int, minutes: float, seed: int, ranks: int = 1) -> tuple[Harm, list[Look]]:
+    """Raise AssertionError if a matrix with kills ends differently from an uninterrupted one."""
     settings = [*SETTINGS, f"seeds=[{','.join(map(str, range(cells // 2)))}]", f"hardware.ranks={ranks}"]
     uninterrupted, killed = folder / "uninterrupted", folder / "killed"
     for place in (uninterrupted, killed):
         place.mkdir()
-        if put_store is not None:
-            put_store(place / "results")
     looks = run_uninterrupted(uninterrupted, settings, cells)
-    harm = run_with_kills(killed, settings, cells, kills, time.monotonic() + 60 * minutes, seed, first)
+    harm = run_with_kills(killed, settings, cells, kills, time.monotonic() + 60 * minutes, seed)
     expected = records(uninterrupted)
     assert len(expected) == cells
     assert records(killed) == expected
@@ -383,7 +351,7 @@ def check_growth(looks: list[Look], cells: int) -> None:
     """Raise AssertionError if the runner keeps files of ended cells open, or its memory grows after the first cells."""
     kept = kept_open(looks)
     assert not kept, f"the runner keeps files of cells that have ended: {sorted(kept)}"
-    early, late = least_memory(looks, cells, 1), least_memory(looks, cells, 3)
+    early, late = (min(look.memory for look in looks if 4 * look.done // cells == quarter) for quarter in (1, 3))
     # The first quarter includes the loading of everything that the runner needs.
     print(f"MiB of the runner, early and late: {early >> 20}, {late >> 20}", flush=True)
     assert late <= early + GROWTH, f"the runner has grown from {early} to {late} bytes"
