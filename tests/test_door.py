@@ -40,11 +40,6 @@ def test_import_loads_nothing_heavy(tmp_path: Path) -> None:
     assert not loaded & {"harness", "tasks", "baselines", "omegaconf", "numpy", "pandas", "mlflow", "torch"}
 
 
-def test_load_without_torch(tmp_path: Path) -> None:
-    code = "import sys, entrobench; entrobench.load('demo'); print(*sys.modules)"
-    assert not set(run("-c", code, cwd=tmp_path).split()) & {"pandas", "mlflow", "torch"}
-
-
 def test_public_names() -> None:
     assert dir(entrobench) == sorted(entrobench.__all__)
     assert set(entrobench.__all__) == {*entrobench.WHERE, "__version__"}
