@@ -6,7 +6,6 @@ import logging
 import multiprocessing
 import os
 import random
-import re
 import shutil
 import signal
 import subprocess
@@ -18,11 +17,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 from golden import hostile, triples
-from judging import judge_in_child
 from known import known
 from launched import write_launched
 from patience import HANG, wait_until
@@ -271,34 +268,6 @@ def test_texts_take_time_in_proportion(read: Callable[[str], str | None], writte
     assert time.process_time() - start < (1 if read is text.tidy else 5)
 
 
-def reference_extract(response: str) -> str | None:
-    """By counting braces from every box on."""
-    spans = []
-    for match in re.finditer(r"\\boxed\{", response):
-        depth = 1
-        for i in range(match.end(), len(response)):
-            depth += (response[i] == "{") - (response[i] == "}")
-            if not depth:
-                break
-        spans.append((match.end(), i if not depth else None))
-    if not spans:
-        return None
-    last = spans[-1][0]
-    around = [(start, end) for start, end in spans if end is not None and end >= last]
-    return response[slice(*around[0])].strip() or None if around else None
-
-
-def test_extract_agrees_with_counting_braces() -> None:
-    rng = random.Random(0)
-    actual: Counter[bool] = Counter()
-    for _ in range(20_000):
-        response = "".join(rng.choices(["\\boxed{", "{", "}", "5", " ", "x"], [3, 1, 4, 2, 1, 1], k=rng.randint(1, 12)))
-        expected = reference_extract(response)
-        assert extract(response) == expected, response
-        actual[expected is None] += 1
-    assert min(actual.values()) > 2_000
-
-
 def test_integers_survive_their_spellings() -> None:
     rng = random.Random(0)
     commas = [",", "{,}", r"\,", r"\!", r",\!", " "]
@@ -465,21 +434,25 @@ def test_workers_end_with_their_caller() -> None:
 
 @pytest.mark.processes
 def test_threads_share_a_verifier(verifier: VerifierPool) -> None:
-    pairs = [(gold, output) for gold, output, _ in GOLDEN[100:160]]
-    expected = [verdict for *_, verdict in GOLDEN[100:160]]
+    pairs = [(gold, output) for gold, output, _ in GOLDEN[100:120]]
+    expected = [verdict for *_, verdict in GOLDEN[100:120]]
     with ThreadPoolExecutor(4) as threads:
         actual = list(threads.map(lambda i: verifier.verdicts(pairs[i::4]), range(4)))
     assert actual == [expected[i::4] for i in range(4)]
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_daemonic_processes_have_verifiers_of_their_own(method: str, verifier: VerifierPool) -> None:
+def test_daemonic_processes_have_verifiers_of_their_own(verifier: VerifierPool) -> None:
     """As cells are: processes that may have no children of multiprocessing, forked from one that may be at work."""
     assert verifier.verdicts(boxed("2+3")) == [Verdict.RIGHT]
-    context: Any = multiprocessing.get_context(method)
+    context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
-    process = context.Process(target=judge_in_child, args=(theirs,), daemon=True)
+
+    def judge() -> None:
+        with VerifierPool(workers=1) as own:
+            theirs.send(own.verdicts(boxed("1+4", "1+5")))
+
+    process = context.Process(target=judge, daemon=True)
     process.start()
     assert ours.poll(HANG)
     assert ours.recv() == [Verdict.RIGHT, Verdict.WRONG]
@@ -567,15 +540,6 @@ def written(groups: dict[int, list[Rollout]]) -> dict[int, list[Verdict]]:
 R, W, U = Verdict.RIGHT, Verdict.WRONG, Verdict.UNPARSED
 
 
-def test_verdicts_stand_in_the_order_of_the_prompts_whenever_groups_end() -> None:
-    groups = {0: group(R, W), 1: group(U), 2: group(W, W, R)}
-    for order in itertools.permutations(groups):
-        with BackgroundJudge(written) as judging:
-            for number in order:
-                judging.add(number, groups[number])
-            assert judging.results() == [[R, W], [U], [W, W, R]]
-
-
 def test_groups_are_judged_while_others_are_sampled_and_together_what_came_meanwhile() -> None:
     rounds: list[list[int]] = []
     started, go_on = threading.Event(), threading.Event()
@@ -589,11 +553,11 @@ def test_groups_are_judged_while_others_are_sampled_and_together_what_came_meanw
     with BackgroundJudge(judge) as judging:
         judging.add(3, group(R))
         assert started.wait(HANG), "nobody asked for verdicts yet"
-        for number in (2, 0, 1):
-            judging.add(number, group(W))
+        for number, verdicts in ((2, [W]), (0, [R, W]), (1, [U])):
+            judging.add(number, group(*verdicts))
         assert rounds == [[3]]
         go_on.set()
-        assert judging.results() == [[W], [W], [W], [R]]
+        assert judging.results() == [[R, W], [U], [W], [R]], "in the order of the prompts"
     assert rounds == [[3], [2, 0, 1]]
     assert judging.seconds > 0
 
