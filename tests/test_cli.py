@@ -15,19 +15,18 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 from commands import refusal, run_command, run_python
 from patience import HANG, patient, wait_until
 from places import REPOSITORY
 
 from harness.cells import lease
-from harness.rollout import choice, models
+from harness.rollout import choice
 
 pytestmark = pytest.mark.processes
 
-SHORT = ["methods=[grpo,clip_b]", "seeds=[0,1]", "train.steps=4", "train.prompts=8", "train.updates=2", "train.group=8"]
-SHORT += ["checkpoint.every=1", "eval.problems=8", "eval.samples=4", "eval.k=2", "eval.every=2"]
+SHORT = ["methods=[grpo,clip_b]", "seeds=[0,1]", "train.steps=2", "train.prompts=8", "train.updates=2", "train.group=8"]
+SHORT += ["checkpoint.every=1", "eval.problems=8", "eval.samples=4", "eval.k=2", "eval.every=1"]
 
 
 # Of the hub and of a server of MLflow, which the commands here have no use for.
@@ -57,7 +56,7 @@ def test_run_leaves_records(finished: Path) -> None:
     for cell in cells(finished):
         assert json.loads((cell / "state.json").read_text())["state"] == "done"
         lines = [json.loads(line) for line in (cell / "metrics.jsonl").read_text().splitlines()]
-        assert [line["step"] for line in lines] == [0, 1, 2, 3, 4]
+        assert [line["step"] for line in lines] == [0, 1, 2]
         assert {"evals", "samples", "model", "log.txt"} <= {path.name for path in cell.iterdir()}
 
 
@@ -70,16 +69,6 @@ def test_run_writes_no_secret(finished: Path) -> None:
         assert b"open-sesame" not in content, path
 
 
-def test_second_run_does_nothing(finished: Path) -> None:
-    before = {path: path.stat().st_mtime_ns for path in finished.glob("results/demo/*/metrics.jsonl")}
-    assert len(before) == 4
-    printed = run_command("run", "demo", *SHORT, cwd=finished)
-    model = models.resolve("countdown-tiny")
-    assert f"base model countdown-tiny: {model.digest(model.folder())[:12]}\n" in printed
-    assert "4 done before, 0 to run" in printed
-    assert {path: path.stat().st_mtime_ns for path in before} == before
-
-
 def test_plan_and_status_of_a_changed_config(finished: Path) -> None:
     planned = run_command("plan", "demo", *SHORT, "train.lr=1e-4", cwd=finished)
     assert re.search(r"^ *planned +4 *$", planned, re.MULTILINE)
@@ -87,25 +76,10 @@ def test_plan_and_status_of_a_changed_config(finished: Path) -> None:
     assert "4 more cells" in run_command("status", "demo", *SHORT, "train.lr=1e-4", cwd=finished)
 
 
-def test_leaderboard_has_the_scores_of_the_answers(finished: Path) -> None:
-    rows = json.loads(run_command("leaderboard", "demo", *SHORT, "--format", "json", cwd=finished))
-    assert [row["method"] for row in rows] == ["base model", "grpo", "clip_b"]
-    for row in rows[1:]:
-        assert row["seeds_done"] == row["seeds_expected"] == 2
-        assert row["task"] == "countdown"
-        evaluations = finished.glob(f"results/demo/{row['method']}-*/evals/countdown-000004.json")
-        right = [json.loads(path.read_text())["right"] for path in evaluations]
-        assert row["avg_at_k"]["mean"] == pytest.approx(np.mean(right))
-        assert set(row["avg_at_k"]) == {"mean", "low", "high"}
-        assert {"1", "2", "4"} <= set(row["pass_at_k"])
-    for how, start in [("md", "**countdown, countdown-tiny**"), ("csv", "method,")]:
-        assert run_command("leaderboard", "demo", *SHORT, "--format", how, cwd=finished).startswith(start)
-
-
 def test_status_list_and_report(finished: Path) -> None:
     status = run_command("status", "demo", *SHORT, cwd=finished)
     assert status.count("done") == 4
-    assert "4/4" in status
+    assert "2/2" in status
     listed = {"methods": "ce_gppo", "tasks": "countdown", "models": "countdown-tiny", "configs": "smoke"}
     for what, name in listed.items():
         assert name in run_command("list", what, cwd=finished)
@@ -175,11 +149,8 @@ def test_run_failing_cells(tmp_path: Path, put_store: Callable[[Path], None], mo
     monkeypatch.setenv("COLUMNS", "200")
     printed = run_command("run", "demo", *short, cwd=tmp_path, code=1)
     rows = json.loads(run_command("leaderboard", "demo", *short, "--format", "json", cwd=tmp_path))
-    assert {row["method"]: row["seeds_done"] for row in rows} == {
-        "base model": 1,
-        "grpo": 1,
-        **dict.fromkeys(faulty, 0),
-    }
+    seeds_done = {row["method"]: row["seeds_done"] for row in rows}
+    assert seeds_done == {"base model": 1, "grpo": 1, **dict.fromkeys(faulty, 0)}
     status = run_command("status", "demo", *short, cwd=tmp_path)
     for how, end in ENDS.items():
         assert end in printed, how
@@ -237,7 +208,7 @@ def test_run_leaves_folders_of_others_alone(tmp_path: Path) -> None:
     ("moment", "sent", "to_all"),
     [
         ("starting", signal.SIGINT, True),
-        ("running", signal.SIGINT, True),
+        pytest.param("running", signal.SIGINT, True, marks=pytest.mark.long),
         pytest.param("starting", signal.SIGHUP, True, marks=pytest.mark.long),
         ("running", signal.SIGTERM, False),
     ],
