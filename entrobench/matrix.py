@@ -101,9 +101,8 @@ class Matrix:
     def leaderboard(self) -> DataFrame:
         """Return the table, read from MLflow: one row for each method, evaluation task and model.
 
-        The first row of each table is the base model, whose method is "base model". Printed, or shown in a notebook,
-        the table looks like that of `entrobench leaderboard`. Its columns are those of `entrobench leaderboard --format
-        csv`:
+        The first row of each table is the base model, whose method is "base model". The columns are those of
+        `entrobench leaderboard --format csv`:
 
         - method, task, model, setting.KEY for each further axis; k of the headline Pass@k; baseline, the method that
           the others are compared with

@@ -5,12 +5,10 @@ from __future__ import annotations
 import html
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
-
-from pandas import DataFrame
+from typing import TYPE_CHECKING
 
 from harness.base import files, terminal
 from harness.base.errors import UserError
@@ -21,9 +19,12 @@ from harness.table.columns import COLUMNS, DEFAULT, format_estimate, header_name
 from harness.table.compare import Comparison
 from harness.table.frames import ROW, Frames, done_cells
 from harness.table.leaderboard import LeaderboardRow
-from harness.table.render import records_frame, render_rows, row_notes, untrained_flags
+from harness.table.render import records_frame, row_notes, untrained_flags
 from harness.table.select import Part
 from harness.table.statistics import Estimate
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;margin:2rem;color:#222}table{border-collapse:collapse}"
@@ -264,32 +265,15 @@ def answer_rows(frames: Frames) -> DataFrame:
     return cells.merge(answers, how="left", on=["cell", "evaluated", "moment"])
 
 
-# Python: the leaderboard as a frame for scripts and notebooks, which prints itself as the table for people
+# Python: the leaderboard as a frame for scripts and notebooks
 
 
-class LeaderboardFrame(DataFrame):
-    """Rows of the leaderboard with the columns of its csv; a selection of rows or columns is a plain frame."""
+def leaderboard_frame(rows: Sequence[LeaderboardRow]) -> DataFrame:
+    """Return the rows as a frame with the columns of csv; a missing value is NaN."""
+    import pandas
 
-    # pandas takes any other attribute for a column.
-    _internal_names: ClassVar[list[str]] = [*DataFrame._internal_names, "rows"]
-    _internal_names_set: ClassVar[set[str]] = {*_internal_names}
-
-    @property
-    def _constructor(self) -> Callable[..., DataFrame]:
-        return DataFrame
-
-    def __repr__(self) -> str:
-        return visible(render_rows(self.rows, "table"))
-
-    def _repr_html_(self) -> str:
-        return table_html(self.rows)
-
-
-def leaderboard_frame(rows: Sequence[LeaderboardRow]) -> LeaderboardFrame:
-    """Return the rows as a frame; a missing value is NaN."""
     frame = records_frame(rows).infer_objects()
     # As lists, so that types are inferred.
-    columns = {name: column.where(column.notna(), float("nan")).tolist() for name, column in frame.items()}
-    table = LeaderboardFrame(columns)
-    table.rows = list(rows)
-    return table
+    return pandas.DataFrame(
+        {name: column.where(column.notna(), float("nan")).tolist() for name, column in frame.items()}
+    )

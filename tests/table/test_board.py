@@ -13,7 +13,6 @@ import pytest
 from boards import MOST_DISTINCT, MadeUpMatrix, json_rows, show_table, smoke_matrix, trained_rows
 from cells import write_cell
 
-from harness import runs
 from harness.base import identities
 from harness.base.errors import UserError
 from harness.cells.evaluations import right_distinct
@@ -22,7 +21,6 @@ from harness.cells.state import change
 from harness.config import Config
 from harness.table import board
 from harness.table.board import Experiment
-from harness.table.formats import leaderboard_frame
 from harness.table.leaderboard import LeaderboardRow
 from harness.table.publish import publish
 from harness.table.statistics import crossed_interval
@@ -408,11 +406,3 @@ def test_columns_help() -> None:
     assert {line.split()[0] for line in lines} <= names
     assert "delta_pass_at_k    Pass@K - baseline" in lines
     assert not any(sign in line for line in lines for sign in "{}")
-
-
-def test_leaderboard_frame_prints_the_table(sent_matrix: MadeUpMatrix, asked: list[str]) -> None:
-    frame = leaderboard_frame(runs.matrix_rows(sent_matrix.config, sent_matrix.cells))
-    assert repr(frame) == show_table(*asked)
-    [header, *_] = show_table(*asked, "--format", "csv").splitlines()
-    assert list(frame.columns) == header.split(",")
-    assert list(frame[frame["seeds_done"] == 2]["method"]) == ["base model", "grpo", "clip_b", "ppo"]
