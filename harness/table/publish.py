@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from harness.base import identities
@@ -14,12 +13,10 @@ from harness.config import Config
 from harness.matrix import Cell
 from harness.table import board
 from harness.table.board import Board, Experiment, opened_experiment
-from harness.table.columns import table_lines
 from harness.table.formats import as_html, as_mlflow_table
 from harness.table.frames import Frames, done_cells, read_frames
-from harness.table.leaderboard import LeaderboardRow, leaderboard_rows, place_text
-from harness.table.render import as_markdown, render_rows
-from harness.tracking import sync
+from harness.table.leaderboard import LeaderboardRow, leaderboard_rows
+from harness.table.render import render_rows
 from harness.tracking.artifacts import LocalFiles, files_of_run, folder_for_files
 from harness.tracking.reader import FINAL, Run
 from harness.tracking.store import database, store
@@ -37,9 +34,6 @@ NOTE = (
     "`entrobench run` and `entrobench sync` replace them. The same table anywhere: "
     "`entrobench leaderboard --experiment NAME --uri URI`."
 )
-LONGEST_NOTE = 20_000  # characters of an experiment's description: MLflow takes no more
-DESCRIBED = ("avg_at_k", "pass_at_k", "delta_to_baseline", "delta_pass_at_k", "entropy_final", "seeds_done")
-OURS = "`entrobench leaderboard --experiment NAME"  # in each description that this program writes
 
 
 def publish(config: Config, matrix: Sequence[Cell]) -> list[LeaderboardRow]:
@@ -57,66 +51,50 @@ def publish(config: Config, matrix: Sequence[Cell]) -> list[LeaderboardRow]:
         if not frames.any_done():
             return rows
         finals = changed_finals(experiment, final_metrics(plan, frames))
-        summary = MatrixSummary.of(plan, experiment, rows)
-        if finals or not summary.is_written(experiment):
+        texts = summary_texts(plan, experiment, rows)
+        present = next((run for run in experiment.summaries if run.tags.get(board.KEY) == plan.key), None)
+        if finals or not is_written(present, texts, uri):
             with store(uri, write=True) as client:
                 write_finals(client, finals)
-                summary.write(client, experiment)
+                write_summary(client, experiment, plan.key, present, texts)
     return rows
 
 
-@dataclass(frozen=True)
-class MatrixSummary:
-    """The run that holds the table of a matrix, as it is to be written."""
+def summary_texts(plan: Board, experiment: Experiment, rows: Sequence[LeaderboardRow]) -> dict[str, str]:
+    """Return the files of the run that holds the table of a matrix, by name."""
+    outcomes = experiment.outcomes_of([cell.cell for cell in plan.expected])
+    return {
+        board.FILE: plan.as_json(),
+        board.OUTCOMES: json.dumps({identities.hash_of(outcome): outcome for outcome in outcomes.values()}),
+        "leaderboard.md": render_rows(rows, "md"),
+        "leaderboard.html": as_html(plan.experiment, rows),
+        TABLE: as_mlflow_table(rows),
+    }
 
-    key: str  # of the matrix
-    rows: Sequence[LeaderboardRow]
-    texts: Mapping[str, str]  # its files, by name
 
-    @classmethod
-    def of(cls, plan: Board, experiment: Experiment, rows: Sequence[LeaderboardRow]) -> MatrixSummary:
-        outcomes = experiment.outcomes_of([cell.cell for cell in plan.expected])
-        by_digest = {identities.hash_of(outcome): outcome for outcome in outcomes.values()}
-        texts = {
-            board.FILE: plan.as_json(),
-            board.OUTCOMES: json.dumps(by_digest),
-            "leaderboard.md": render_rows(rows, "md"),
-            "leaderboard.html": as_html(plan.experiment, rows),
-            TABLE: as_mlflow_table(rows),
-        }
-        return cls(plan.key, rows, texts)
+def is_written(run: Run | None, texts: Mapping[str, str], uri: str) -> bool:
+    """Return whether a run in an SQLite store holds exactly this; False elsewhere, where looking costs as much."""
+    if run is None or run.tags.get(WRITTEN) != identities.hash_of(texts) or database(uri) is None:
+        return False
+    folder = folder_for_files(run.artifacts, uri)
+    return folder is not None and all(LocalFiles(folder).holds(name, text) for name, text in texts.items())
 
-    @cached_property
-    def digest(self) -> str:
-        """The hash of everything that is written: the description has what the files have."""
-        return identities.hash_of(self.texts)
 
-    def run_in(self, experiment: Experiment) -> Run | None:
-        """Return the run of an experiment that holds the matrix's table; None if there is none."""
-        return next((run for run in experiment.summaries if run.tags.get(board.KEY) == self.key), None)
-
-    def is_written(self, experiment: Experiment) -> bool:
-        """Return whether an SQLite store holds exactly this; False for other stores, where looking costs as much."""
-        run = self.run_in(experiment)
-        if run is None or run.tags.get(WRITTEN) != self.digest or database(experiment.uri) is None:
-            return False
-        folder = folder_for_files(run.artifacts, experiment.uri)
-        return folder is not None and all(LocalFiles(folder).holds(name, text) for name, text in self.texts.items())
-
-    def write(self, client: MlflowClient, experiment: Experiment) -> None:
-        present = self.run_in(experiment)
-        if present is not None:
-            run = present.id
-        else:
-            tags = origin(None) | {board.KIND: board.SUMMARY, board.KEY: self.key, NOTE_TAG: NOTE}
-            run = client.create_run(experiment.id, tags=tags, run_name="leaderboard").info.run_id
-        artifacts = files_of_run(client.get_run(run).info.artifact_uri, experiment.uri)
-        for name, text in self.texts.items():
-            artifacts.write(name, text)
-        write_description(client, experiment.id, self.rows)
-        client.set_tag(run, "mlflow.loggedArtifacts", json.dumps([{"path": TABLE, "type": "table"}]))
-        client.set_terminated(run)
-        client.set_tag(run, WRITTEN, self.digest)  # last, so that it vouches for all the rest
+def write_summary(
+    client: MlflowClient, experiment: Experiment, key: str, present: Run | None, texts: Mapping[str, str]
+) -> None:
+    """Write the run with the table of a matrix; `key`: that of the matrix, `present`: the run so far."""
+    if present is not None:
+        run = present.id
+    else:
+        tags = origin(None) | {board.KIND: board.SUMMARY, board.KEY: key, NOTE_TAG: NOTE}
+        run = client.create_run(experiment.id, tags=tags, run_name="leaderboard").info.run_id
+    artifacts = files_of_run(client.get_run(run).info.artifact_uri, experiment.uri)
+    for name, text in texts.items():
+        artifacts.write(name, text)
+    client.set_tag(run, "mlflow.loggedArtifacts", json.dumps([{"path": TABLE, "type": "table"}]))
+    client.set_terminated(run)
+    client.set_tag(run, WRITTEN, identities.hash_of(texts))  # last, so that it vouches for all the rest
 
 
 def changed_finals(experiment: Experiment, finals: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
@@ -149,14 +127,9 @@ def final_metrics(plan: Board, frames: Frames) -> dict[str, dict[str, float]]:
         evaluated = axes[1]
         k = plan.ks[evaluated]
         for name, score_k in (("avg_at_k", None), (f"pass_at_{k}", k)):
-            scores: list[tuple[int, str, float]] = []
-            of_baseline: dict[int, float] = {}  # by seed
-            for method, cells in methods.items():
-                of_method = cell_scores(frames, cells, score_k)
-                scores += of_method
-                if method == plan.baseline:
-                    of_baseline = {seed: score for seed, _, score in of_method}
-            for seed, cell, score in scores:
+            scores = {method: cell_scores(frames, cells, score_k) for method, cells in methods.items()}
+            of_baseline = {seed: score for seed, _, score in scores.get(plan.baseline, [])}
+            for seed, cell, score in chain(*scores.values()):
                 # With several evaluation tasks, one metric cannot hold the scores of all.
                 prefix = FINAL if evaluations[cell] == 1 else metric_name(f"{FINAL}{evaluated}/")
                 metrics = finals.setdefault(cell, {})
@@ -173,25 +146,3 @@ def cell_scores(frames: Frames, cells: DataFrame, k: int | None) -> list[tuple[i
         return []
     means = [float(x_J.mean()) for x_J in frames.scores(done, k)]
     return list(zip(done["seed"].tolist(), done["cell"], means, strict=True))
-
-
-# The description of the experiment, on MLflow's own page
-
-
-def write_description(client: MlflowClient, experiment: str, rows: Sequence[LeaderboardRow]) -> None:
-    """Write the table into the description of an experiment, as far as it has room; one that a person wrote stays."""
-    # A missing description counts as ours, so that it is written.
-    if OURS in client.get_experiment(experiment).tags.get(NOTE_TAG, OURS):
-        described = f"{sync.NOTE}\n\n{tables_markdown(rows)}"[:LONGEST_NOTE]
-        whole_lines, _, _ = described.rpartition("\n")
-        client.set_experiment_tag(experiment, NOTE_TAG, whole_lines)
-
-
-def tables_markdown(rows: Sequence[LeaderboardRow]) -> str:
-    """Return a Markdown table for each task and model, with the ruleset in its title."""
-    sections: dict[str, list[LeaderboardRow]] = {}
-    for row in rows:
-        ruleset = f"ruleset {row.ruleset}" if row.ruleset else ""
-        sections.setdefault(place_text(row.task, row.model, ruleset), []).append(row)
-    tables = [as_markdown(title, table_lines(section, DESCRIBED)) for title, section in sections.items()]
-    return "\n".join(tables)

@@ -55,7 +55,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory, migrated: Path) -> list[s
     with store(ours.tracking_uri, write=True) as client, reader(ours.tracking_uri) as source:
         experiment = Experiment(source, ours.name, ours.tracking_uri)
         rows = leaderboard_rows(read_frames(experiment, plan.expected, plan.baseline), plan.baseline, plan.ks)
-        publish.MatrixSummary.of(plan, experiment, rows).write(client, experiment)
+        publish.write_summary(client, experiment, plan.key, None, publish.summary_texts(plan, experiment, rows))
     return given
 
 
