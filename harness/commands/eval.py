@@ -43,7 +43,7 @@ def add(commands: Commands) -> None:
 
 def call(arguments: argparse.Namespace) -> int:
     model = models.resolve(arguments.model)
-    specs = registry.split(arguments.tasks, ",")
+    specs = list(dict.fromkeys(map(str.strip, registry.split(arguments.tasks, ","))))
     chosen_tasks = [tasks.build_task(spec, arguments.plugin) for spec in specs]
     for line in tasks.descriptions(specs, arguments.plugin):
         console.print(line)

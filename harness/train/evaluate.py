@@ -143,7 +143,7 @@ class Evaluator:
         """
         available = task.problems(split)
         if not 1 <= (problems or len(available)) <= len(available):
-            raise UserError(f"eval.problems is {problems}, but {task.name} has {len(available)} in its {split} split")
+            raise UserError(f"problems is {problems}, but {task.name} has {len(available)} in its {split} split")
         chosen = available[:problems]
         self.check_room(task.name, chosen, max_new_tokens)
         with ranks.on_all_ranks(partial(self.sample, task)) as sample:

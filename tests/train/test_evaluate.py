@@ -202,7 +202,7 @@ def test_options_of_the_task_and_the_split_reach_the_problems() -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"problems": 337}, r"eval.problems is 337, but countdown has 336 in its test split"),
+        ({"problems": 337}, r"^problems is 337, but countdown has 336 in its test split"),
         ({"split": "tset"}, r"split is 'tset'; .*did you mean 'test'"),
     ],
 )
