@@ -17,6 +17,7 @@ from harness.config.sections import Stop
 
 FILE = "metrics.jsonl"
 NUMBERS = {int, float}  # exact types: True is an instance of int too
+LATEST = 2**37  # seconds since 1970, of a step: Python has no date beyond the year 9999
 TAIL = 2**16  # bytes at the end of the file that are read for the last lines
 
 
@@ -119,7 +120,7 @@ def parsed(line: bytes, path: Path) -> dict[str, Any]:
         raise Damaged(path, "one of its lines is not the record of a step")
     step, time, metrics = record["step"], record["time"], record["metrics"]
     is_record = is_step(step) and isinstance(metrics, dict)
-    if not is_record or not NUMBERS.issuperset(map(type, (time, *metrics.values()))):
+    if not is_record or not NUMBERS.issuperset(map(type, (time, *metrics.values()))) or not 0 <= time < LATEST:
         raise Damaged(path, "one of its lines is not the record of a step: a number is missing")
     return record
 

@@ -153,22 +153,31 @@ def audit_answers(audit: CellAudit, verifier: Verifier, library: Library) -> Non
         except UserError as error:
             audit.notes.append(f"the task {written} is not available here ({error})")
             continue
-        findings = other_problems(record, audit.spec, task, problems, trained_on)
-        samples = answers_path(path)
-        if not samples.exists():
+        evaluation = Evaluation(record, answers_path(path), task, problems)
+        findings = other_problems(evaluation, spec, trained_on)
+        if not evaluation.samples.exists():
             audit.counted += sum(map(len, record["right"]))
         elif not findings:
-            findings = judged_again(audit, record, samples, task, problems, verifier, logged[record["step"]])
+            findings = judged_again(audit, evaluation, verifier, logged[record["step"]])
         where = f"{name} at step {record['step']}"
         audit.findings += [f"{where}: {finding}" for finding in findings[:LISTED]]
         if len(findings) > LISTED:
             audit.findings.append(f"{where}: and {len(findings) - LISTED} more")
 
 
-def other_problems(
-    record: dict[str, Any], spec: CellSpec, task: Task, problems: dict[str, Problem], trained_on: str
-) -> list[str]:
+@dataclass(frozen=True)
+class Evaluation:
+    """An evaluation of a packed cell, with its task and problems as they are here."""
+
+    record: dict[str, Any]
+    samples: Path  # its answers
+    task: Task
+    problems: dict[str, Problem]
+
+
+def other_problems(evaluation: Evaluation, spec: CellSpec, trained_on: str) -> list[str]:
     """Return how the problems of an evaluation and its counts contradict the task, as sentences."""
+    record, task, problems = evaluation.record, evaluation.task, evaluation.problems
     settings = spec.config.eval.of(record["task"])
     expected = list(problems)[: settings.problems]
     if record["problems"] != expected:
@@ -188,53 +197,46 @@ def other_problems(
 
 
 def judged_again(
-    audit: CellAudit,
-    record: dict[str, Any],
-    path: Path,
-    task: Task,
-    problems: dict[str, Problem],
-    verifier: Verifier,
-    logged: dict[str, float],
+    audit: CellAudit, evaluation: Evaluation, verifier: Verifier, logged: Mapping[str, float]
 ) -> list[str]:
-    """Judge the answers of one evaluation, and return how verdicts, counts, scores and prompts differ, as sentences."""
+    """Judge the answers of an evaluation, and return how verdicts, counts, scores and prompts differ, as sentences."""
+    record, task = evaluation.record, evaluation.task
     findings: list[str] = []
-    kept_verdicts: list[str] = []
-    new_verdicts: list[str] = []
+    all_kept: list[str] = []
+    all_new: list[str] = []
     scores_J: list[dict[str, Any]] = []
     unconfirmed = 0
-    for number, sample in enumerate(files.stream_lines(path)):
-        if number == len(record["problems"]) or sample["problem"] != record["problems"][number]:
+    for number, sample in enumerate(files.stream_lines(evaluation.samples)):
+        if record["problems"][number : number + 1] != [sample["problem"]]:
             return ["its answers are not those of its problems"]
-        problem, verdicts = problems[sample["problem"]], [Verdict(verdict) for verdict in sample["verdicts"]]
+        problem = evaluation.problems[sample["problem"]]
         # A model's own instruction may replace that of a task, and is then part of the stored prompt.
         if sample["prompt"] != problem.prompt and not hasattr(task, "instruction"):
             findings.append(f"the prompt of {problem.id} is another one")
         if sample.get("shots", []) != [list(shot) for shot in problem.shots]:
             findings.append(f"the worked examples before {problem.id} are others")
-        results = judged(task, verifier, problem, sample["responses"])
+        kept, results = list(map(Verdict, sample["verdicts"])), judged(task, verifier, problem, sample["responses"])
         audit.answers += len(results)
-        for place, (kept, result) in enumerate(zip(verdicts, results, strict=True)):
-            if kept == result.verdict:
-                continue
-            if kept in FAILURES or result.verdict in FAILURES:
+        new, answers = [result.verdict for result in results], [result.text for result in results]
+        for place, (before, now) in enumerate(zip(kept, new, strict=True), 1):
+            if before != now and not {before, now}.isdisjoint(FAILURES):
                 audit.undecided += 1
-                unconfirmed += kept == Verdict.RIGHT
-            else:
-                findings.append(f"answer {place + 1} to {problem.id} is {result.verdict}, stored as {kept}")
-        kept_verdicts += verdicts
-        new_verdicts += [result.verdict for result in results]
-        if [int(verdict == Verdict.RIGHT) for verdict in verdicts] != record["right"][number]:
+                unconfirmed += before == Verdict.RIGHT
+            elif before != now:
+                findings.append(f"answer {place} to {problem.id} is {now}, stored as {before}")
+        if [int(verdict == Verdict.RIGHT) for verdict in kept] != record["right"][number]:
             findings.append(f"the counts of {problem.id} do not follow from its verdicts")
-        answers = [result.text for result in results]
-        if distinct_right(verdicts, answers) != record["right_distinct"][number]:
+        if distinct_right(kept, answers) != record["right_distinct"][number]:
             findings.append(f"the distinct right answers to {problem.id} are not those stored")
         goes_on = [result.goes_on for result in results]
-        scores_J.append(scores(sample["responses"], verdicts, answers, goes_on, solutions(task, problem)))
+        scores_J.append(scores(sample["responses"], kept, answers, goes_on, solutions(task, problem)))
+        all_kept += kept
+        all_new += new
     if len(scores_J) != len(record["problems"]):
         return ["its answers are not those of its problems"]
-    for verdicts_of_all in (kept_verdicts, new_verdicts):
+    for verdicts in (all_kept, all_new):
         try:
-            check_failures(verdicts_of_all, audit.spec.config.verify.max_failures)
+            check_failures(verdicts, audit.spec.config.verify.max_failures)
         except TooManyFailures as failure:
             findings.append(str(failure))
     if unconfirmed:
@@ -243,7 +245,7 @@ def judged_again(
     elif not findings:
         # Without `avg`, which was compared with the counts.
         means = {key: fmean(each[key] for each in scores_J) for key in scores_J[0] if key != "avg"}
-        findings += other_scores(path, record, means, logged)
+        findings += other_scores(evaluation.samples, record, means, logged)
     return findings
 
 

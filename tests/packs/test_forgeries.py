@@ -18,7 +18,7 @@ from harness.cells import evaluations
 from harness.cells.evaluations import answers_path, evaluation_path
 from harness.cells.log import MetricsLog
 from harness.cells.spec import CellSpec
-from harness.packs.audit import CellAudit, judged_again
+from harness.packs.audit import CellAudit, Evaluation, judged_again
 from tasks import Problem, Verdict, Verifier
 from tasks.countdown import Countdown
 
@@ -187,6 +187,10 @@ def hostile_config(forgery: Forgery) -> None:
         (edit_record("made.json", commit={}), "made.json is damaged: commit is not what it must be"),
         (edit_record("made.json", sources={"grpo": {}}), "made.json is damaged: sources is not what it must be"),
         (lambda forgery: forgery.edit_evaluation(right=1), "its records are not those of a cell (TypeError"),
+        (
+            lambda forgery: forgery.edit_log(lambda lines: lines[0].update(time=1 << 70)),  # no date
+            "metrics.jsonl is damaged: one of its lines is not the record of a step",
+        ),
     ],
 )
 def test_hostile_records_are_refused(
@@ -226,7 +230,7 @@ def test_judged_again_never_counts_undecided_answers_as_right(
     task = Undecided()
     problems = {problem.id: problem for problem in task.problems("test")}
     monkeypatch.setattr("harness.verify.pool.FEWEST_FAILURES", 2)
-    findings = judged_again(audit, record, path, task, problems, None, {})  # type: ignore[arg-type]
+    findings = judged_again(audit, Evaluation(record, path, task, problems), None, {})  # type: ignore[arg-type]
     assert audit.undecided == count
     assert audit.notes == [f"countdown at step 4: {count} answers stored as right could not be decided here"]
     too_many = "20 of 20 answers (100.0%) could not be verified (20 timeouts, 0 errors); allowed are 5.0%"
