@@ -14,8 +14,7 @@ from harness.base.units import plural
 from harness.commands.common import Commands, command, with_plugins
 
 if TYPE_CHECKING:
-    from harness.packs.archive import Pack
-    from harness.packs.audit import CellAudit
+    from harness.packs.audit import CellAudit, PackAudit
 
 EXAMPLES = (
     "entrobench verify demo.zip",
@@ -41,9 +40,11 @@ def add(commands: Commands) -> None:
 def call(arguments: argparse.Namespace) -> int:
     from harness.packs.archive import unpacked
     from harness.packs.audit import audit_pack
+    from harness.packs.reader import opened_packs
     from harness.packs.replay import check_replay
     from harness.packs.submission import check_figures, check_submission
-    from harness.table.verified import COUNTED, write_marks
+    from harness.table import formats, select
+    from harness.table.verified import write_marks
     from harness.verify.pool import VerifierPool
 
     if arguments.steps is not None and arguments.replay is None:
@@ -59,30 +60,21 @@ def call(arguments: argparse.Namespace) -> int:
         audited = audit_pack(pack, verifier, arguments.plugin)
         if arguments.row is not None:
             check_figures(pack, audited)
-        audits = audited.cells
         console.print(f"{pack.path}: matrix {pack.matrix}, protocol {pack.protocol.name}, sums and identities checked")
         # Before anything is printed about the cells: a replay changes the mark of one, or adds a finding.
         if arguments.replay is not None:
-            replayed = next(audit for audit in audits if audit.spec.id == arguments.replay)
+            replayed = next(audit for audit in audited.cells if audit.spec.id == arguments.replay)
             replay_cell(replayed, steps, arguments.plugin)
-        print(visible(audit_table(pack, audits)))
-        for audit in audits:
-            for sentence in audit.findings:
-                console.print(f"wrong: {audit.label}: {sentence}", style="red")
-            for sentence in dict.fromkeys(audit.notes):
-                console.print(f"not judged: {audit.label}: {sentence}", style="yellow")
-        for sentence in audited.findings:
-            console.print(f"wrong: matrix.json: {sentence}", style="red")
-        if any(audit.mark == COUNTED for audit in audits):
-            counted = sum(audit.counted for audit in audits)
-            console.print(f"in the pack as counts alone, and not judged again: {plural(counted, 'answer')}")
-        write_marks(pack.digest, {audit.spec.id: audit.mark for audit in audits})
-    wrong = [audit for audit in audits if audit.findings]
+        print_audit(pack.matrix, audited)
+        write_marks(pack.digest, {audit.spec.id: audit.mark for audit in audited.cells})
+    wrong = sum(bool(audit.findings) for audit in audited.cells)
     if wrong:
-        cells = plural(len(wrong), "cell")
-        console.print(f"{cells} of {len(audits)} contradict their own records or answers", style="red")
+        cells = plural(wrong, "cell")
+        console.print(f"{cells} of {len(audited.cells)} contradict their own records or answers", style="red")
     elif arguments.row is not None:
-        print(visible(joined_table([arguments.row, arguments.file])), end="")
+        with opened_packs([arguments.row, arguments.file]) as experiment:
+            part = select.part_of_packs(experiment, select.Selection())
+            print(visible(formats.render_parts([part], "table", width=width_of(console))), end="")
     return 1 if wrong or audited.findings else 0
 
 
@@ -101,12 +93,12 @@ def replay_cell(audit: CellAudit, steps: int, plugins: Sequence[str]) -> None:
         audit.mark = f"{REPLAYED} to step {steps} of {audit.spec.config.train.steps}"
 
 
-def audit_table(pack: Pack, audits: Sequence[CellAudit]) -> str:
-    """Return a line for each method: its cells, the answers that were judged again, and its mark."""
-    from harness.table.verified import mark_of_row
+def print_audit(matrix: str, audited: PackAudit) -> None:
+    """Print each method with its cells, the answers that were judged again and its mark, and then all findings."""
+    from harness.table.verified import COUNTED, mark_of_row
 
     by_method: dict[str, list[CellAudit]] = {}
-    for audit in audits:
+    for audit in audited.cells:
         by_method.setdefault(audit.spec.key.method, []).append(audit)
     lines = [["method", "cells", "answers judged", "undecided", "wrong", "mark"]]
     for method, group in by_method.items():
@@ -115,13 +107,14 @@ def audit_table(pack: Pack, audits: Sequence[CellAudit]) -> str:
         wrong = sum(bool(audit.findings) for audit in group)
         mark = mark_of_row(audit.mark for audit in group) or ""
         lines.append([method, str(len(group)), f"{answers:,}", f"{undecided:,}", f"{wrong:,}", mark])
-    return boxed(pack.matrix, lines, None, [], "--format csv")
-
-
-def joined_table(packs: Sequence[Path]) -> str:
-    from harness.packs.reader import opened_packs
-    from harness.table import formats, select
-
-    with opened_packs(packs) as experiment:
-        part = select.part_of_packs(experiment, select.Selection())
-        return formats.render_parts([part], "table", width=width_of(console))
+    print(visible(boxed(matrix, lines, None, [], "--format csv")))
+    for audit in audited.cells:
+        for sentence in audit.findings:
+            console.print(f"wrong: {audit.label}: {sentence}", style="red")
+        for sentence in dict.fromkeys(audit.notes):
+            console.print(f"not judged: {audit.label}: {sentence}", style="yellow")
+    for sentence in audited.findings:
+        console.print(f"wrong: matrix.json: {sentence}", style="red")
+    if any(audit.mark == COUNTED for audit in audited.cells):
+        counted = sum(audit.counted for audit in audited.cells)
+        console.print(f"in the pack as counts alone, and not judged again: {plural(counted, 'answer')}")

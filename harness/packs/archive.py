@@ -111,7 +111,8 @@ def write_pack(
     else:
         for folder in folders:
             place = f"{CELLS}/{folder.name}"
-            sources |= {f"{place}/{path.relative_to(folder).as_posix()}": path for path in record_paths(folder)}
+            records = [path for pattern in RECORDS for path in folder.glob(pattern) if path.is_file()]
+            sources |= {f"{place}/{path.relative_to(folder).as_posix()}": path for path in records}
         sums |= {name: entry_of_file(source) for name, source in sources.items()}
     manifest = {
         "format": FORMAT,
@@ -148,11 +149,6 @@ def check_replaceable(path: Path, sums: Mapping[str, Any]) -> None:
             raise UserError(
                 f"{path} holds answers that the new pack lacks ({name}); --out names another file, or remove this one"
             )
-
-
-def record_paths(folder: Path) -> list[Path]:
-    """Return the records of a cell that a pack holds."""
-    return [path for pattern in RECORDS for path in sorted(folder.glob(pattern)) if path.is_file()]
 
 
 def add_member(archive: zipfile.ZipFile, name: str, content: bytes) -> None:

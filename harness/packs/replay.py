@@ -117,14 +117,10 @@ def trained_lines(spec: CellSpec, folder: Path, steps: int) -> list[dict[str, An
 
 def first_difference(kept: dict[str, Any], new: dict[str, Any]) -> str | None:
     """Return the first metric in which two lines differ, as a sentence; None if they are equal."""
-    ours, theirs = without_clock(new), without_clock(kept)
+    ours, theirs = new["metrics"], kept["metrics"]
     for key in {**theirs, **ours}:
         # As text, since NaN differs from itself.
         before, now = json.dumps(theirs.get(key)), json.dumps(ours.get(key))
-        if before != now:
+        if before != now and not key.startswith(CLOCK):
             return f"{key} is {now}, and {before} in the pack"
     return None
-
-
-def without_clock(line: dict[str, Any]) -> dict[str, float]:
-    return {key: value for key, value in line["metrics"].items() if not key.startswith(CLOCK)}
