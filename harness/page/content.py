@@ -29,6 +29,7 @@ from harness.base import files
 from harness.base.addresses import may_be_written, visible_address
 from harness.base.errors import Damaged, UserError
 from harness.cells.evaluations import pass_at_k, right_distinct
+from harness.cells.provenance import VERSION_TAG
 from harness.config import Config, setting_label
 from harness.matrix import Cell
 from harness.packs.reader import opened_packs
@@ -338,15 +339,19 @@ def content_of_board(
     for cell in board.expected:
         record = {name: vars(cell)[name] for name in ("method", "task", "model", "seed", "cell")}
         record["setting"] = setting_label(cell.setting)
-        if cell.cell in runs:
-            record |= run_fields(runs[cell.cell], curves[cell.cell])
+        if run := runs.get(cell.cell):
             spec = specs[cell.cell]
-            record["identity"] = {} if spec is None else spec.identity
-            if folders is None:
-                record["folder"] = artifact_folder(runs[cell.cell].artifacts, experiment.uri)
-            else:
-                record["folder"] = folders.get(cell.cell)
-            record["address"] = run_address(experiment.uri, experiment.id, runs[cell.cell].id)
+            times = [point.time for points in curves[cell.cell].values() for point in points]
+            record |= {
+                "state": run.tags["status"],
+                "reason": run.tags.get("reason") or None,
+                "device": run.tags.get("device", ""),
+                "made": origin_of_run(run),
+                "times": (min(times), max(times)) if times else None,
+                "identity": {} if spec is None else spec.identity,
+                "folder": artifact_folder(run.artifacts, experiment.uri) if folders is None else folders.get(cell.cell),
+                "address": run_address(experiment.uri, experiment.id, run.id),
+            }
         records.append(record)
 
     page_notes = list(notes)  # more are added as the samples are read
@@ -379,17 +384,6 @@ def content_of_board(
     )
 
 
-def run_fields(run: Run, curves: Curves) -> dict[str, Any]:
-    """Return the fields of a cell that its run has recorded."""
-    return {
-        "state": run.tags["status"],
-        "reason": run.tags.get("reason") or None,
-        "device": run.tags.get("device", ""),
-        "made": origin_of_run(run),
-        "times": first_and_last_time(curves),
-    }
-
-
 def run_address(uri: str, experiment: str, run: str) -> str | None:
     """Return the address of a run's files on an MLflow server; None for other stores and for addresses with secrets."""
     if not is_server(uri) or not may_be_written(uri):
@@ -399,19 +393,13 @@ def run_address(uri: str, experiment: str, run: str) -> str | None:
 
 def origin_of_run(run: Run) -> dict[str, Any]:
     """Return the recorded code and machine of a run."""
-    prefix = "version."
-    versions = {key.removeprefix(prefix): value for key, value in run.tags.items() if key.startswith(prefix)}
+    versions = {key: value for key, value in run.tags.items() if key.startswith(VERSION_TAG)}
     return {
         "version": run.tags.get("code.version"),
         "commit": run.tags.get("code.commit"),
         "processor": run.tags.get("processor"),
-        "versions": versions,
+        "versions": {key.removeprefix(VERSION_TAG): value for key, value in versions.items()},
     }
-
-
-def first_and_last_time(curves: Curves) -> tuple[float, float] | None:
-    times = [point.time for points in curves.values() for point in points]
-    return (min(times), max(times)) if times else None
 
 
 def curves_frame(curves_by_cell: Mapping[str, Curves]) -> DataFrame:
@@ -444,11 +432,13 @@ def evaluations_of_runs(experiment: Experiment, runs: Mapping[str, Run]) -> Data
 def evaluation_frame(cell: str, record: Record) -> DataFrame:
     """Return the rows of one evaluation of a cell, in the order of the problem set."""
     task, step = record["task"], record["step"]
-    distinct = right_distinct(record, f"the evaluation of {task} at step {step}")
-    counts = {
+    columns = {
+        "cell": cell,
+        "evaluated": task,
+        "step": step,
         "problem": record["problems"],
         "right": list(map(sum, record["right"])),
         "samples": list(map(len, record["right"])),
-        "right_distinct": distinct,
+        "right_distinct": right_distinct(record, f"the evaluation of {task} at step {step}"),
     }
-    return DataFrame({"cell": cell, "evaluated": task, "step": step, **counts}, columns=EVALUATIONS)
+    return DataFrame(columns, columns=EVALUATIONS)

@@ -95,19 +95,14 @@ def over_steps(
 
     `curves`: a row for each method, seed and step.
     """
-    estimates = {
-        method: estimates_by_step(of_method, interval)
-        for method, of_method in by_method(curves[np.isfinite(curves["value"])], methods)
-    }
+    estimates = {}
+    for method, of_method in by_method(curves[np.isfinite(curves["value"])], methods):
+        ordered = of_method.sort_values("step", kind="stable")
+        # Without groupby: a matrix has a hundred thousand such groups, and pandas takes long for each.
+        steps, starts = np.unique(ordered["step"].to_numpy(), return_index=True)
+        values = np.split(ordered["value"].to_numpy(dtype="float64"), starts[1:])
+        estimates[method] = {int(step): interval(of_step) for step, of_step in zip(steps, values, strict=True)}
     return estimates_over_steps(title, note, y, estimates, small=small, **options)
-
-
-def estimates_by_step(of_method: DataFrame, interval: Interval) -> dict[int, Estimate]:
-    ordered = of_method.sort_values("step", kind="stable")
-    # Without groupby: a matrix has a hundred thousand such groups, and pandas takes long for each.
-    steps, starts = np.unique(ordered["step"].to_numpy(), return_index=True)
-    values = np.split(ordered["value"].to_numpy(dtype="float64"), starts[1:])
-    return {int(step): interval(of_step) for step, of_step in zip(steps, values, strict=True)}
 
 
 def estimates_over_steps(
@@ -122,9 +117,10 @@ def estimates_over_steps(
     series, lines = [], []
     for method, by_step in estimates.items():
         series.append({"name": method, "x": list(by_step), **estimate_band(by_step.values())})
-        means = [estimate.mean for estimate in by_step.values()]
-        first, last = min(by_step), max(by_step)
-        lines.append(summary_line(method, first, last, means, interval_text(by_step[last])))
+        means, ending, interval = [estimate.mean for estimate in by_step.values()], by_step[max(by_step)], ""
+        if ending.low is not None and ending.high is not None:
+            interval = f"{short_number(ending.low)} to {short_number(ending.high)}"
+        lines.append(summary_line(method, min(by_step), max(by_step), means, interval))
     header = ["method", "first mean", "last mean", "its 95 % interval", "lowest mean", "highest mean"]
     return Figure(title, note, "lines", "step", y, series, header, lines, small, options)
 
@@ -168,13 +164,6 @@ def short_name(model: str) -> str:
 def estimate_band(estimates: Collection[Estimate]) -> dict[str, list[float | None]]:
     """Return the means and the limits of estimates as series."""
     return {"y": page_numbers(estimate.mean for estimate in estimates), **limits(estimates)}
-
-
-def interval_text(estimate: Estimate) -> str:
-    """Return the limits of an interval; empty if there is none."""
-    if estimate.low is None or estimate.high is None:
-        return ""
-    return f"{short_number(estimate.low)} to {short_number(estimate.high)}"
 
 
 def by_method(frame: DataFrame, methods: Sequence[str]) -> Iterator[tuple[str, DataFrame]]:
@@ -221,10 +210,9 @@ def training_figures(curves: DataFrame, methods: Sequence[str], reported: Report
         return [over_steps(title, note, y, by_metric[metric], methods, small=small, **options)]
 
     quadrants = []
-    for quadrant, label in QUADRANTS.items():
-        quadrants += of(f"dynamics/{quadrant}/share", f"Share: {label}", "share of tokens")
-    for quadrant, label in QUADRANTS.items():
-        quadrants += of(f"dynamics/{quadrant}/push", f"Push: {label}", "nats per logit step")
+    for kind, unit in (("share", "share of tokens"), ("push", "nats per logit step")):
+        for quadrant, label in QUADRANTS.items():
+            quadrants += of(f"dynamics/{quadrant}/{kind}", f"{kind.capitalize()}: {label}", unit)
     clips = [figure for metric, label in CLIPS.items() for figure in of(metric, label, "share of tokens")]
     entropies = of(
         "entropy/mean",

@@ -40,14 +40,8 @@ def findings_of(content: PageContent, pareto: Mapping[str, list[tuple[str, Figur
     findings = []
     for table in content.tables:
         title = table.title if len(content.tables) > 1 else ""
-        findings.append(
-            {
-                "title": title,
-                "sentences": finding_sentences(table),
-                "forest": forest_plot(table),
-                "figures": pareto.get(title, []),
-            }
-        )
+        sentences, forest = finding_sentences(table), forest_plot(table)
+        findings.append({"title": title, "sentences": sentences, "forest": forest, "figures": pareto.get(title, [])})
     return findings
 
 
@@ -214,22 +208,18 @@ def forest_plot(table: ScoreTable) -> dict[str, Any] | None:
     compared = compared_by_score(table)
     if not any(compared.values()):
         return None
-    cells: dict[str, list[dict[str, Any]]] = {}  # by method, in the order of the first score
-    names, verdicts = {}, {}
+    lines: dict[str, dict[str, Any]] = {}  # by method, in the order of the first score
     scores = []
     for score, of_score in compared.items():
         axis = forest_axis(of_score)
         ticks = [{"text": f"{tick:g}", "place": place_on(axis, tick)} for tick in nice_ticks(*axis, TICKS)]
         scores.append({"name": score, "ticks": ticks, "zero": place_on(axis, 0.0)})
         for comparison in of_score:
-            cells.setdefault(comparison.method, []).append(forest_cell(comparison, axis))
-            names[comparison.method] = method_text(comparison.method, mixed=(), trainer=comparison.trainer)
-            verdicts[comparison.method] = comparison.verdict
-    lines = [
-        {"method": method, "name": names[method], "verdict": verdicts[method], "cells": of_method}
-        for method, of_method in cells.items()
-    ]
-    return {"baseline": table.comparisons[0].baseline, "scores": scores, "lines": lines}
+            method, verdict = comparison.method, comparison.verdict
+            name = method_text(method, mixed=(), trainer=comparison.trainer)
+            line = lines.setdefault(method, {"method": method, "name": name, "verdict": verdict, "cells": []})
+            line["cells"].append(forest_cell(comparison, axis))
+    return {"baseline": table.comparisons[0].baseline, "scores": scores, "lines": list(lines.values())}
 
 
 def forest_axis(compared: Sequence[Comparison]) -> Axis:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import glob
+import itertools
 import json
 import os
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
@@ -58,15 +59,15 @@ Link = tuple[str, str]  # text and address
 
 
 def write_report(
-    config: Config, matrix: Sequence[Cell], run_command: str | None = None, out: Path | None = None
+    config: Config,
+    matrix: Sequence[Cell],
+    run_command: str | None = None,
+    out: Path | None = None,
+    reload: int | None = None,
 ) -> Path:
     """Write the page of a matrix, by default next to its cells; `run_command` repeats the matrix."""
     content = content_of_config(config, matrix, run_command)
-    return write_page(content, out or page_path(config))
-
-
-def page_path(config: Config) -> Path:
-    return config.folder / "report" / "report.html"
+    return write_page(content, out or config.folder / "report" / "report.html", reload)
 
 
 def watch_report(
@@ -77,7 +78,6 @@ def watch_report(
     Until then browsers reload the page. `say` receives its path each time.
     """
     expected = {cell.id for cell in matrix}
-    path = out or page_path(config)
     shown: dict[str, dict[str, str]] = {}  # tags by run
     while True:
         with opened_experiment(config.name, config.tracking_uri) as experiment:
@@ -88,8 +88,7 @@ def watch_report(
             return
         tags = {run.id: run.tags for run in runs}
         if tags != shown:
-            content = content_of_config(config, matrix, run_command)
-            say(write_page(content, path, reload=WATCH))
+            say(write_report(config, matrix, run_command, out, reload=WATCH))
             shown = tags
         time.sleep(WATCH)
 
@@ -134,13 +133,10 @@ def render_page(content: PageContent, folder: Path | None = None, reload: int | 
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     components = {method: method_parts(content.cells, method) for method in content.methods}
     finding, *others = sections_of(content)
-    drawn = {}
-    for section in (finding, *others):
-        for _, of_group in section["groups"]:
-            for figure_id, figure in of_group:
-                drawn[figure_id] = figures.payload(figure)
+    groups = [of_group for section in (finding, *others) for _, of_group in section["groups"]]
+    drawn = {figure_id: figures.payload(figure) for figure_id, figure in itertools.chain(*groups)}
     fronts = [figure.options["front"] for _, of_table in finding["groups"] for _, figure in of_table]
-    methods = content.drawn_methods
+    methods, unfinished = content.drawn_methods, content.cells[content.cells["state"] != DONE].itertuples()
     return environment.get_template(PAGE).render(
         content=content,
         methods=methods,
@@ -151,7 +147,7 @@ def render_page(content: PageContent, folder: Path | None = None, reload: int | 
         tables=page_tables(content, folder),
         sections=others,
         drawn=drawn,
-        unfinished=unfinished_cells(content.cells, folder),
+        unfinished=[(cell, cell_links(cell.folder, cell.address, None, folder)) for cell in unfinished],
         components=components,
         settings=without_secrets(yaml.safe_dump(content.settings, sort_keys=False, allow_unicode=True)),
         origin=origin_lines(content.cells),
@@ -198,15 +194,13 @@ def table_cell(text: str) -> TableCell:
 
 def method_parts(cells: DataFrame, method: str) -> list[str]:
     """Return the parts of a method with all of their options, as the cells have them."""
-    for identity in cells.loc[cells["method"] == method, "identity"]:
-        if "method" in identity:
-            return [part_text(part) for part in identity["method"]]
-    return []
-
-
-def part_text(part: Mapping[str, Any]) -> str:
-    options = [f"{key}={json.dumps(value)}" for key, value in part.items() if key != "component"]
-    return f"{part['component']}({', '.join(options)})"
+    identities = cells.loc[cells["method"] == method, "identity"]
+    parts: list[dict[str, Any]] = next((identity["method"] for identity in identities if "method" in identity), [])
+    texts = []
+    for part in parts:
+        options = [f"{key}={json.dumps(value)}" for key, value in part.items() if key != "component"]
+        texts.append(f"{part['component']}({', '.join(options)})")
+    return texts
 
 
 def origin_lines(cells: DataFrame) -> list[tuple[str, str]]:
@@ -249,8 +243,7 @@ def sections_of(content: PageContent) -> list[Section]:
         numbered = []
         for name, of_group in groups:
             group_title = name if len(groups) > 1 else ""
-            with_ids = [(unique_id(f"{id} {group_title} {figure.title}", ids), figure) for figure in of_group]
-            if with_ids:
+            if with_ids := [(unique_id(f"{id} {group_title} {figure.title}", ids), figure) for figure in of_group]:
                 numbered.append((group_title, with_ids))
         return {"id": id, "title": title, "text": text, "groups": numbered}
 
@@ -260,7 +253,7 @@ def sections_of(content: PageContent) -> list[Section]:
     def training(group: str) -> list[tuple[str, list[Figure]]]:
         return [(title, by_group.get(group, [])) for title, by_group in trainings.items()]
 
-    sections = [
+    finding, *others = [
         section("finding", "Finding", "", of_tables(scores.pareto_figures)),
         section("scores", "Scores", "", of_tables(scores.score_figures)),
         section(
@@ -294,18 +287,14 @@ def sections_of(content: PageContent) -> list[Section]:
         ),
         section("seeds", "Seeds", "", of_tables(partial(scores.seed_figures, methods=methods))),
     ]
-    finding, *others = sections
-    filled = [other for other in others if other["groups"]]
-    return [finding, *filled]
+    return [finding, *(other for other in others if other["groups"])]
 
 
 def unique_id(text: str, ids: set[str]) -> str:
     """Return a text as an id that a link can name, and add it to the ids that are taken."""
     words = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
-    id, number = words, 1
-    while id in ids:
-        number += 1
-        id = f"{words}-{number}"
+    candidates = itertools.chain([words], (f"{words}-{number}" for number in itertools.count(2)))
+    id = next(each for each in candidates if each not in ids)
     ids.add(id)
     return id
 
@@ -324,12 +313,6 @@ def files_of_method(
         if links := cell_links(cell.folder, cell.address, cell.evaluated, folder):
             by_seed.append((f"seed {cell.seed}", links))
     return by_seed
-
-
-def unfinished_cells(cells: DataFrame, folder: Path | None) -> list[tuple[Any, list[Link]]]:
-    """Return the cells that are not done, each with its links."""
-    unfinished = cells[cells["state"] != DONE].itertuples()
-    return [(cell, cell_links(cell.folder, cell.address, None, folder)) for cell in unfinished]
 
 
 def cell_links(of_cell: Path | None, address: str | None, evaluated: str | None, folder: Path | None) -> list[Link]:

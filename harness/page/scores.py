@@ -38,13 +38,12 @@ def pareto_figures(table: ScoreTable) -> list[Figure]:
     if not rows:
         return []
     headline = f"Pass@{table.k}"
-    points = [(row, row.avg_at_k, row.pass_at_k[row.k]) for row in rows]
     figure = points_figure(
         f"Avg@K against {headline}",
         "Bars are the table's 95 % intervals, of each method alone; whether two methods differ is a question for the "
         "paired differences. The dashed line is the front: the methods that no other beats in both means.",
         ("Avg@K", headline),
-        points,
+        [(row, row.avg_at_k, row.pass_at_k[row.k]) for row in rows],
     )
     front = front_methods(figure.series)
     header = [*figure.header, "on the front"]
@@ -68,22 +67,20 @@ def score_figures(table: ScoreTable) -> list[Figure]:
     rows = [row for row in table.rows if row.avg_at_k is not None]
     if not rows:
         return []
-    against_distinct = [(row, row.avg_at_k, row.right_distinct) for row in rows]
-    over_entropy = [(row, row.entropy_kept, row.avg_at_k) for row in rows]
     return [
         points_figure(
             "Avg@K against distinct right answers",
             "Distinct right answers: the number to a problem, of all its samples. Bars are 95 % intervals over seeds "
             "and problems, of each method alone.",
             ("Avg@K", "distinct right answers"),
-            against_distinct,
+            [(row, row.avg_at_k, row.right_distinct) for row in rows],
         ),
         points_figure(
             "Avg@K against entropy kept",
             "Entropy kept: the entropy at the last training step divided by that at the first, the geometric mean over "
             "seeds. Horizontal bars are its 95 % intervals, vertical ones the table's.",
             ("entropy kept", "Avg@K"),
-            over_entropy,
+            [(row, row.entropy_kept, row.avg_at_k) for row in rows],
         ),
         over_k(rows),
     ]
@@ -249,8 +246,7 @@ def rates_figure(method: str, before: Mapping[str, float], after: Mapping[str, f
     both = [problem for problem in after if problem in before]
     lost = [problem for problem in both if before[problem] > 0 == after[problem]]
     won = [problem for problem in both if before[problem] == 0 < after[problem]]
-    changed = {*lost, *won}
-    others = [problem for problem in both if problem not in changed]
+    others = [problem for problem in both if problem not in {*lost, *won}]
     signs = Counter(np.sign(after[problem] - before[problem]) for problem in others)
     series = []
     for name, problems in (("other problems", others), ("lost", lost), ("won", won)):
@@ -278,11 +274,8 @@ def rates_figure(method: str, before: Mapping[str, float], after: Mapping[str, f
 
 
 def listed_problems(problems: Sequence[str]) -> str:
-    listed = "; ".join(problems[:LISTED_PROBLEMS])
     more = len(problems) - LISTED_PROBLEMS
-    if more > 0:
-        listed += f"; and {more} more"
-    return listed
+    return "; ".join([*problems[:LISTED_PROBLEMS], *([f"and {more} more"] if more > 0 else [])])
 
 
 def mean_rates(answers: DataFrame) -> dict[str, float]:
