@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.base import files
-from harness.base.errors import UserError
+from harness.base.errors import UserError, one_of
 from harness.base.terminal import console, visible, width_of
 from harness.commands.common import (
     Commands,
@@ -70,11 +70,11 @@ def call(arguments: argparse.Namespace) -> int:
             print(f"{name:<18} {column.header.format(**columns.GENERAL_NAMES)}")
         return 0
     check_options(arguments)
-    chosen: Sequence[str] = columns.DEFAULT
-    if arguments.columns:
-        chosen = columns.check_columns("--columns", arguments.columns.split(","))
+    chosen: Sequence[str] = arguments.columns.split(",") if arguments.columns else columns.DEFAULT
+    for name in chosen:
+        one_of("--columns", name, columns.COLUMNS)
     if arguments.sort:
-        columns.check_columns("--sort", [arguments.sort])
+        one_of("--sort", arguments.sort, columns.COLUMNS)
     parts = selected_parts(arguments)
     if arguments.format == "parquet":
         formats.check_any_done(parts)

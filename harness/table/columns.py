@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.base.errors import one_of
 from harness.table.leaderboard import BASE_MODEL, LeaderboardRow
 from harness.table.statistics import Estimate
 
@@ -184,21 +183,11 @@ def method_text(method: str, mixed: Sequence[str], trainer: str | None = None) -
 
 
 def header_names(rows: Sequence[LeaderboardRow], headline: str) -> dict[str, str]:
-    return {"baseline": rows[0].baseline, "headline": headline, "device": device_name(rows)}
-
-
-def device_name(rows: Sequence[LeaderboardRow]) -> str:
-    """Name the device of hours: a core counts as a CPU."""
+    """Return what headers name; the device is that of hours, where a core counts as a CPU."""
     devices = {row.device for row in rows if row.device}
     only = devices.pop() if len(devices) == 1 else ""
-    return {"cpu": "CPU", "cuda": "GPU"}.get(only, "device")  # several, or unknown
-
-
-def check_columns(option: str, names: Sequence[str]) -> list[str]:
-    """Return the names of columns that an option asks for; refuse unknown ones."""
-    for name in names:
-        one_of(option, name, COLUMNS)
-    return list(names)
+    device = {"cpu": "CPU", "cuda": "GPU"}.get(only, "device")  # several, or unknown
+    return {"baseline": rows[0].baseline, "headline": headline, "device": device}
 
 
 def sorted_rows(rows: Sequence[LeaderboardRow], column: str) -> list[LeaderboardRow]:

@@ -164,12 +164,9 @@ def scores_of_tables(tables: Sequence[Axes], ks: Mapping[str, int]) -> list[tupl
 def methods_of_tables(frames: Frames, tables: Sequence[Axes]) -> dict[str, Tasks]:
     """Return the cells in each table of the methods that all these tables have."""
     methods_by_table = [frames.tables[axes] for axes in tables]
-    of_methods: dict[str, Tasks] = {}
-    for name in methods_by_table[0]:
-        of_method = [methods[name] for methods in methods_by_table if name in methods]
-        if len(of_method) == len(tables):
-            of_methods[name] = of_method
-    return of_methods
+    first, *others = methods_by_table
+    of_all = [name for name in first if all(name in methods for methods in others)]
+    return {name: [methods[name] for methods in methods_by_table] for name in of_all}
 
 
 def check_all_alike(frames: Frames, methods: Mapping[str, Tasks], done: Collection[str]) -> None:
@@ -218,22 +215,14 @@ def compare_scores(methods: Collection[str], scores: TableScores, tests: Differe
 
 
 def beats_matrix(scores: Sequence[Scores]) -> NDArray[np.bool_]:
-    """Return which method (row) beats which (column)."""
+    """Return which method (row) beats which (column): the 95 % interval of the difference lies above 0."""
     beats_MM = np.zeros((len(scores), len(scores)), dtype=bool)
     for row, ours in enumerate(scores):
         for column, theirs in enumerate(scores):
-            beats_MM[row, column] = beats(ours, theirs)
+            if (pair := ours.paired(theirs)) is not None:
+                p = crossed_p_value(pair.difference)  # below 0.05 exactly where the 95 % interval excludes 0
+                beats_MM[row, column] = significance(pair.difference.mean(), p) > 0
     return beats_MM
-
-
-def beats(ours: Scores, theirs: Scores) -> bool:
-    """Return whether the 95 % interval of the difference lies above 0."""
-    pair = ours.paired(theirs)
-    if pair is None:
-        return False
-    x_SJ = pair.difference
-    p = crossed_p_value(x_SJ)  # below 0.05 exactly where the 95 % interval excludes 0
-    return p is not None and p < 0.05 and x_SJ.mean() > 0
 
 
 # Showing

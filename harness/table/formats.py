@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from harness.base import files, terminal
 from harness.base.errors import UserError
@@ -21,7 +21,6 @@ from harness.table.frames import ROW, Frames, done_cells
 from harness.table.leaderboard import LeaderboardRow
 from harness.table.render import records_frame, row_notes, untrained_flags
 from harness.table.select import Part
-from harness.table.statistics import Estimate
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -99,17 +98,12 @@ def render_parts(
 
 def render_data(parts: Sequence[Part], how: str, sort: str | None, comparing: bool) -> str:
     """Return all rows, or all comparisons, of the tables as one CSV or JSON."""
-    rows: list[LeaderboardRow] = []
-    comparisons: list[compare.Comparison] = []
+    records: list[Any] = []
     for part in parts:
         name = part.title if len(parts) > 1 else None
-        if comparing:
-            comparisons += [replace(comparison, experiment=name) for comparison in part.comparisons()]
-        else:
-            rows += [replace(row, experiment=name) for row in sorted_part(part, sort)]
-    if comparing:
-        return compare.render_comparisons(comparisons, how)
-    return render.render_rows(rows, how)
+        for record in part.comparisons() if comparing else sorted_part(part, sort):
+            records.append(replace(record, experiment=name))
+    return render.render_document(records, tables=(), notes=(), how=how)
 
 
 def sorted_part(part: Part, sort: str | None) -> list[LeaderboardRow]:
@@ -144,42 +138,30 @@ def as_mlflow_table(rows: Sequence[LeaderboardRow]) -> str:
             header, value = column.header.format(**names), column.value(row)
             if isinstance(value, float | int | str):
                 line[header] = value
-            else:
-                line |= estimate_columns(header, value)
+                continue
+            for suffix, name in (("", "mean"), (", low", "low"), (", high", "high")):
+                number = getattr(value, name, None)
+                # A number that JSON cannot hold is missing.
+                line[header + suffix] = number if number is not None and math.isfinite(number) else None
         lines.append(line)
     table = pandas.DataFrame(lines, dtype="object")
     return json.dumps(table.to_dict("split", index=False), allow_nan=False)
 
 
-def estimate_columns(header: str, estimate: Estimate | None) -> dict[str, float | None]:
-    """Return the three columns of an estimate; a number that JSON cannot hold is missing."""
-    if estimate is None:
-        return dict.fromkeys((header, f"{header}, low", f"{header}, high"))
-    columns = {}
-    for suffix, value in (("", estimate.mean), (", low", estimate.low), (", high", estimate.high)):
-        is_number = value is not None and math.isfinite(value)
-        columns[header + suffix] = value if is_number else None
-    return columns
-
-
 def as_html(title: str, rows: Sequence[LeaderboardRow]) -> str:
-    above = "".join(f"<p>{in_html(flag)}.</p>" for flag in untrained_flags(rows))
-    notes = "".join(f"<p>{in_html(note)}</p>" for note in row_notes(rows))
-    return (
-        f"<!doctype html><meta charset=utf-8><title>{in_html(title)}</title><style>{STYLE}</style>"
-        f"<h1>{in_html(title)}</h1>{above}{table_html(rows)}{notes}"
-    )
-
-
-def table_html(rows: Sequence[LeaderboardRow]) -> str:
-    """Return the table as HTML, in which every text is shown and none is markup."""
+    """Return the table as a page, in which every text is shown and none is markup."""
     import pandas
 
     header, *lines = escaped(table_lines(rows))
     frame = pandas.DataFrame(lines, columns=header, dtype="object")
     with pandas.option_context("display.max_colwidth", None):  # the default cuts texts off at 50 characters
-        table: str = frame.to_html(index=False, border=0, justify="unset", na_rep="")
-    return table
+        table = frame.to_html(index=False, border=0, justify="unset", na_rep="")
+    above = "".join(f"<p>{in_html(flag)}.</p>" for flag in untrained_flags(rows))
+    notes = "".join(f"<p>{in_html(note)}</p>" for note in row_notes(rows))
+    return (
+        f"<!doctype html><meta charset=utf-8><title>{in_html(title)}</title><style>{STYLE}</style>"
+        f"<h1>{in_html(title)}</h1>{above}{table}{notes}"
+    )
 
 
 def in_html(text: str) -> str:

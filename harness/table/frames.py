@@ -183,7 +183,11 @@ def read_frames(experiment: Experiment, expected: Sequence[Expected], baseline: 
             if state == STOPPED:
                 row["flags"] = [f"{cell.method} seed {cell.seed}: {newest[cell.cell].tags['reason']}"]
             if outcome is not None:
-                record = record_of(outcome, evaluated, cell.cell)
+                if evaluated not in outcome["tasks"]:
+                    raise UserError(
+                        f"the MLflow run of cell {cell.cell} has no evaluation of {evaluated!r} among its artifacts"
+                    )
+                record = outcome["tasks"][evaluated]
                 row |= {"state": DONE, **measures_of(outcome, record, runs[cell.cell])}
                 if why := outcome.get("untrained"):
                     row["flags"] = [*row["flags"], f"{cell.method} seed {cell.seed}: {NO_SIGNAL} ({why})"]
@@ -213,14 +217,6 @@ def key_columns(expected: Expected) -> dict[str, Any]:
         "ruleset": expected.params.get("ruleset", PUBLISHED),
         "trainer": trainer,
     }
-
-
-def record_of(outcome: Mapping[str, Any], evaluated: str, cell: str) -> Mapping[str, Any]:
-    """Return the part of an outcome on one evaluation task."""
-    tasks: Mapping[str, Mapping[str, Any]] = outcome["tasks"]
-    if evaluated not in tasks:
-        raise UserError(f"the MLflow run of cell {cell} has no evaluation of {evaluated!r} among its artifacts")
-    return tasks[evaluated]
 
 
 def measures_of(outcome: Mapping[str, Any], record: Mapping[str, Any], run: Run) -> dict[str, Any]:

@@ -100,11 +100,8 @@ def part_of_board(board: Board, experiment: Experiment, selection: Selection, ti
     if selection.baseline:
         board = board.against(selection.baseline)
     check_conditions(board, selection.where)
-    on_methods: dict[str, str] = {}
-    on_others: dict[str, str] = {}
-    for key, value in selection.where.items():
-        conditions_of_kind = on_methods if is_of_method(key) else on_others
-        conditions_of_kind[key] = value
+    on_methods = {key: value for key, value in selection.where.items() if is_of_method(key)}
+    on_others = {key: value for key, value in selection.where.items() if not is_of_method(key)}
     visible = {cell.method for cell in board.expected if meets(cell, on_methods)}
     # Conditions on the method choose rows. All methods are read: the correction of a verdict is for their number.
     expected = [cell for cell in board.expected if meets(cell, on_others)]

@@ -56,11 +56,8 @@ def test_render_without_a_terminal() -> None:
     assert "further columns" not in render(ROWS, "table")
 
 
-def test_render_escapes_html_in_markdown() -> None:
+def test_render_escapes_html_and_links_in_markdown() -> None:
     assert r"| a\<b>\\\| | 0.250" in render([row("a<b>\\|", 0.25)], "md")
-
-
-def test_render_escapes_links_in_markdown() -> None:
     named = row("[x](http://evil) ![](http://evil/i.png) `code` *b*\n| a | b |", 0.25)
     named = dataclasses.replace(named, flags=["see [here](http://evil) <b>"], model="[m](http://evil)")
     text = render([named], "md")
