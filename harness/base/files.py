@@ -263,19 +263,18 @@ def parse_yaml(content: bytes, path: Path) -> Any:
     """
     loader = YAML_LOADER(content)
     try:
-        is_deep = len(content) > SHALLOW and is_too_deep(content)
-        node = None if is_deep else loader.get_single_node()
-        is_large = node is not None and number_of_values(node, {}) > MOST_VALUES
-        value = None if node is None or is_large else loader.construct_document(node)
+        if len(content) > SHALLOW and is_too_deep(content):
+            raise Damaged(path, f"it has more than {DEEPEST} levels")
+        node = loader.get_single_node()
+        if node is not None and number_of_values(node, {}) > MOST_VALUES:
+            raise Damaged(path, f"it holds more than {MOST_VALUES} values, most of them repeated by aliases")
+        return None if node is None else loader.construct_document(node)
+    except Damaged:
+        raise
     except (yaml.YAMLError, RecursionError, ValueError) as error:  # the last of an impossible date or an endless number
         raise Damaged(path, f"it is not YAML ({(str(error) or 'endless').splitlines()[0]})") from error
     finally:
         loader.dispose()
-    if is_deep:
-        raise Damaged(path, f"it has more than {DEEPEST} levels")
-    if is_large:
-        raise Damaged(path, f"it holds more than {MOST_VALUES} values, most of them repeated by aliases")
-    return value
 
 
 def is_too_deep(content: bytes) -> bool:

@@ -60,10 +60,8 @@ def check_yaml_text(text: str, where: str) -> None:
                 if event.implicit[0] and ANOTHER_NUMBER.fullmatch(event.value):  # without quotes
                     written = short(event.value)
                     raise UserError(f"{line} has {written}, which YAML reads as another number; write it in quotes")
-            if isinstance(event, yaml.CollectionStartEvent):
-                depth += 1
-            elif isinstance(event, yaml.CollectionEndEvent):
-                depth -= 1
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
             values += isinstance(event, yaml.NodeEvent)
             if depth > DEEPEST or values > MOST:
                 raise UserError(f"{line} {limits}")

@@ -221,16 +221,12 @@ def evaluation_name(task: Task) -> str:
     changed = {key: value for key, value in identity.items() if value != plain.get(key)}
     if not changed:
         return task.name
-    inside = ",".join(f"{key}={in_a_name(value)}" for key, value in changed.items())
+    inside = ",".join(
+        f"{key}={value if SIMPLE.fullmatch(str(value)) else identities.key(value)}" for key, value in changed.items()
+    )
     if len(inside) > LONGEST_OPTIONS:
         inside = identities.key(changed)
     return f"{task.name}({inside})"
-
-
-def in_a_name(value: Any) -> str:
-    """Return an option's value, or its hash if a name cannot contain it."""
-    text = str(value)
-    return text if SIMPLE.fullmatch(text) else identities.key(value)
 
 
 def check_split(task: Task, split: str, key: str = "split") -> None:

@@ -182,19 +182,14 @@ def show_table(
         column = columns[i]
         justify: JustifyMethod = "right" if column.right else "left"
         table.add_column(column.name, justify=justify, no_wrap=not column.folds, overflow="fold")
-    add_lines(table, lines[1:], kept)
+    for line in lines[1:]:
+        table.add_row(*[Text(line[i]) for i in kept])  # without markup
     if width is None:
         console.out(printed(table), end="", highlight=False)  # a console has a width in a pipe, too, and folds lines
         return
     console.print(table, crop=False)
     if note := further(lines[0], kept, where):
         console.print(folded(note, width), style="dim")
-
-
-def add_lines(table: Table, lines: Sequence[Sequence[str]], kept: Sequence[int]) -> None:
-    """Add the kept columns of some lines to a table, as texts without markup."""
-    for line in lines:
-        table.add_row(*[Text(line[i]) for i in kept])
 
 
 def boxed(
@@ -207,7 +202,8 @@ def boxed(
     table = Table(title=Text(title), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for i in kept:
         table.add_column(Text(lines[0][i]), justify="right" if i else "left", no_wrap=True)
-    add_lines(table, lines[1:], kept)
+    for line in lines[1:]:
+        table.add_row(*[Text(line[i]) for i in kept])
     # At full width, since rich counts that last space, too, and would shorten texts that just fit.
     text, note = printed(table), further(lines[0], kept, where)
     return f"{text}\n{folded(note, width)}\n" if note else text

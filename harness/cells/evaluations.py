@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -113,13 +113,14 @@ def answers_sha256(evaluation: Path, record: Mapping[str, Any]) -> str:
 
 
 def stored_answers_digest(evaluation: Path) -> dict[str, Any] | None:
-    """Return the digests of the answers of an evaluation, by its file; None if they were left out."""
+    """Return the digest of all answers of an evaluation, by its file, and the first digits of those of each problem.
+
+    None if the answers were left out.
+    """
     path = answers_path(evaluation)
-    return answers_digest(files.stream_lines(path)) if path.exists() else None
-
-
-def answers_digest(samples: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return digests of the answers of an evaluation: of all, and the first digits of that of each problem."""
+    if not path.exists():
+        return None
+    samples = files.stream_lines(path)
     texts = (json.dumps([sample["problem"], sample["prompt"], sample["responses"]]) for sample in samples)
     digests = [hashlib.sha256(text.encode()).hexdigest() for text in texts]
     together = hashlib.sha256("".join(digests).encode()).hexdigest()
@@ -130,10 +131,7 @@ def answers_digest(samples: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def cell_outcome(folder: Path, spec: CellSpec, lines: list[dict[str, Any]]) -> dict[str, Any]:
-    entropies = curve(lines, "entropy/mean")
-    first_and_last = [entropies[0], entropies[-1]] if entropies else None
-    dropped = curve(lines, "weights/dropped")
-    mean_dropped = statistics.fmean(dropped) if dropped else None
+    entropies, dropped = curve(lines, "entropy/mean"), curve(lines, "weights/dropped")
     tokens = hours = None  # of a training elsewhere nothing here has counted them
     if spec.trainer is None:
         tokens = sum(curve(lines, "tokens/generated"))
@@ -141,8 +139,8 @@ def cell_outcome(folder: Path, spec: CellSpec, lines: list[dict[str, Any]]) -> d
         per_rank = hardware.share if state.device == "cuda" else hardware.threads  # of a GPU, or cores of a CPU
         hours = state.seconds / 3600 * (hardware.world * per_rank)
     outcome: dict[str, Any] = {
-        "entropy": first_and_last,  # at the first and at the last training step
-        "dropped": mean_dropped,  # share of tokens, mean over the steps
+        "entropy": [entropies[0], entropies[-1]] if entropies else None,  # at the first and at the last training step
+        "dropped": statistics.fmean(dropped) if dropped else None,  # share of tokens, mean over the steps
         "tokens": tokens,  # sampled while training
         "hours": hours,
         "tasks": last_evaluations(folder, spec, lines),

@@ -40,7 +40,10 @@ def call(arguments: argparse.Namespace) -> int:
         step = f"{progress.step}/{cell.config.train.steps}"
         rows.append([cell.label, progress.state, step, number_text(entropy), number_text(reward), reason])
         progresses.append((cell, progress))
-    rows += adopted_rows(config.folder)
+    for folder in adopted_folders(config.folder):  # of cells that were trained elsewhere
+        key, progress = CellSpec.read(folder).key, Progress.read(folder)
+        reason = progress.reason or ""
+        rows.append([f"{key.method} seed {key.seed}", progress.state, str(progress.step), "", "", reason])
     terminal.show_table(console, COLUMNS, rows, goes=[("entropy", "reward")])
     for cell, progress in progresses:
         if progress.state == "failed":
@@ -50,16 +53,6 @@ def call(arguments: argparse.Namespace) -> int:
     for line in leftover_lines(config.folder, Counter(leftovers(config, matrix).values()), arguments):
         console.print(line)
     return 0
-
-
-def adopted_rows(matrix: Path) -> list[list[str]]:
-    """Return the rows of the cells that were trained elsewhere."""
-    rows = []
-    for folder in adopted_folders(matrix):
-        key, progress = CellSpec.read(folder).key, Progress.read(folder)
-        label = f"{key.method} seed {key.seed}"
-        rows.append([label, progress.state, str(progress.step), "", "", progress.reason or ""])
-    return rows
 
 
 def number_text(value: float | None) -> str:

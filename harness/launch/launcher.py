@@ -22,7 +22,6 @@ from harness.base.errors import Unwritten, UserError
 from harness.base.processes import python_command
 from harness.cells import lease, state
 from harness.cells.lease import last_heartbeat
-from harness.cells.provenance import Made
 from harness.cells.repair import mend
 from harness.cells.state import Progress, State
 from harness.matrix import Cell
@@ -57,11 +56,6 @@ class Snapshot:
         if self.progress.reason is not None or self.progress.step > 0:
             return self.progress.reason or ""
         return "evaluating before training" if self.progress.record.device else "loading the model"
-
-    def attempt(self) -> str | None:
-        """Return the id of the attempt at the cell that its records are of, None before the first."""
-        made = Made.read(self.cell.folder)
-        return made.attempt if made else None
 
 
 class Running(Protocol):

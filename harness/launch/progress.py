@@ -14,6 +14,7 @@ from rich.text import Text
 from harness.base import terminal
 from harness.base.errors import Damaged
 from harness.base.units import duration, plural, sparkline
+from harness.cells.provenance import Made
 from harness.cells.state import STOPPED
 from harness.launch.launcher import Snapshot, Watcher
 from harness.matrix import Cell
@@ -99,18 +100,17 @@ class LiveView(Watcher):
         snapshot = Snapshot.take(cell)
         self.feed(snapshot, last=True)
         progress = snapshot.progress
-        done, stopped = progress.state == "done", progress.state == STOPPED
-        self.done += done
-        self.stopped += stopped
-        self.failed += not done and not stopped
         self.steps_ended += progress.step - self.steps_before[cell.id]
         self.steps_todo -= cell.config.train.steps - progress.step  # the steps that a failed cell will not run
-        if stopped:
+        if progress.state == STOPPED:
+            self.stopped += 1
             self.print_end("stopped", "yellow", f"{cell.label}: {progress.reason}")
             return
-        if not done:
+        if progress.state != "done":
+            self.failed += 1
             self.print_end("failed", "red", f"{cell.label}: {progress.reason or reason}")
             return
+        self.done += 1
         averages = [value for key, value in progress.metrics.items() if key.endswith("/avg")]
         average = f"{averages[0]:.3f}" if averages else "?"
         entropy = progress.metrics.get("entropy/mean", float("nan"))
@@ -126,10 +126,11 @@ class LiveView(Watcher):
         """Bring MLflow up to the last step of a cell; one of quick steps is fed every PACE seconds."""
         cell = snapshot.cell
         try:
-            # The attempt counts as well as the step: a cell that restarts may come to the same step again.
-            newest = snapshot.attempt(), snapshot.progress.step
+            made = Made.read(cell.folder)
         except Damaged:  # no store takes such a cell; the next run repairs it
             return
+        # The attempt counts as well as the step: a cell that restarts may come to the same step again.
+        newest = made.attempt if made else None, snapshot.progress.step
         before, at = self.fed.get(cell.id, (None, -PACE))
         now = time.monotonic()
         if last or (snapshot.progress.metrics and newest != before and now - at >= PACE):

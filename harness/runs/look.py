@@ -7,19 +7,18 @@ import dataclasses
 import multiprocessing
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 import tasks
 from harness.base import files, identities
 from harness.base.errors import Damaged, UserError
-from harness.base.task import Graded, Verdict, Verifier
+from harness.base.task import Graded, Verdict
 from harness.cells.source_digest import source_digest
 from harness.config import Config
 from harness.config.sections import LOOK_PROBLEMS, LOOK_SAMPLES
@@ -27,7 +26,7 @@ from harness.launch.local import no_script
 from harness.rollout import models
 from harness.rollout.models import Model
 from harness.table.statistics import Estimate, over_problems
-from tasks import Problem, Task
+from tasks import Task
 
 LOOKS = "looks"  # in the cache
 SEED = 0
@@ -160,9 +159,12 @@ def sampled(name: str, task: Task, config: Config, problems: int, samples: int) 
             max_new_tokens=longest,
         )
         assert evaluation is not None  # there is one rank
-        scores = None
+        scores: list[list[float]] | None = None
         if isinstance(asked, Graded) and asked.graded:
-            scores = scores_of_responses(asked, available, evaluation.samples, verifier)
+            scores = []
+            for problem, record in zip(available, evaluation.samples, strict=False):
+                pairs = [(problem, response) for response in record["responses"]]
+                scores.append([score for _, score in asked.scores(pairs, verifier)])
     rewards: Sequence[Sequence[float]] = scores or evaluation.right
     differing = [number for number, group in enumerate(rewards) if len(set(group)) > 1]
     number = (differing or [0])[0]
@@ -200,16 +202,6 @@ def sampled(name: str, task: Task, config: Config, problems: int, samples: int) 
     seen = dataclasses.replace(seen, can_learn=can_learn, sentence=sentence)
     files.write_sealed(place(model, task, config, problems, samples), dataclasses.asdict(seen))
     return seen
-
-
-def scores_of_responses(
-    task: Graded, problems: Sequence[Problem], samples: Sequence[Mapping[str, Any]], verifier: Verifier
-) -> list[list[float]]:
-    scores = []
-    for problem, record in zip(problems, samples, strict=False):
-        pairs = [(problem, response) for response in record["responses"]]
-        scores.append([score for _, score in task.scores(pairs, verifier)])
-    return scores
 
 
 def conclusion(seen: Look, *, bare: bool, shots: int | None) -> tuple[bool, str]:

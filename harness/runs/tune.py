@@ -42,10 +42,6 @@ class Candidate:
     avg_at_k: float | None
     pass_at_k: float | None
 
-    @property
-    def done(self) -> bool:
-        return self.avg_at_k is not None
-
 
 def tuning_matrix(config: Config) -> Config:
     """Return the matrix of the candidates; refuse a configuration in which methods are not tuned alike."""
@@ -130,12 +126,11 @@ def chosen_candidates(candidates: Sequence[Candidate], baseline_avg: float, slac
     """Return the choice for each method that has a candidate all of whose seeds are done, by the rule."""
     by_method: dict[str, list[Candidate]] = {}
     for each in candidates:
-        if each.done:
+        if each.avg_at_k is not None:
             by_method.setdefault(each.method, []).append(each)
     choice = {}
     for method, group in by_method.items():
-        near = [each for each in group if is_near(each, baseline_avg, slack)]
-        if near:
+        if near := [each for each in group if is_near(each, baseline_avg, slack)]:
             choice[method] = max(near, key=lambda each: each.pass_at_k or 0.0)
         else:
             choice[method] = max(group, key=lambda each: each.avg_at_k or 0.0)

@@ -46,13 +46,6 @@ class Point:
 Curves = dict[str, list[Point]]  # by metric, in the order of steps
 
 
-def damaged_rows(why: str) -> sqlite3.DatabaseError:
-    """Return the error for tables that contradict each other, with the code that SQLite gives for a damaged page."""
-    error = sqlite3.DatabaseError(why)
-    error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
-    return error
-
-
 class StoreReader(Protocol):
     def experiments(self) -> dict[str, str]:
         """Return the ids of the active experiments, by name; deleted ones are not active."""
@@ -104,7 +97,9 @@ class DatabaseReader:
                 pairs += f" AND key LIKE '{FINAL}%'"
             for run, key, value in self.connection.execute(pairs, values):
                 if run not in runs:  # the query selects from `runs`, so an index and its table disagree
-                    raise damaged_rows(f"{table} has a run that is not in runs")
+                    error = sqlite3.DatabaseError(f"{table} has a run that is not in runs")
+                    error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT  # as for a damaged page
+                    raise error
                 getattr(runs[run], field)[key] = value
         return list(runs.values())
 

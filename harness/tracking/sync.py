@@ -256,10 +256,8 @@ def run_of_cell(client: MlflowClient, records: CellRecords, uri: str) -> Run:
         if run is not None and run.info.lifecycle_stage == "active" and records.belongs(run.data.tags):
             return run
     experiment = experiment_of(client, spec.matrix, uri)
-    candidates: list[Run] = []
     same_cell = client.search_runs([experiment], f"tags.cell = '{spec.id}'", order_by=["attributes.start_time ASC"])
-    for attempt_tag in (attempt, ""):
-        candidates += [run for run in same_cell if run.data.tags.get("attempt") == attempt_tag]
+    candidates = [run for tag in (attempt, "") for run in same_cell if run.data.tags.get("attempt") == tag]
     run = candidates[0] if candidates else new_run(client, experiment, spec, made, records.lines)
     if made is not None and run.data.tags.get("attempt") != attempt:
         send_params_and_tags(client, run.info.run_id, {}, made.tags() | commit_tags(made))
@@ -293,15 +291,9 @@ def run_by_id(client: MlflowClient, run_id: str) -> Run | None:
 
 def new_run(client: MlflowClient, experiment: str, spec: CellSpec, made: Made | None, lines: Lines) -> Run:
     """Create the run of a cell; its start is that of the attempt, or else the time of the first line."""
-    tags = {"cell": spec.id, "matrix": spec.matrix, **spec.key.tags()}
-    start = None
-    if made is not None:
-        tags |= made.tags()
-        start = int(made.started * 1000)
-    else:
-        tags["attempt"] = ""
-        if lines:
-            start = int(lines[0]["time"] * 1000)
+    tags = {"cell": spec.id, "matrix": spec.matrix, **spec.key.tags(), **(made.tags() if made else {"attempt": ""})}
+    began = made.started if made else next((line["time"] for line in lines), None)
+    start = None if began is None else int(began * 1000)
     return client.create_run(experiment, start, cut_for_mlflow(tags), run_name=spec.key.run_name)
 
 
