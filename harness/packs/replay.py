@@ -109,7 +109,7 @@ def trained_lines(spec: CellSpec, folder: Path, steps: int) -> list[dict[str, An
     spec.write(folder)
     with VerifierPool.of(spec.config.verify) as verifier:
         parts = build_parts(spec, verifier, say=lambda message: None)
-        trainer = trainer_of(spec, parts, folder, Checkpoints(folder / CHECKPOINTS, spec.id))
+        trainer = trainer_of(parts, folder, Checkpoints(folder / CHECKPOINTS, spec.id))
         # The second function is asked after each step whether training should stop.
         trainer.run(lambda step: None, lambda: trainer.done_steps >= steps)
     return MetricsLog(folder).read()

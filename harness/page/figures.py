@@ -117,9 +117,11 @@ def estimates_over_steps(
     series, lines = [], []
     for method, by_step in estimates.items():
         series.append({"name": method, "x": list(by_step), **estimate_band(by_step.values())})
-        means, ending, interval = [estimate.mean for estimate in by_step.values()], by_step[max(by_step)], ""
-        if ending.low is not None and ending.high is not None:
-            interval = f"{short_number(ending.low)} to {short_number(ending.high)}"
+        means = [estimate.mean for estimate in by_step.values()]
+        last = by_step[max(by_step)]
+        interval = ""
+        if last.low is not None and last.high is not None:
+            interval = f"{short_number(last.low)} to {short_number(last.high)}"
         lines.append(summary_line(method, min(by_step), max(by_step), means, interval))
     header = ["method", "first mean", "last mean", "its 95 % interval", "lowest mean", "highest mean"]
     return Figure(title, note, "lines", "step", y, series, header, lines, small, options)

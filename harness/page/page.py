@@ -136,7 +136,8 @@ def render_page(content: PageContent, folder: Path | None = None, reload: int | 
     groups = [of_group for section in (finding, *others) for _, of_group in section["groups"]]
     drawn = {figure_id: figures.payload(figure) for figure_id, figure in itertools.chain(*groups)}
     fronts = [figure.options["front"] for _, of_table in finding["groups"] for _, figure in of_table]
-    methods, unfinished = content.drawn_methods, content.cells[content.cells["state"] != DONE].itertuples()
+    methods = content.drawn_methods
+    unfinished = content.cells[content.cells["state"] != DONE].itertuples()
     return environment.get_template(PAGE).render(
         content=content,
         methods=methods,
@@ -293,8 +294,10 @@ def sections_of(content: PageContent) -> list[Section]:
 def unique_id(text: str, ids: set[str]) -> str:
     """Return a text as an id that a link can name, and add it to the ids that are taken."""
     words = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
-    candidates = itertools.chain([words], (f"{words}-{number}" for number in itertools.count(2)))
-    id = next(each for each in candidates if each not in ids)
+    id, number = words, 1
+    while id in ids:
+        number += 1
+        id = f"{words}-{number}"
     ids.add(id)
     return id
 

@@ -274,8 +274,10 @@ def rates_figure(method: str, before: Mapping[str, float], after: Mapping[str, f
 
 
 def listed_problems(problems: Sequence[str]) -> str:
-    more = len(problems) - LISTED_PROBLEMS
-    return "; ".join([*problems[:LISTED_PROBLEMS], *([f"and {more} more"] if more > 0 else [])])
+    listed, more = list(problems[:LISTED_PROBLEMS]), len(problems) - LISTED_PROBLEMS
+    if more > 0:
+        listed.append(f"and {more} more")
+    return "; ".join(listed)
 
 
 def mean_rates(answers: DataFrame) -> dict[str, float]:

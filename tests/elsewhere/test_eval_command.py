@@ -122,8 +122,8 @@ def test_assess_samples_nothing_twice(tmp_path: Path, calls: list[int]) -> None:
         assert len(records(tmp_path)) == 13
     assert calls == [], "to ask for less loses nothing"
     first, *_ = sorted(tmp_path.glob("countdown*/samples/*.jsonl"))
-    one, *others = files.read_lines(first)
-    files.write_lines(first, [{**one, "prompt": f"8{one['prompt']}"}, *others])
+    one, *rest = files.read_lines(first)
+    files.write_lines(first, [{**one, "prompt": f"8{one['prompt']}"}, *rest])
     run(tmp_path)
     assert calls == [4], "answers to another prompt are no answers"
     calls.clear()
