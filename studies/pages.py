@@ -70,6 +70,7 @@ FULL = ["method", "Avg@K", "Pass@16", "Avg@K - grpo", "Pass@16 - grpo", "distinc
 DEMO_FULL = [*FULL[:5], "verdict", *FULL[5:]]
 LAPTOP = ["method", "Avg@K", "Pass@8", "distinct right", "entropy, end"]
 LAPTOP_FULL = [*LAPTOP[:3], "Avg@K - grpo", "Pass@8 - grpo", "verdict", "entropy, end"]
+LAPTOP_WITH_DISTINCT = [*LAPTOP[:3], "Pass@8 - grpo", "verdict", *LAPTOP[3:]]
 LAPTOP_SHORT = [*LAPTOP[:3], "Pass@8 - grpo", "verdict", "entropy, end"]
 TUNED_FULL = ["method", "chosen", "Avg@K", "Pass@16", "Avg@K - grpo", "Pass@16 - grpo", "verdict", "distinct right"]
 # Of pictures: text stays text, and the same curves give the same file.
@@ -209,6 +210,7 @@ def tables() -> dict[str, str]:
             "laptop-sorting-chosen": as_markdown(reference_table("laptop-matrix-sorting-chosen")[LAPTOP_FULL]),
             "laptop-sorting-36-steps": as_markdown(reference_table("laptop-matrix-sorting-36-steps")[LAPTOP_FULL]),
             "laptop-sorting-pkpo-bbg": as_markdown(reference_table("laptop-matrix-sorting-pkpo-bbg")[LAPTOP_FULL]),
+            "laptop-high-rate": as_markdown(reference_table("laptop-matrix-sentences-high-rate")[LAPTOP_WITH_DISTINCT]),
             "laptop-short": as_markdown(reference_table("laptop-matrix-sorting-seven")[LAPTOP_SHORT]),
             "laptop-clip-b": as_markdown(reference_table("laptop-matrix-clip-b")[LAPTOP]),
             "coloring": as_markdown(reference_table("coloring")[FULL]),

@@ -18,7 +18,9 @@ from studies.field.analysis import configuration, take_tables
 from studies.pages import ENTROPY, REFERENCE, REPEATABLE, draw_panel, recorded_curves
 
 LONGER, SMALL = "laptop-matrix-sorting-36-steps", "laptop-matrix-sentences-small-batches"
-EVALUATED = {LONGER: "sorting", SMALL: "sentences(shots=0)"}  # matrices evaluated during training, and their tasks
+HIGH = "laptop-matrix-sentences-high-rate"
+# Matrices evaluated during training, and their tasks.
+EVALUATED = {LONGER: "sorting", SMALL: "sentences(shots=0)", HIGH: "sentences(shots=0)"}
 MATRICES = ("laptop-matrix", "laptop-matrix-clip-b", "laptop-matrix-sorting", "laptop-matrix-sorting-seven", *EVALUATED)
 FURTHER = (
     "laptop-matrix-sorting-chosen",
