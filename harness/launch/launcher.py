@@ -221,7 +221,7 @@ class Run:
             self.watcher.ended(cell, reason)
 
     def take_back(self) -> None:
-        """Report the cells that have ended in another run; those that it left unfinished wait again."""
+        """Report the cells that another run has ended, and queue those that it left unfinished."""
         for cell in [cell for cell in self.elsewhere if not lease.holder(cell.folder)]:
             self.elsewhere.remove(cell)
             if State.known(cell.folder).ended:

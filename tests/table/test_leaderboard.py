@@ -67,7 +67,7 @@ class Matrix:
         sync.sync(folder, self.uri)
 
     def rows(self, k: int = 4, **ks: int) -> list[LeaderboardRow]:
-        """Return the rows, with a K for all tasks but those that have their own."""
+        """Return the rows with this K for each task; `ks` has the K of single tasks."""
         of_tasks = {task: k for each in self.expected for task in each.eval_tasks} | ks
         with reader.reader(self.uri) as source:
             frames = read_frames(Experiment(source, "demo", self.uri), self.expected, "grpo")
