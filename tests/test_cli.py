@@ -210,7 +210,7 @@ def test_run_leaves_folders_of_others_alone(tmp_path: Path) -> None:
         ("starting", signal.SIGINT, True),
         pytest.param("running", signal.SIGINT, True, marks=pytest.mark.long),
         pytest.param("starting", signal.SIGHUP, True, marks=pytest.mark.long),
-        ("running", signal.SIGTERM, False),
+        pytest.param("running", signal.SIGTERM, False, marks=pytest.mark.long),
     ],
 )
 def test_run_interrupted(moment: str, sent: signal.Signals, to_all: bool, tmp_path: Path) -> None:

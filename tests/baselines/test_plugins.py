@@ -96,6 +96,7 @@ def test_example_of_the_documentation(write: Callable[[str, str], str]) -> None:
         Method.of("least_sure(share=3)", table)
 
 
+@pytest.mark.long
 def test_run_checks_of_every_example(write: Callable[[str, str], str]) -> None:
     blocks = re.findall(r"```python\n(.*?)```", ADD_A_METHOD.read_text(), re.DOTALL)
     seen = []

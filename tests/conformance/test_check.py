@@ -39,7 +39,7 @@ FIRING = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spec", one_in(8, [*baselines.METHODS, *FIRING], first=1))
+@pytest.mark.parametrize("spec", one_in(16, [*baselines.METHODS, *FIRING], first=1))
 def test_run_checks_passes_registered_methods(spec: str) -> None:
     assert not [finding for finding in check.run_checks(spec, baselines.METHODS) if not finding.passed]
 
@@ -570,7 +570,7 @@ METHODS = {"bare": Bare, "bare_log": BareLog, "beyond": Beyond, "abrupt": Abrupt
 
 
 @pytest.mark.processes
-@pytest.mark.slow
+@pytest.mark.long
 def test_check_command_with_broken_methods(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,6 +37,7 @@ from harness.tracking import sync
 pytestmark = pytest.mark.processes
 
 
+@pytest.mark.long
 def test_server_of_cells_does_not_import_torchao(tmp_path: Path) -> None:
     """Which initializes CUDA. A cell can."""
     (tmp_path / "torchao").mkdir()

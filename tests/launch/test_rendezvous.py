@@ -85,7 +85,7 @@ def work_as_impatient_rank(rank: int, port: int, folder: Path) -> None:
     ("sent", "reason"),
     [
         (signal.SIGKILL, "onnection"),  # closed by the peer; gloo has several sentences for it
-        (signal.SIGSTOP, "rank 1 of 2 gave no sign of life for 3 seconds"),
+        pytest.param(signal.SIGSTOP, "rank 1 of 2 gave no sign of life for 3 seconds", marks=pytest.mark.long),
     ],
 )
 def test_divide_with_a_rank_that_is_gone(sent: signal.Signals, reason: str, tmp_path: Path) -> None:

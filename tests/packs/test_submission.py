@@ -77,6 +77,7 @@ def refused(pack: Path, ours: Path, plugin: str = PLUGIN) -> str:
 
 
 @pytest.mark.processes
+@pytest.mark.long
 def test_verify_row_of_a_submission(submitted: Path, honest: Path) -> None:
     output = verify(str(submitted), "--plugin", PLUGIN, "--row", str(honest))
     assert "least_sure 2 0 0 0 counts checked" in output

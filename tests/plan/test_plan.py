@@ -896,6 +896,7 @@ def test_show_plan_of_the_paper() -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.long
 def test_planning_every_shipped_config_needs_nothing_and_leaves_nothing(tmp_path: Path) -> None:
     """No torch, no network, no data, no model; written is what was measured of this machine, and a file's digest."""
     code = """

@@ -250,7 +250,7 @@ def test_work_with_an_unreadable_model(harm: Callable[[Path], None], start: str,
 
 
 @pytest.mark.processes
-@pytest.mark.slow
+@pytest.mark.long
 def test_work_with_a_damaged_checkpoint(tmp_path: Path) -> None:
     folder = tmp_path / "cell"
     write_launched(folder, "train.steps=1", "eval.every=0", key=ONE)
@@ -354,6 +354,7 @@ def pass_on_rank(rank: int, folder: Path) -> Passed:
 
 
 @pytest.mark.processes
+@pytest.mark.long
 def test_shards_in_bfloat16_are_as_near_to_float32_as_autocast(tmp_path: Path) -> None:
     """Weights are gathered in bfloat16, except a critic's head; gradients are summed in float32."""
     torch.manual_seed(0)

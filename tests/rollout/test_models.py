@@ -332,6 +332,7 @@ def hub() -> Iterator[tuple[str, list[str]]]:
 
 
 @pytest.mark.processes
+@pytest.mark.long
 def test_folder_fetches_a_revision(hub: tuple[str, list[str]], tmp_path: Path) -> None:
     address, asked = hub
 

@@ -25,7 +25,7 @@ from harness.tracking.artifacts import FOLDER
 from harness.tracking.reader import reader
 from harness.tracking.store import store
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 SEEDS = 143  # each with the seven methods of the demo
 STEPS, METRICS = 10, 50

@@ -57,7 +57,7 @@ def test_tagged_answer_without_both_tags(response: str) -> None:
 
 
 @needs_package
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.processes
 def test_splits_share_no_question_and_are_the_same_in_each_process(monkeypatch: pytest.MonkeyPatch) -> None:
     # Its questions depend on Python's hash seed.

@@ -498,6 +498,7 @@ def documented() -> list[str]:
 
 
 @pytest.mark.processes
+@pytest.mark.long
 @pytest.mark.parametrize("written", documented())
 def test_lm_evals_documented_command_runs_a_model(
     written: str, prepared: Path, commands: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -545,6 +546,7 @@ def check_samples_of_sums(output: str, folder: Path) -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.long
 def test_example_of_the_documentation(tmp_path: Path) -> None:
     """One folder and one line, in a copy of the tasks."""
     files = re.findall(r"`(tasks/sums/[\w.]+)`:\n\n```\w+\n(.*?)```", ADD_A_TASK, re.DOTALL)

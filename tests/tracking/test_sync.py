@@ -344,6 +344,7 @@ def test_sync_killed_at_any_call(tmp_path: Path, migrated: Path, monkeypatch: py
         assert everything(uri) == everything(whole)
 
 
+@pytest.mark.long
 def test_sync_of_a_failed_cell_killed_at_any_call(
     tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -275,7 +275,7 @@ def test_methods_train_adapters_alone(method: str, dtype: torch.dtype, mismatch:
     assert reference is (trainer.policy if "kl_coef" in method else None), "in no memory of its own"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_resumed_run_is_the_same_bit_for_bit(tmp_path: Path) -> None:
     checkpoint = ("checkpoint.every=1", "checkpoint.keep_last=true")
     settings = (SHORT, "train.steps=3", "train.lr=1e-2", "train.dtype=bfloat16", "rollout.lag=1", *checkpoint)

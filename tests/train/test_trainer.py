@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "overrides"),
     [
-        ("grpo+clip_b", []),
+        pytest.param("grpo+clip_b", [], marks=pytest.mark.long),
         ("ppo", []),
         ("adaptive_entropy(target=9,delta=0.01,highest=1)", []),
         ("grpo+clip_b", ["rollout.lag=1", "train.resample.multiplier=1.5", "correction.kind=truncated"]),

@@ -384,7 +384,7 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> OnRanks:
     return OnRanks(folder, ours, of_recorded, dict(zip(ON_SCRIPTED, scripted, strict=True)))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.processes
 @pytest.mark.parametrize("spec", ON_RECORDED)
 def test_train_ten_steps_on_the_embedded_model(spec: str, two_ranks: OnRanks) -> None:
@@ -399,7 +399,7 @@ def test_train_ten_steps_on_the_embedded_model(spec: str, two_ranks: OnRanks) ->
         assert their_memory == pytest.approx(memory, rel=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.processes
 @pytest.mark.parametrize("spec", ON_SCRIPTED)
 def test_train_on_two_ranks(spec: str, two_ranks: OnRanks, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from commands import Commands, refusal, run_command
 from launched import lines
 from patience import HANG, wait_until
 from places import REPOSITORY
+from portions import one_in
 from trl_cells import CLOCK, METHOD, built, kill_after, same_weights, without_clock
 
 from harness import config, matrix
@@ -167,7 +168,9 @@ def test_grpo_arguments(micro_tokens: int, size: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", [METHOD, "gspo+clip_v(share=0.05)+entropy_bonus", "grpo(kl_coef=0.1)+erc"])
+@pytest.mark.parametrize(
+    "method", one_in(3, [METHOD, "gspo+clip_v(share=0.05)+entropy_bonus", "grpo(kl_coef=0.1)+erc"])
+)
 def test_run_as_by_our_trainer(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With one update in a pass: TRL draws the responses of several mini-batches in an order of its own."""
     settings = ["train.updates=1", "train.epochs=2", "train.warmup_steps=3", "dynamics.every=2"]

@@ -557,7 +557,11 @@ def test_prepare_sets_without_a_network(small: Path, monkeypatch: pytest.MonkeyP
     ("name", "files"),
     [
         ("dapo_math", {"train": "data/dapo-math-17k.parquet"}),
-        ("gsm8k", {split: f"main/{split}-00000-of-00001.parquet" for split in ("train", "test")}),
+        pytest.param(
+            "gsm8k",
+            {split: f"main/{split}-00000-of-00001.parquet" for split in ("train", "test")},
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_prepare_with_the_hubs_client(name: str, files: dict[str, str], tmp_path: Path, cache: Path) -> None:
