@@ -24,7 +24,11 @@ SHIPPED = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("path", "round_name"), SHIPPED, ids=lambda value: getattr(value, "stem", value))
+@pytest.mark.parametrize(
+    ("path", "round_name"),
+    [pytest.param(*named, marks=[pytest.mark.long] if named[1] else []) for named in SHIPPED],
+    ids=lambda value: getattr(value, "stem", value),
+)
 def test_load_config_of_every_shipped_file(path: Path, round_name: str | None) -> None:
     loaded = config.load_config(str(path), [f"round={round_name}"] if round_name else [])
     planned = matrix.cells(loaded)

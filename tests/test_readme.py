@@ -98,7 +98,7 @@ def folder(tutorial: tuple[Path, dict[str, list[str]]], monkeypatch: pytest.Monk
     return tutorial[0]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.processes
 def test_tutorial(tutorial: tuple[Path, dict[str, list[str]]]) -> None:
     folder, printed = tutorial
@@ -115,12 +115,14 @@ def test_tutorial(tutorial: tuple[Path, dict[str, list[str]]]) -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.long
 def test_transcript_of_the_terminal(tutorial: tuple[Path, dict[str, list[str]]]) -> None:
     printed, shown = masked(tutorial[1]["entrobench run smoke"][0]), masked(TERMINAL)
     assert printed[: len(shown)] == shown
 
 
 @pytest.mark.processes
+@pytest.mark.long
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("command", [command for command in OURS if command not in NOT_RUN])
 def test_commands_run(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,6 +166,7 @@ def masked(text: str) -> list[str]:
 
 
 @pytest.mark.processes
+@pytest.mark.long
 def test_python_means_the_same_cells(folder: Path) -> None:
     finished = (folder / "results/smoke").glob("*/state.json")
     before = {path: path.stat().st_mtime_ns for path in finished}

@@ -57,6 +57,7 @@ def with_value(summary: dict[str, Any], place: Place, value: Any) -> Any:
     return edited
 
 
+@pytest.mark.long
 def test_odd_values_give_a_table_or_one_sentence(small: Path) -> None:
     refused = 0
     with unpacked(small) as pack:

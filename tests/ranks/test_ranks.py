@@ -193,7 +193,7 @@ def plain(answered: Answered) -> tuple[object, ...]:
 
 
 @pytest.mark.processes
-@pytest.mark.slow
+@pytest.mark.long
 def test_divide_with_a_failing_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "one_rank_fails.py").write_text(
         "from dataclasses import dataclass\n"

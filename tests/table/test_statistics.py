@@ -295,7 +295,16 @@ def test_false_winners_with_holm(place: Place, old: float) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("setting", simulation.SETTINGS)
-@pytest.mark.parametrize(("seeds", "problems"), [(2, 30), (3, 30), (3, 200), (5, 30), (5, 200)])
+@pytest.mark.parametrize(
+    ("seeds", "problems"),
+    [
+        (2, 30),
+        (3, 30),
+        pytest.param(3, 200, marks=pytest.mark.long),
+        (5, 30),
+        pytest.param(5, 200, marks=pytest.mark.long),
+    ],
+)
 def test_crossed_interval_coverage(seeds: int, problems: int, setting: str) -> None:
     effects = simulation.SETTINGS[setting]
     share = simulation.coverage(seeds, problems, effects, 1000)

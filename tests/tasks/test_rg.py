@@ -71,7 +71,7 @@ def test_splits_share_no_question_and_are_the_same_in_each_process(monkeypatch: 
 
 
 @needs_package
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.processes
 def test_many_right_answers_and_only_a_full_score_is_right() -> None:
     coloring, sums = Rg(size=12), Rg(env="chain_sum", size=12)

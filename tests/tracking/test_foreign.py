@@ -131,7 +131,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, put_store: Callable[[Path], 
     return folder
 
 
-@pytest.mark.parametrize("trials", [40, pytest.param(120, marks=pytest.mark.long)])
+@pytest.mark.parametrize("trials", [20, pytest.param(120, marks=pytest.mark.long)])
 def test_leaderboard_of_damaged_pages(trials: int, whole: Path) -> None:
     """Seeds of damage at which other errors than those of SQLite came up."""
     content, damaged = (whole / "mlflow.db").read_bytes(), whole / "damaged.db"

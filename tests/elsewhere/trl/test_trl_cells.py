@@ -207,7 +207,7 @@ def test_run_as_by_our_trainer(method: str, tmp_path: Path, monkeypatch: pytest.
                 assert other[key] == pytest.approx(own[key], rel=1e-4, abs=1e-6, nan_ok=True), (own["step"], key)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_run_resumed(tmp_path: Path) -> None:
     settings = ["train.steps=5", "train.epochs=2", "eval.every=3"]
     whole = built(tmp_path / "whole", *settings)
