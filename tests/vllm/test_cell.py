@@ -103,10 +103,12 @@ def test_dynamics_may_ask_one_engine_after_the_other(tmp_path: Path) -> None:
         assert row["entropy"] == pytest.approx(other["entropy"], rel=0.2)  # of other responses
 
 
-def test_two_ranks_on_two_engines_are_one_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lag", [0, 1])
+def test_two_ranks_on_two_engines_are_one_process(lag: int, tmp_path: Path) -> None:
     """Up to draws that tip where logits differ in their last bits: in the first step none does."""
-    build(tmp_path / "alone", "vllm", 0, SHORT).run(lambda step: None)
-    spec = spec_of("vllm", 0, [*SHORT, "hardware.ranks=2", "hardware.recompute=true"])
+    settings = [*SHORT, f"rollout.lag={lag}"]
+    build(tmp_path / "alone", "vllm", 0, settings).run(lambda step: None)
+    spec = spec_of("vllm", 0, [*settings, "hardware.ranks=2", "hardware.recompute=true"])
     write_cell(tmp_path / "ranks", spec, "running", made=None)
     with pytest.raises(SystemExit, match=r"^0$"):
         cell.divide(tmp_path / "ranks", 2)
@@ -118,7 +120,9 @@ def test_two_ranks_on_two_engines_are_one_process(tmp_path: Path) -> None:
         for key, value in alone[step].items():
             tips = 2e-3 if key.startswith("ratio/clipped") else 1e-4  # a token or two whose ratio is at the bound
             assert ranks[step][key] == pytest.approx(value, rel=1e-3, abs=tips), key
-    assert all(record["mismatch/max"] < 1e-3 for record in ranks[1:])
+    on_policy = ranks[1:2] if lag else ranks[1:]
+    assert all(record["mismatch/max"] < 1e-3 for record in on_policy)
+    assert [record.get("rollout/lag") for record in ranks] == [record.get("rollout/lag") for record in alone]
     assert ranks[-1]["entropy/mean"] == pytest.approx(alone[-1]["entropy/mean"], rel=0.1)
 
 
