@@ -45,7 +45,7 @@ NOT_RUN = {  # with the reason
     "entrobench data check": "needs the real sets",
     "entrobench tune demo-tuned": "trains every candidate; test_tune.py does it in miniature",
     "entrobench dynamics demo": "takes minutes",
-    "entrobench adopt FOLDER demo --method grpo --seed 0": "needs what TRL saved; tests/elsewhere has some",
+    "entrobench adopt FOLDER demo --method grpo --seed 10": "needs what TRL saved; tests/elsewhere has some",
     "entrobench diagnose results/demo/CELL": "needs the folder of a cell; tests/diagnose has some",
     "entrobench export results/demo/CELL my-model": "needs the folder of a cell; test_export.py trains one",
     "entrobench explain all demo": "computes batches of the demo's size",
@@ -137,7 +137,9 @@ def test_slow_commands_are_parsed(command: str, tmp_path: Path, monkeypatch: pyt
     Path("mine.yaml").write_text("base: smoke\n")
     arguments = cli.parse_command(shlex.split(command)[1:])
     if getattr(arguments, "config", None):
-        assert matrix.cells(config_of_arguments(arguments))
+        planned = matrix.cells(config_of_arguments(arguments))
+        assert planned
+        assert vars(arguments).get("seed") in (None, *planned[0].config.seeds)
 
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command.startswith("make")])

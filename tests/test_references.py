@@ -15,7 +15,7 @@ from trainers import trained
 
 import baselines
 from docs import generate
-from harness import cli
+from harness import cli, config
 from harness.base.task import Verdict
 from harness.methods.composition import overrides
 from harness.methods.verbs import Composition, Control
@@ -46,7 +46,9 @@ def test_examples_of_commands(name: str) -> None:
     for example in examples:
         program, command, *words = shlex.split(example)
         assert (program, command) == ("entrobench", name)
-        cli.parse_command([command, *words])
+        arguments = cli.parse_command([command, *words])
+        if "demo" in words:
+            assert vars(arguments).get("seed") in (None, *config.load_config("demo").seeds)
         used.update(word for word in words if word.startswith("--"))
     assert options(generate.subparsers(cli.parser())[name]) == used
 

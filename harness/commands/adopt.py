@@ -13,10 +13,10 @@ from harness.runs import check_problems, conclude
 
 TEXT = "evaluate a model from another trainer (TRL, verl, or any other) as a cell of a matrix"
 EXAMPLES = (
-    "entrobench adopt trl_clip_b demo --method 'clip_b(share=0.02)' --seed 0",
+    "entrobench adopt trl_clip_b demo --method 'clip_b(share=0.02)' --seed 10",
     "entrobench adopt checkpoints/my_run my.yaml eval.k=8 --method grpo --model my-model --task my_task --seed 1 "
     "--plugin my_tasks --trainer verl",
-    "entrobench adopt ./my-model demo --method my_idea --unregistered --seed 0 --trainer my_loop",
+    "entrobench adopt ./my-model demo --method my_idea --unregistered --seed 10 --trainer my_loop",
 )
 
 

@@ -10,7 +10,7 @@ from harness.commands.common import Commands, command, config_of_arguments, with
 from harness.runs import stop_cells
 
 EXAMPLES = (
-    "entrobench stop demo clip_b --seed 0",
+    "entrobench stop demo clip_b --seed 10",
     "entrobench stop my.yaml my_method train.steps=20 --plugin my_methods",
     "entrobench stop demo clip_b --undo",
 )
