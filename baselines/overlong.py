@@ -19,7 +19,7 @@ class Overlong(Control):
         R'_i = R_i - factor max((length_i - (1 - share) L) / (share L), 0)
 
     L is the largest number of tokens that a response may have. Objectives that use only which responses are right, and
-    not their rewards, refuse this control (`passk`, `w_reinforce` and its variants).
+    not their rewards, refuse this control (`a_grae`, `passk`, `real`, `topr`, `w_reinforce` and its variants).
 
     Defaults: verl's DAPO script, with a share of 4,096 of 20,480 tokens. Its factor is 1 for rewards of -1 and 1; here
     rewards are 0 and 1, and 0.5 gives the same advantages.
