@@ -64,6 +64,8 @@ def run_matrix(
     if todo:
         check_problems(config)
         check_engines(todo)
+        # By any cell: of the settled values only the engine depends on the model, and launchers do not read it.
+        to_start = launcher_of(where, todo[0].settled, jobs)
     claim(config)
     for model, digest in fetch_models(config).items():
         console.print(f"base model {model}: {digest[: digests.SHOWN]}")
@@ -72,8 +74,7 @@ def run_matrix(
         if where == "local":
             look_at_models(todo)
         with LiveView(console, chosen, todo, config.tracking_uri) as view:
-            # Any cell's: of the settled values only the engine depends on the model, and launchers do not read it.
-            launcher.run_cells(todo, launcher_of(where, todo[0].settled, jobs), view)
+            launcher.run_cells(todo, to_start, view)
     missing = show_missing(chosen)
     conclude(config, matrix)
     untrained = show_untrained(chosen)

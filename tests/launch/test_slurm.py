@@ -28,6 +28,7 @@ from harness.commands import status
 from harness.launch import cell, launcher, slurm
 from harness.launch.slurm import Job, SlurmArray, private_folder
 from harness.matrix import Cell
+from harness.runs import run_matrix
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
@@ -267,10 +268,11 @@ def test_slurm_array_out_of_time(local: Jobs, tmp_path: Path) -> None:
         ("hardware.share=0.5", "hardware.share is 0.5; allowed with --launcher slurm: 1, because a job gets"),
     ],
 )
-def test_slurm_array_refuses_settings(override: str, why: str, tmp_path: Path) -> None:
+def test_run_matrix_refuses_settings_before_it_writes(override: str, why: str, tmp_path: Path) -> None:
     pytest.importorskip("submitit", reason="the extra slurm is not installed")
     with pytest.raises(UserError, match=re.escape(why)):
-        SlurmArray(planned(tmp_path, override).config, "cpu")
+        run_matrix(planned(tmp_path, override).config, where="slurm")
+    assert not any(tmp_path.iterdir())
 
 
 def test_slurm_array_keeps_its_files_private(local: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
