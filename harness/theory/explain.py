@@ -151,7 +151,8 @@ def with_shares(methods: Mapping[str, Method]) -> dict[str, list[str]]:
     """Return specs of increasing strength for each clip that is named without a strength of its own."""
     specs = {}
     for spec, method in methods.items():
-        if hasattr(method.controls.get(spec), "share"):
+        # Clips alone: their share is null by default, and that of other controls means something else.
+        if getattr(type(method.controls.get(spec)), "share", 0) is None:
             specs[spec] = [f"{spec}(share={share:g})" for share in SHARES]
     return specs
 

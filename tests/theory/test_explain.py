@@ -65,7 +65,7 @@ def test_explain_twice(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_with_shares_of_clips_without_a_strength() -> None:
-    specs = ("clip_b", "ppo", "clip_v(share=0.01)", "ppo+clip_b", "entropy_bonus", "clip_v")
+    specs = ("clip_b", "ppo", "clip_v(share=0.01)", "ppo+clip_b", "clip_servo", "top_entropy", "clip_v")
     methods = {spec: Method.of(spec, baselines.table(), {"clip_v": {"share": 0.3}}) for spec in specs}
     found = explain.with_shares(methods)
     assert [*found] == ["clip_b", "clip_v"]
