@@ -95,7 +95,6 @@ NOT_MET = (
     "with `rollout.max_prompt_tokens`",
     "with `train.filter`",
     logged.MLFLOW,
-    "runs of `entrobench eval`",
 )
 NAMES: dict[str, Iterable[str]] = {
     "component": baselines.METHODS,

@@ -157,7 +157,7 @@ METHODS = MetricSection(
             "state/{control}/{number}",
             "of the control",
             "a number of its memory after the step",
-            "controls with `state`",
+            "controls with `remembered`",
         ),
     ),
 )
