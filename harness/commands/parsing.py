@@ -51,6 +51,9 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         if message.startswith(MISSING):
             names = message.removeprefix(MISSING)
+            for action in self._actions:
+                if action.dest == names and action.choices:
+                    names = f"one of {', '.join(action.choices)}"
             sentence = f"{self.command} needs {names}"
             if "CONFIG" in names:
                 sentence += "; CONFIG is a YAML file, or a name that `entrobench list configs` shows, for example demo"

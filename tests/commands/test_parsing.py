@@ -21,6 +21,7 @@ OF_CONFIG = "CONFIG is a YAML file, or a name that `entrobench list configs` sho
         (["rnu"], "unknown command 'rnu'; did you mean 'run'?"),
         (["zzz"], f"unknown command 'zzz'; allowed: {', '.join(sorted(cli.COMMANDS))}"),
         (["run"], f"run needs CONFIG; {OF_CONFIG}"),
+        (["list"], "list needs one of methods, tasks, models, configs, studies"),
         (["explain"], f"explain needs METHOD, CONFIG; {OF_CONFIG}"),
         (["eval", "--tasks", "countdown"], "eval needs --model"),
         (["leaderboard", "demo", "--fromat", "md"], "leaderboard has no option '--fromat'; did you mean '--format'?"),
