@@ -75,10 +75,30 @@ def test_an_axis_replaces_that_of_the_base_in_any_spelling(axes: str, tmp_path: 
     assert overridden.axes == {"train.updates": [1, 2], "train.lr": [3e-3, 4e-3]}
 
 
-def test_an_override_that_an_axis_would_hide_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("base", "above", "overrides"),
+    [
+        ("base: smoke", "base: base.yaml", ["axes.train.lr=[1e-3, 2e-3]", "train={lr: 3e-3}"]),
+        ("base: smoke", "base: base.yaml", ["train.lr=3e-3", "axes={train: {lr: [1e-3, 2e-3]}}"]),
+        ("base: smoke\naxes: {train.lr: [1e-3]}", "base: base.yaml\ntrain: {lr: 3e-3}", []),
+        ("base: smoke", "base: base.yaml\ntrain: {lr: 3e-3}\naxes: {train.lr: [1e-3]}", []),
+    ],
+)
+def test_a_value_that_an_axis_would_hide_is_refused(
+    base: str, above: str, overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("base.yaml").write_text(base)
+    Path("above.yaml").write_text(above)
     sentence = r"train.lr=0.003 changes nothing, since axes varies train.lr; write 'axes.train.lr=\[0.003\]'"
     with pytest.raises(UserError, match=f"^{sentence}$"):
-        config.load_config("smoke", ["axes.train.lr=[1e-3, 2e-3]", "train={lr: 3e-3}"])
+        config.load_config("above.yaml", overrides)
+
+
+def test_an_axis_replaces_a_value_below_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("base.yaml").write_text("base: smoke\ntrain: {lr: 3e-3}")
+    assert config.load_config("base.yaml", ["axes.train.lr=[1e-3]"]).axes == {"train.lr": [1e-3]}
 
 
 def test_cells_build_shared_parts_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,14 +156,10 @@ def load_config(name: str, overrides: Iterable[str] = (), *, with_choice: bool =
             round_name = text.removeprefix("round=")
         else:
             given.append(override(text))
-    config = config_of_layers(map(with_flat_axes, [*with_base(path, round_name=round_name), *given]))
-    for layer in given:
-        for key, value in flat(layer):
-            if key in config.axes:
-                raise UserError(
-                    f"{key}={short(str(value))} changes nothing, since axes varies {key}; write "
-                    f"'axes.{key}=[{short(str(value))}]'"
-                )
+    files = list(map(with_flat_axes, with_base(path, round_name=round_name)))
+    given = list(map(with_flat_axes, given))
+    config = config_of_layers([*files, *given])
+    check_varied_keys(config, [*files, functools.reduce(merged, given, {})])
     config.name = config.name or path.stem
     if round_name is not None:
         config.name += f"-{round_name}"
@@ -189,6 +185,20 @@ def config_of_layers(layers: Iterable[dict[str, Any]]) -> Config:
     check_misplaced_keys(values, Config)
     config: Config = typed(Config, values, "")
     return config
+
+
+def check_varied_keys(config: Config, layers: Iterable[dict[str, Any]]) -> None:
+    """Refuse a value of a key that its layer, or one below, varies."""
+    varied: set[str] = set()
+    for layer in layers:
+        if isinstance(axes := layer.get("axes"), dict):
+            varied |= axes.keys() & config.axes.keys()
+        for key, value in flat(layer):
+            if key in varied:
+                raise UserError(
+                    f"{key}={short(str(value))} changes nothing, since axes varies {key}; write "
+                    f"'axes.{key}=[{short(str(value))}]'"
+                )
 
 
 def choice_path(config: Config) -> Path:
