@@ -66,6 +66,8 @@ def check_one_source(arguments: argparse.Namespace) -> None:
         )
     if arguments.uri and not arguments.experiment:
         raise UserError("--uri goes with --experiment; a CONFIG names its store as tracking.uri")
+    if arguments.plugin and not arguments.config:
+        raise UserError("--plugin goes with a CONFIG; packs and experiments are read without plugins")
 
 
 def config_of_arguments(arguments: argparse.Namespace, *, with_choice: bool = True) -> Config:

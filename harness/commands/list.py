@@ -44,7 +44,9 @@ def add(commands: Commands) -> None:
 
 def call(arguments: argparse.Namespace) -> int:
     if arguments.trainer is not None and arguments.what != "methods":
-        raise UserError(f"--for {arguments.trainer} is about methods; write entrobench list methods --for trl")
+        raise UserError(
+            f"--for {arguments.trainer} is about methods; write entrobench list methods --for {arguments.trainer}"
+        )
     if arguments.what != "methods":
         groups = {arguments.what: list_others(arguments.what, arguments.plugin)}
     else:

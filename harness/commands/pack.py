@@ -38,6 +38,8 @@ def add(commands: Commands) -> None:
 def call(arguments: argparse.Namespace) -> int:
     check_out(arguments.out)
     if arguments.slim and arguments.config.endswith(SUFFIX):
+        if arguments.overrides or arguments.plugin or arguments.candidates:
+            raise UserError(f"key=value, --plugin and --candidates go with a CONFIG; {arguments.config} is a pack")
         return write_slim(Path(arguments.config), arguments.out)
     config = config_or_candidates(arguments)
     out = arguments.out or Path(f"{config.name}{SUFFIX}")

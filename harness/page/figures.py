@@ -134,7 +134,7 @@ def summary_line(name: str, first: int, last: int, means: Sequence[float], inter
 
 def with_reported(figure: Figure, reported: Reported) -> Figure:
     """Return a figure over steps with published curves next to its own, up to its own last step."""
-    if not reported:
+    if not reported or not figure.series:
         return figure
     last_step = max(max(series["x"]) for series in figure.series)
     series, lines = list(figure.series), list(figure.lines)

@@ -188,7 +188,7 @@ def table_sentences(table: ScoreTable, baseline: str) -> list[str]:
     sentences += [f"{MIXED} {sentence[0].upper()}{sentence[1:]}." for sentence in mixed]
     if not others:
         return [*sentences, f"There is only the baseline, {baseline}: nothing is compared."]
-    return sentences + [f"Of the problems: {flag}." for flag in flags]
+    return sentences + [f"Remark: {flag}." for flag in flags]
 
 
 def enumeration(words: Sequence[str]) -> str:

@@ -198,12 +198,20 @@ def axis_values(axis: str, rows: Sequence[LeaderboardRow]) -> tuple[list[str], d
 
 
 def progress_figures(table: ScoreTable, methods: Sequence[str]) -> list[Figure]:
-    """Return the scores over the steps, where more than the beginning and the end was evaluated."""
-    if table.answers["step"].nunique() < 3:
+    """Return the scores over the steps, where more than the beginning and the end of a cell was evaluated.
+
+    A cell that ended early keeps its last evaluation at later steps, as in the table.
+    """
+    if not len(table.answers) or table.answers.groupby("cell")["step"].nunique().max() < 3:
         return []
     by_score: dict[str, dict[str, dict[int, Estimate]]] = {name: {} for name in table.score_names}
     for method, of_method in by_method(table.answers, methods):
-        for step, evaluations in of_method.groupby("step"):
+        last_step = of_method.groupby("cell")["step"].transform("max")
+        for step in sorted(of_method["step"].unique()):
+            has_ended = (of_method["step"] == last_step) & (last_step < step)
+            evaluations = of_method[(of_method["step"] == step) | has_ended]
+            if evaluations["cell"].nunique() < of_method["cell"].nunique():
+                continue  # at this step some cells were not evaluated
             for name, estimate in table.estimates(evaluations).items():
                 by_score[name].setdefault(method, {})[int(step)] = estimate
     note = "Of the evaluation problems, with the intervals of the table: over seeds and problems."

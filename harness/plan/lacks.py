@@ -41,6 +41,7 @@ class Obstacles:
     needs: Mapping[str, Needs]  # by method
     footprints: Sequence[Footprint]
     gpu: int  # bytes of each process's GPU, known or assumed
+    at_once: int  # cells side by side on this machine, at most
 
     def sentences(self) -> Iterator[str]:
         yield from self.no_device()
@@ -88,7 +89,7 @@ class Obstacles:
             where = "a GPU is assumed (--gpu) to have"
         else:
             where = "the largest GPU has" if ranks == 1 else "a GPU has"
-        jobs = min(self.machine.at_once(self.config), len(self.missing))
+        jobs = min(self.at_once, len(self.missing))
         for footprint in self.footprints:
             who, needed = footprint_label(footprint), footprint.memory.needed(self.kind)
             if on_cpu:
@@ -137,7 +138,7 @@ class Obstacles:
                 checkpoint, final = cost.disk_bytes(shape_of[cell.model], self.config, self.needs[cell.method])
                 wanted += final
                 largest_checkpoint = max(largest_checkpoint, checkpoint)
-        side_by_side = min(self.machine.at_once(self.config), len(self.missing))
+        side_by_side = min(self.at_once, len(self.missing))
         settings = self.config.checkpoint
         # A last one that is kept is part of what a finished cell leaves.
         while_training = settings.keep + (not settings.keep_last)

@@ -81,7 +81,7 @@ def render_parts(
     texts = []
     for part in parts:
         if not part.shown.any_done():
-            body = "no cell is done\n"
+            body = f"{bullet if how == 'latex' else ''}no cell is done\n"
         elif how == "latex":
             body = render_latex(part.comparisons())
         elif comparing:

@@ -354,7 +354,9 @@ def before_training(row: Mapping[str, Any]) -> dict[str, Any]:
     kept = (*TABLE, "seed", "cell", "state", "entropy_first", "flags", "version", "harness", "base_model", "ruleset")
     # The entropy of the first step is that of the model before its first update.
     of_cell = {name: row[name] for name in (*kept, "libraries", "rounding")}
-    return of_cell | {"method": BASE_MODEL, "moment": BEFORE}
+    of_training = f"{row['method']} seed {row['seed']}: "
+    flags = [flag for flag in row["flags"] if not flag.startswith(of_training)]
+    return of_cell | {"method": BASE_MODEL, "moment": BEFORE, "flags": flags}
 
 
 def check_comparable(frames: Frames, cells: DataFrame, reference: DataFrame) -> None:

@@ -184,7 +184,8 @@ def print_strengths(console: Console, of_clips: Mapping[str, Sequence[str]], exp
             taken_back = f"{offset(whole[spec]):.0%}".replace("nan%", "")
             lines.append([spec, f"{dropped:.1%}", f"{whole[spec]['predicted']:+.5f}", taken_back])
         chosen = recommended({spec: offset(whole[spec]) for spec in specs})
-        candidates.append(f"    {clip}: [{', '.join(map(repr, chosen))}]")
+        second = f"{offset(whole[chosen[1]]):.0%}"
+        candidates.append(f"    {clip}: [{', '.join(map(repr, chosen))}]  # the second takes back {second}")
     names = ("dropped", "entropy", "of GRPO's fall")
     columns = [Column("how strong?"), *(Column(name, right=True) for name in names)]
     terminal.show_table(console, columns, lines, pad_edge=False)
@@ -193,7 +194,7 @@ def print_strengths(console: Console, of_clips: Mapping[str, Sequence[str]], exp
             "\nno strength is recommended: under plain GRPO the entropy is not predicted to fall on these batches"
         )
         return
-    head = ["", "tune:", "  candidates:  # about half of the predicted fall is taken back by the second"]
+    head = ["", "tune:", "  candidates:  # of the predicted fall"]
     console.print(*head, *candidates, sep="\n")
 
 

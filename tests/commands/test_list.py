@@ -64,4 +64,5 @@ def test_studies_come_with_their_rounds() -> None:
 
 
 def test_list_refuses_tasks_for_trl() -> None:
-    assert "--for trl is about methods" in refusal("list", "tasks", "--for", "trl")
+    sentence = "--for verl is about methods; write entrobench list methods --for verl"
+    assert sentence in refusal("list", "tasks", "--for", "verl")

@@ -227,6 +227,9 @@ def test_unpacked_in_a_full_temporary_folder(slim: bool, pack: Path, tmp_path: P
         (["report", "demo", "--uri", "sqlite:///x.db"], "--uri goes with --experiment"),
         (["leaderboard", "demo", "--uri", "sqlite:///x.db"], "--uri goes with --experiment"),
         (["leaderboard", "--pack", "a.zip", "--uri", "sqlite:///x.db"], "--uri goes with --experiment"),
+        (["leaderboard", "--pack", "a.zip", "--plugin", "mine"], "--plugin goes with a CONFIG"),
+        (["report", "--experiment", "e", "--plugin", "mine"], "--plugin goes with a CONFIG"),
+        (["pack", "a.zip", "train.lr=1", "--slim", "--out", "b.zip"], "key=value, --plugin and --candidates go with a"),
     ],
 )
 def test_pack_options_that_are_refused(arguments: list[str], words: str) -> None:

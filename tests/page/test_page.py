@@ -46,6 +46,7 @@ from harness.config import Config
 from harness.matrix import Cell, cells
 from harness.page import content, figures, finding, page
 from harness.page.content import PageContent, content_of_experiment, page_cells
+from harness.page.scores import progress_figures
 from harness.table.leaderboard import LeaderboardRow, entropy_kept
 from harness.table.publish import publish
 from harness.table.statistics import Estimate, mean_interval
@@ -331,6 +332,20 @@ def test_figures_of_scores_over_steps(page_content: PageContent) -> None:
             assert values(figure, "x")[row.method] == [0, 2, STEPS]
             for key, of in (("y", "mean"), ("low", "low"), ("high", "high")):
                 assert values(figure, key)[row.method][-1] == pytest.approx(getattr(estimate, of), rel=1e-4)
+
+
+def test_scores_over_steps_keep_a_cell_that_ended_early(page_content: PageContent) -> None:
+    [table] = page_content.tables
+    answers = table.answers
+    ended = answers["cell"] == answers[answers["method"] == "clip_b"]["cell"].iloc[0]
+    early = dataclasses.replace(table, answers=answers[~ended | (answers["step"] <= 2)])
+    for figure in progress_figures(early, ["clip_b"]):
+        name = figure.title.removesuffix(" over steps")
+        assert values(figure, "x")["clip_b"] == [0, 2, STEPS]
+        expected = early.scores.groupby("method")[name].mean()["clip_b"]
+        assert values(figure, "y")["clip_b"][-1] == pytest.approx(expected, rel=1e-4)
+    ends = answers["step"].isin((0, STEPS)) & ~ended | ended & answers["step"].isin((0, 2))
+    assert progress_figures(dataclasses.replace(table, answers=answers[ends]), ["clip_b"]) == []
 
 
 def test_figure_of_entropy_kept(page_content: PageContent) -> None:

@@ -775,9 +775,11 @@ def test_ranks_on_a_cpu_share_its_memory() -> None:
     }
     overrides = ("hardware.ranks=2", "methods=[grpo]", "seeds=[0,1]")
     assert lacking("demo", dataclasses.replace(CPU, ram=4 * needed), *overrides) == ""
-    assert "for 2 cells side by side; use --jobs 1" in lacking(
-        "demo", dataclasses.replace(CPU, ram=4 * needed - 1), *overrides
-    )
+    scant = dataclasses.replace(CPU, ram=4 * needed - 1)
+    assert "for 2 cells side by side; use --jobs 1" in lacking("demo", scant, *overrides)
+    of_two = config.load_config("demo", overrides)
+    assert plan_for(of_two, matrix.cells(of_two), scant, at_once=1).lacks == []
+    assert len(plan_for(of_two, matrix.cells(of_two), scant, at_once=9).lacks) == 1
 
 
 @pytest.mark.parametrize(

@@ -243,7 +243,9 @@ def test_leaderboard_with_cells_without_a_signal(tmp_path: Path, mlflow_uri: str
         sync.sync(cell.folder, mlflow_uri)
     publish(made.config, made.cells)
     asked = ("--experiment", "made", *at)
-    never, ended = sorted(trained_rows(json_rows(*asked))[0]["flags"])
+    base, trained = json_rows(*asked)
+    assert (base["method"], base["flags"]) == ("base model", [])
+    never, ended = sorted(trained["flags"])
     responses = 2 * 4 * made.config.train.group
     assert never.startswith(f"grpo seed 0: {NO_SIGNAL} (all {responses} training rewards were 0, all answers wrong; ")
     assert ended.startswith("grpo seed 1: training ended at step 3, since its last 2 steps had no signal: all answers")

@@ -312,11 +312,11 @@ class EntrobenchTrainer(GRPOTrainer):
             **whole,
         )
         if "importance_sampling_ratio" in parts[0]:
-            signal = self._corrected(signal, parts, order)
+            signal = self._corrected(signal, parts)
         self._log_signal(signal, mode)
         return signal
 
-    def _corrected(self, signal: PortableSignal, parts: Sequence[Mapping[str, Any]], order: Tensor) -> PortableSignal:
+    def _corrected(self, signal: PortableSignal, parts: Sequence[Mapping[str, Any]]) -> PortableSignal:
         """Return the signal with its weights multiplied by TRL's correction for the engine that sampled.
 
         This comes after the method, since the correction must affect the gradient, but not the method's statistics.

@@ -170,7 +170,7 @@ const drawFigure = (() => {
         }
         if (points.length) group.append(node("path", { d: `M${points.map((point) => `${point.x} ${point.y}`).join("L")}`, class: "line", "stroke-dasharray": each.reported ? REPORTED : DASHES[slot % DASHES.length] ?? "" }));
         for (const point of points) {
-          if (slot !== undefined && (points.length <= FEW || points.length === 1)) group.append(marker(slot, point.x, point.y, 3.5));
+          if (slot !== undefined && points.length <= FEW) group.append(marker(slot, point.x, point.y, 3.5));
           made.hits.push({ x: point.x, y: point.y, name: each.reported ? undefined : each.name, group, text: `${each.name}: ${readable(each.y[point.i])} at ${figure.x} ${options.names ? each.x[point.i] : readable(each.x[point.i])}` });
         }
         if (labeled.includes(each) && points.length) labels.push({ name: each.reported ? "reported" : each.name, x: points.at(-1).x + 8, y: points.at(-1).y });
