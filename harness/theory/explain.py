@@ -92,6 +92,7 @@ def explain(config: Config, specs: Sequence[str], batches: int) -> list[dict[str
             if needs not in stats_before:
                 trainer = build_trainer(config, spec, folder, verifier)
                 stats_before[needs] = [trainer.stats_before(batch, needs) for batch, _ in sampled]
+                temperature = trainer.policy.temperature
                 del trainer  # with its engine, since a process can have only one vLLM engine
             rows_by_moment: dict[str, list[dict[str, QuadrantRow]]] = {moment: [] for moment in MOMENTS}
             for (batch, stats_after), old in zip(sampled, stats_before[needs], strict=True):
@@ -99,7 +100,7 @@ def explain(config: Config, specs: Sequence[str], batches: int) -> list[dict[str
                 # The reference model is not trained, and GRPO's trainer may not have loaded it.
                 after = dataclasses.replace(stats_after, ref_logp=old.ref_logp)
                 for moment, current in zip(MOMENTS, (old, after), strict=True):
-                    rows = dynamics.lens(method, plain, old, batch, minibatches, current, config.rollout.temperature)
+                    rows = dynamics.lens(method, plain, old, batch, minibatches, current, temperature)
                     rows_by_moment[moment].append(rows)
             for moment, rows_of_batches in rows_by_moment.items():
                 for quadrant in rows_of_batches[0]:

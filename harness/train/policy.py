@@ -268,8 +268,10 @@ class Policy(Learner):
         seed: int = 0,
     ) -> None:
         model = weights.outline(folder, AutoModelForCausalLM)
-        self.module, self.temperature = weights.with_linear_head(model, folder), temperature
-        scorer = Scorer(self.module, temperature, device)
+        self.module = weights.with_linear_head(model, folder)
+        # Granite divides its logits by a number of its configuration, as a temperature does.
+        self.temperature = temperature * getattr(model.config, "logits_scaling", 1.0)
+        scorer = Scorer(self.module, self.temperature, device)
         super().__init__(scorer, folder, train, train.lr, device, dtype, hardware, on_progress, seed)
 
     @property

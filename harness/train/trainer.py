@@ -242,7 +242,7 @@ class Trainer:
             return {}
         with watch.phase("dynamics"):
             after_T = self.policy.stats(batch).entropy if step % every == 0 else None
-            return dynamics.of_step(self.method, signal, batch, minibatches, after_T, self.config.rollout.temperature)
+            return dynamics.of_step(self.method, signal, batch, minibatches, after_T, self.policy.temperature)
 
     # Evaluation, samples, checkpoints
 

@@ -40,7 +40,7 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {
 GIVEN = {**SIZES, "bos_token_id": 1, "eos_token_id": EOS, "pad_token_id": 0}
 OTHERS: dict[str, Callable[[], PreTrainedModel]] = {
     "gemma3": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**GIVEN, sliding_window=16)),
-    "granite": lambda: GraniteForCausalLM(GraniteConfig(**GIVEN)),
+    "granite": lambda: GraniteForCausalLM(GraniteConfig(**GIVEN, logits_scaling=8.0)),
     "llama-biases": lambda: LlamaForCausalLM(LlamaConfig(**GIVEN, attention_bias=True)),
     "mistral-window": lambda: MistralForCausalLM(MistralConfig(**GIVEN, sliding_window=16)),
     "phi3": lambda: Phi3ForCausalLM(Phi3Config(**GIVEN)),

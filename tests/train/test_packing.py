@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +12,10 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from harness.config import Hardware, Train
 from harness.methods.batch import Rollout, TokenBatch
 from harness.train import hidden, packing
+from harness.train.policy import Policy
 
 WINDOW = 7
 SIZES = {
@@ -30,7 +33,7 @@ CASES: dict[str, dict[str, Any]] = {
         "sliding_window": WINDOW,
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     },
-    "granite": {},
+    "granite": {"logits_scaling": 8.0},
     "llama": {},
     "mistral": {"sliding_window": WINDOW},
     "phi3": {"sliding_window": WINDOW},
@@ -90,6 +93,21 @@ def test_states_and_gradients_are_those_of_one_by_one(architecture: str, name: s
     torch.testing.assert_close(row[0], alone[0], rtol=1e-10, atol=1e-12)
     for one, other in zip(row[1], alone[1], strict=True):  # added up in float32 by the models' norms
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6 * other.abs().max().item())
+
+
+@pytest.mark.parametrize("architecture", CASES)
+def test_statistics_are_those_of_the_models_own_logits(architecture: str, tmp_path: Path) -> None:
+    network = model(architecture).float()
+    network.save_pretrained(tmp_path)
+    stats = Policy(tmp_path, Train(), 0.7, "cpu", torch.float32, Hardware()).stats(UNEQUAL)
+    logp, entropy = [], []
+    for tokens, prompt in zip(UNEQUAL.sequences, UNEQUAL.prompt_lengths_B.tolist(), strict=True):
+        logits_TV = network(input_ids=tokens[None]).logits[0, prompt - 1 : -1] / 0.7
+        logp_TV = logits_TV.log_softmax(-1)
+        logp.append(logp_TV.gather(1, tokens[prompt:, None])[:, 0])
+        entropy.append(-(logp_TV.exp() * logp_TV).sum(-1))
+    torch.testing.assert_close(stats.logp, torch.cat(logp).detach(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(stats.entropy, torch.cat(entropy).detach(), rtol=1e-5, atol=1e-5)
 
 
 def varlen_attn(
