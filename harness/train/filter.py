@@ -1,7 +1,7 @@
 """The difficulty filter: problems with short enough prompts that the model before training solves sometimes.
 
 The number of right responses to each problem is measured once for all cells: counts are cached by the model, the
-problems as the model sees them, and the sampling. The bounds are applied to cached counts.
+problems as the model sees them, the sampling, and the code of the task. The bounds are applied to cached counts.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 from harness.base import files, identities, locks
 from harness.base.errors import Damaged, UserError
 from harness.base.task import Problem, Task, Verdict
+from harness.cells.source_digest import source_digest
 from harness.config import Filter, RolloutConfig
 from harness.ranks import Work
 from harness.rollout.protocol import no_progress
@@ -102,8 +103,10 @@ def training_pool(asker: Asker, ask: Work, given: Filter | None, cache: Path, at
             say_once("waiting for another process, which measures the difficulty of the same problems")
             asker.on_progress()
 
-        path = cache / "filters" / f"{asker.task.name}-{key}.json"
-        counts = measured_counts(path, identity, problems, right, at_once, say, waiting)
+        # The responses, which `key` draws, stay the same when the code that judges them is corrected.
+        judged = identity | {"source": source_digest(type(asker.task))}
+        path = cache / "filters" / f"{asker.task.name}-{identities.key(judged)}.json"
+        counts = measured_counts(path, judged, problems, right, at_once, say, waiting)
         fewest, most = given.bounds()
         record["too_hard"] = sum(counts[problem.id] < fewest for problem in problems)
         record["too_easy"] = sum(counts[problem.id] > most for problem in problems)

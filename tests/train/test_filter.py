@@ -190,6 +190,16 @@ def test_training_pool_with_other_settings(changes: dict[str, Any], given: Filte
     assert len(list(tmp_path.glob("filters/*.json"))) == 2
 
 
+def test_training_pool_after_an_edit_of_the_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same responses are judged again."""
+    before, after = asker(), asker()
+    ask(before, tmp_path)
+    monkeypatch.setattr(filter, "source_digest", lambda task: "edited")
+    ask(after, tmp_path)
+    seeds = [[call["seeds"] for call in who.evaluator.engine.calls] for who in (before, after)]  # type: ignore[attr-defined]
+    assert seeds[0] == seeds[1] != []
+
+
 def test_training_pool_refuses_to_keep_nothing(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no problem of counting is left .*17 too hard, 0 too easy, 0 kept"):
         ask(asker(task=Counting(all_are=Verdict.UNPARSED)), tmp_path)
