@@ -12,7 +12,7 @@ from float64 import compute_in_float64
 from tiny import MODELS, randomize, worst_difference
 from torch import Tensor
 from trainers import build, check_resumed, planned, records
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from harness.base.errors import CellFailure, UserError
 from harness.base.shape import LINEAR
@@ -316,3 +316,11 @@ def test_other_architectures_are_refused(tmp_path: Path) -> None:
 def test_larger_adapters_than_a_models_layers_are_refused_when_it_is_read(folder: Path) -> None:
     with pytest.raises(UserError, match=r"train\.lora\.rank is 40, but k_proj of the model has only 32 outputs"):
         Policy(folder, Train(lora=Lora(rank=40)), 1.0, "cpu", torch.float32, Hardware(device="cpu"))
+
+
+def test_models_without_a_known_shape_are_refused_when_they_are_read(tmp_path: Path) -> None:
+    GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=16, vocab_size=41)).save_pretrained(tmp_path)
+    with pytest.raises(
+        UserError, match=r"\(model_type\) is 'gpt2'; with train.lora, allowed: llama, mistral, qwen2, qwen3$"
+    ):
+        Policy(tmp_path, Train(lora=SETTINGS), 1.0, "cpu", torch.float32, Hardware(device="cpu"))
