@@ -186,7 +186,8 @@ def print_strengths(console: Console, of_clips: Mapping[str, Sequence[str]], exp
             lines.append([spec, f"{dropped:.1%}", f"{whole[spec]['predicted']:+.5f}", taken_back])
         chosen = recommended({spec: offset(whole[spec]) for spec in specs})
         second = f"{offset(whole[chosen[1]]):.0%}"
-        candidates.append(f"    {clip}: [{', '.join(map(repr, chosen))}]  # the second takes back {second}")
+        candidates.append(f"    # the second takes back {second} of the predicted fall")
+        candidates.append(f"    {clip}: [{', '.join(map(repr, chosen))}]")
     names = ("dropped", "entropy", "of GRPO's fall")
     columns = [Column("how strong?"), *(Column(name, right=True) for name in names)]
     terminal.show_table(console, columns, lines, pad_edge=False)
@@ -195,7 +196,7 @@ def print_strengths(console: Console, of_clips: Mapping[str, Sequence[str]], exp
             "\nno strength is recommended: under plain GRPO the entropy is not predicted to fall on these batches"
         )
         return
-    head = ["", "tune:", "  candidates:  # of the predicted fall"]
+    head = ["", "tune:", "  candidates:"]
     console.print(*head, *candidates, sep="\n")
 
 

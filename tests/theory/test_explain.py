@@ -104,7 +104,10 @@ def test_print_strengths_of_known_rows(capsys: pytest.CaptureFixture[str]) -> No
         [specs[1], "7.0%", "-0.00100", "75%"],
         [specs[2], "13.0%", "+0.00100", "125%"],
     ]
-    assert f"    clip_b: {specs}".split() == lines[-1]
+    assert lines[-2:] == [
+        "# the second takes back 75% of the predicted fall".split(),
+        f"clip_b: {specs}".split(),
+    ]
     assert math.isnan(explain.offset({"plain_predicted": 0.1, "predicted": 0.2})), "there is no fall"
     explain.print_strengths(Console(width=100), {"clip_b": specs}, [{**row, "plain_predicted": 0.001} for row in rows])
     said = capsys.readouterr().out
