@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from decimal import Decimal
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.base import files, identities
 from harness.base.errors import UserError, nearest, one_of, shown
@@ -20,6 +20,9 @@ from harness.base.hub import hub_errors, hub_reason
 from harness.base.terminal import console
 from tasks.data import sources
 from tasks.data.clean import fold
+
+if TYPE_CHECKING:
+    import pyarrow
 
 Row = tuple[str, Any]  # its place, for messages, and its values by column
 
@@ -127,7 +130,38 @@ def csv_rows(file: Path) -> Iterator[tuple[int, Any]]:
 
 def parquet_rows(file: Path) -> Iterator[tuple[int, Any]]:
     batches = sources.parquet_batches(file)
-    return enumerate(itertools.chain.from_iterable(batch.to_pylist() for batch in batches), start=1)
+    return enumerate(itertools.chain.from_iterable(map(plain_rows, batches)), start=1)
+
+
+def plain_rows(batch: pyarrow.RecordBatch) -> list[dict[str, Any]]:
+    columns = {name: values_of(column) for name, column in zip(batch.schema.names, batch.columns, strict=True)}
+    return [{name: values[row] for name, values in columns.items()} for row in range(batch.num_rows)]
+
+
+def values_of(column: pyarrow.Array) -> list[Any]:
+    """Return the values of a column, of which a short float is the number that was written: 99.95 for 99.9499969."""
+    import numpy
+    import pyarrow as pa
+
+    if pa.types.is_float16(column.type):  # Arrow writes it with more digits than it has
+        return [None if value is None else float(str(numpy.float16(value))) for value in column.to_pylist()]
+    as_text = with_float32_as(pa.string(), column.type)
+    as_float = with_float32_as(pa.float64(), column.type)
+    values: list[Any] = column.cast(as_text).cast(as_float).to_pylist()
+    return values
+
+
+def with_float32_as(other: pyarrow.DataType, kind: pyarrow.DataType) -> pyarrow.DataType:
+    """Return a type of Arrow with another one in place of float32, in structs and lists too."""
+    import pyarrow as pa
+
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(with_float32_as(other, field.type)) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(with_float32_as(other, kind.value_type)))
+    if pa.types.is_large_list(kind):
+        return pa.large_list(kind.value_field.with_type(with_float32_as(other, kind.value_type)))
+    return other if pa.types.is_float32(kind) else kind
 
 
 READERS: dict[str, Callable[[Path], Iterator[tuple[int, Any]]]] = {

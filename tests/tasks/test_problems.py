@@ -205,6 +205,31 @@ def test_numbers_are_written_without_an_exponent() -> None:
     assert [answers[f"{i}?"] for i in range(len(numbers))] == list(numbers.values())
 
 
+NUMBER = pa.float32()
+
+
+@pytest.mark.parametrize(
+    ("kind", "column", "wrap"),
+    [
+        (NUMBER, "answer", lambda value: value),
+        (pa.float16(), "answer", lambda value: value),
+        (pa.list_(NUMBER), "answer", lambda value: [value]),
+        (pa.large_list(NUMBER), "answer", lambda value: [value]),
+        (pa.struct({"gold": pa.list_(NUMBER), "by": pa.string()}), "answer.gold.0", lambda value: {"gold": [value]}),
+    ],
+)
+def test_short_floats_of_parquet_are_those_that_were_written(kind: Any, column: str, wrap: Any) -> None:
+    numbers = {0.1: "0.1", 9.95: "9.95", -1e-05: "-0.00001", 80.0: "80.0"}
+    problems = [f"{i}?" for i in range(len(numbers))]
+    table = pa.table({"problem": problems, "answer": pa.array(map(wrap, numbers), kind)})
+    pq.write_table(table, "short.parquet")
+    answers = data(file="short.parquet", answer=column, validation=0.0, test=0.0).splits["train"]
+    assert [answers[problem] for problem in problems] == list(numbers.values())
+    pq.write_table(pa.table({"problem": ["a"], "answer": pa.array([wrap(None)], kind)}), "short.parquet")
+    with pytest.raises(UserError, match=f"^row 1 of short.parquet has no answer: '{column}' is empty$"):
+        data(file="short.parquet", answer=column)
+
+
 HEAD = b'{"problem": "1+1?", "answer": 2}\n'
 
 
