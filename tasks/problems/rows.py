@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from decimal import Decimal
 from math import inf
@@ -134,7 +135,11 @@ def parquet_rows(file: Path) -> Iterator[tuple[int, Any]]:
 
 
 def plain_rows(batch: pyarrow.RecordBatch) -> list[dict[str, Any]]:
-    columns = {name: values_of(column) for name, column in zip(batch.schema.names, batch.columns, strict=True)}
+    columns = {}
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        # Without those that Python cannot hold: a date after the year 9999, an unknown time zone, a broken character.
+        with suppress(ArithmeticError, LookupError, ValueError):
+            columns[name] = values_of(column)
     return [{name: values[row] for name, values in columns.items()} for row in range(batch.num_rows)]
 
 

@@ -230,6 +230,24 @@ def test_short_floats_of_parquet_are_those_that_were_written(kind: Any, column: 
         data(file="short.parquet", answer=column)
 
 
+def test_columns_that_python_cannot_hold_are_left_out() -> None:
+    columns = {
+        "late": pa.array([2**62], pa.timestamp("us")),
+        "later": pa.array([10**9], pa.int32()).cast(pa.date32()),
+        "mars": pa.array([0], pa.timestamp("us", "Mars/Olympus")),
+        "broken": pa.array([b"\xff"]).view(pa.string()),
+    }
+    pq.write_table(pa.table({**columns, "problem": ["1+1?"], "answer": [2]}), "mine.parquet")
+    assert data(file="mine.parquet", validation=0.0, test=0.0).splits["train"] == {"1+1?": "2"}
+    with pytest.raises(UserError) as error:
+        data(file="mine.parquet", answer="late")
+    expected = "problems.answer is 'late', which row 1 of mine.parquet does not have; allowed: answer, problem"
+    assert str(error.value) == expected
+    pq.write_table(pa.table(columns), "mine.parquet")
+    with pytest.raises(UserError, match=r"^problems.problem is 'problem', which row 1 of mine.parquet does not have; "):
+        data(file="mine.parquet")
+
+
 HEAD = b'{"problem": "1+1?", "answer": 2}\n'
 
 
