@@ -57,10 +57,11 @@ def text_in(row: Any, place: str, option: str, column: str) -> str:
         value = value[0] if value else None
     if value is None or value != value or not str(value).strip():  # NaN is a missing number
         raise UserError(f"{place} has no {option}: {column!r} is empty")
-    if isinstance(value, bool) or not isinstance(value, str | int | float) or value in (inf, -inf):
+    if isinstance(value, bool) or not isinstance(value, str | int | float | Decimal) or value in (inf, -inf):
         raise UserError(f"{place} has {shown(value)} in {column!r}; allowed: text or a number")
     # Without an exponent, which the verifier does not read.
-    text = f"{Decimal(repr(float(value))):f}" if isinstance(value, float) else str(value).strip()
+    number = Decimal(repr(float(value))) if isinstance(value, float) else value
+    text = f"{number:f}" if isinstance(number, Decimal) else str(value).strip()
     try:
         text.encode()
     except UnicodeEncodeError:

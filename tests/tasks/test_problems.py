@@ -8,6 +8,7 @@ import math
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from decimal import Decimal
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -228,6 +229,21 @@ def test_short_floats_of_parquet_are_those_that_were_written(kind: Any, column: 
     pq.write_table(pa.table({"problem": ["a"], "answer": pa.array([wrap(None)], kind)}), "short.parquet")
     with pytest.raises(UserError, match=f"^row 1 of short.parquet has no answer: '{column}' is empty$"):
         data(file="short.parquet", answer=column)
+
+
+@pytest.mark.parametrize(
+    ("kind", "texts"),
+    [
+        (pa.decimal128(5, 2), {"1.5": "1.50"}),
+        (pa.decimal128(38, 8), {"-1E-8": "-0.00000001", "0": "0.00000000", "12345678901.5": "12345678901.50000000"}),
+    ],
+)
+def test_decimals_of_parquet(kind: pa.DataType, texts: dict[str, str]) -> None:
+    problems = [f"{number}?" for number in texts]
+    table = pa.table({"problem": problems, "answer": pa.array(map(Decimal, texts), kind)})
+    pq.write_table(table, "mine.parquet")
+    answers = data(file="mine.parquet", validation=0.0, test=0.0).splits["train"]
+    assert [answers[problem] for problem in problems] == list(texts.values())
 
 
 def test_columns_that_python_cannot_hold_are_left_out() -> None:
