@@ -116,6 +116,8 @@ def json_rows(file: Path) -> Iterator[tuple[int, Any]]:
 
 
 def csv_rows(file: Path) -> Iterator[tuple[int, Any]]:
+    # For the whole process, which it can only make less strict: by default a field may have 131,072 characters.
+    csv.field_size_limit(1 << 30)
     reader = csv.DictReader(io.StringIO(utf8_text(file), newline=""), strict=True)
     try:
         columns = list(filter(None, reader.fieldnames or ()))  # those without a name are no one's

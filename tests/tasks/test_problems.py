@@ -206,6 +206,17 @@ def test_numbers_are_written_without_an_exponent() -> None:
     assert [answers[f"{i}?"] for i in range(len(numbers))] == list(numbers.values())
 
 
+def test_long_fields_of_csv() -> None:
+    problem = "1" + "+1" * 100_000
+    Path("mine.csv").write_text(f"problem,answer\n{problem},100001\n")
+    limit = csv.field_size_limit(131_072)
+    try:
+        read = data(file="mine.csv", validation=0.0, test=0.0).splits["train"]
+    finally:
+        csv.field_size_limit(limit)
+    assert read == {problem: "100001"}
+
+
 NUMBER = pa.float32()
 
 
