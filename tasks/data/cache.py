@@ -9,11 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from harness.base import files
-from harness.base.errors import UserError, nearest
+from harness.base.errors import Damaged, UserError, nearest
 from harness.base.locks import lock
 from harness.base.task import Task
 from tasks.data import clean, sources
@@ -29,7 +30,17 @@ def folder() -> Path:
 def find_card(name: str) -> dict[str, Any] | None:
     problem_set(name)
     path = folder() / f"{name}.json"
-    return files.read_json(path) if path.exists() else None
+    try:
+        return files.read_json(path) if path.exists() else None
+    except Damaged as error:
+        raise Damaged(path, f"it is not JSON; run `entrobench data prepare {name}`") from error
+
+
+def find_usable_card(name: str) -> dict[str, Any] | None:
+    """Return the card of a set for a preparation, to which a damaged one is a missing one."""
+    with suppress(Damaged):
+        return find_card(name)
+    return None
 
 
 def card(name: str) -> dict[str, Any]:
@@ -113,7 +124,7 @@ def write_problem_set(
     except OSError as error:
         raise UserError(f"the cache {folder()} cannot be written ({error.strerror}); set ENTROBENCH_CACHE") from error
     with lock(folder() / f"{name}.lock"):
-        before = find_card(name)
+        before = find_usable_card(name)
         is_same = before is not None and before["fingerprint"] == content_print
         with files.atomic(folder() / str(about["file"])) as file:
             file.write(content)

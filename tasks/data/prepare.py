@@ -10,7 +10,7 @@ from typing import Any
 
 from harness.base.errors import UserError
 from tasks.data import clean, sources
-from tasks.data.cache import VERSION, card, digest_lines, find_card, fingerprint, is_intact, write_problem_set
+from tasks.data.cache import VERSION, card, digest_lines, find_usable_card, fingerprint, is_intact, write_problem_set
 from tasks.data.sets import CONFLICTS, SETS, Problems, problem_set
 
 
@@ -46,7 +46,7 @@ def prepare_sets(
 
 
 def is_current(name: str, located: sources.Located) -> bool:
-    about = find_card(name)
+    about = find_usable_card(name)
     if about is None or about["version"] != VERSION or about["source"] != located.identity:
         return False
     return is_intact(about)

@@ -502,6 +502,16 @@ def test_problem_rows_of_a_damaged_file(small: Path) -> None:
     assert len(kept.problem_rows("aime24")) == 4
 
 
+def test_damaged_cards_are_prepared_again(small: Path) -> None:
+    (about,) = prepare.prepare_sets(["aime24"], str(small))
+    path = kept.folder() / "aime24.json"
+    path.write_text(path.read_text()[:99])
+    with pytest.raises(UserError) as error:
+        kept.problem_rows("aime24")
+    assert str(error.value) == f"{path} is damaged: it is not JSON; run `entrobench data prepare aime24`"
+    assert prepare.prepare_sets(["aime24"], str(small)) == [about] == [kept.card("aime24")]
+
+
 KILLED = """
 import os, signal, sys
 from tasks.data.prepare import prepare_sets
