@@ -11,13 +11,13 @@ from __future__ import annotations
 import inspect
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from harness.base.errors import UserError, nearest
+from harness.base.errors import UserError, nearest, shown
 from harness.base.plugins import JUDGES
 from harness.base.schema import check, choice, number
 from harness.base.task import SPLITS, Answer, Problem, Verdict, Verifier
@@ -113,6 +113,8 @@ class OwnProblems(Math):
             return None
         plugin, _, name = self.judge.rpartition(".")
         judges = getattr(sys.modules.get(plugin), JUDGES, {})
+        if not isinstance(judges, Mapping):
+            raise UserError(f"{JUDGES} of plugin {plugin} is {shown(judges)}; it must be a dict of names and functions")
         if not inspect.isfunction(judges.get(name)):
             known = [MATHEMATICS, EXACT, *(f"{plugin}.{each}" for each in judges if inspect.isfunction(judges[each]))]
             raise UserError(

@@ -483,6 +483,10 @@ def test_a_function_needs_its_plugin(judges: str) -> None:
     names = "exact, math, my_judges.close, my_judges.fail, my_judges.nan, my_judges.same"
     with pytest.raises(UserError, match=f"allowed: {names}; did you mean"):
         own(judge="my_judges.clos")
+    vars(sys.modules["my_judges"])["JUDGES"] = ["close"]
+    sentence = "JUDGES of plugin my_judges is ['close']; it must be a dict of names and functions"
+    with pytest.raises(UserError, match=f"^{re.escape(sentence)}$"):
+        own(judge="my_judges.close")
 
 
 def test_methods_without_rewards_refuse_scores(judges: str) -> None:
