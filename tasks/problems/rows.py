@@ -140,7 +140,7 @@ def parquet_rows(file: Path) -> Iterator[tuple[int, Any]]:
 def plain_rows(batch: pyarrow.RecordBatch) -> list[dict[str, Any]]:
     columns = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        # Without those that Python cannot hold: a date after the year 9999, an unknown time zone, a broken character.
+        # Python cannot hold each of them: a date after the year 9999, an unknown time zone, a broken character.
         with suppress(ArithmeticError, LookupError, ValueError):
             columns[name] = values_of(column)
     return [{name: values[row] for name, values in columns.items()} for row in range(batch.num_rows)]
