@@ -27,6 +27,7 @@ import socket
 import tempfile
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -211,7 +212,8 @@ def next_after(folder: Path, lease: Lease | None) -> Lease | None:
     """Take the lease after this one and end the writing of earlier owners; None if another process was first."""
     mine = Lease(folder, lease.number + 1 if lease else 1)
     (folder / NAME).mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(prefix=".", dir=folder / NAME))
+    fresh = folder / NAME / f".{uuid.uuid4().hex}"
+    fresh.mkdir()  # not by tempfile, whose folders no other user can read
     files.write_json(fresh / "owner", asdict(Owner.me()))
     try:
         os.rename(fresh, mine.directory)  # fails if it exists: it is never empty

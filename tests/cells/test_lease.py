@@ -73,6 +73,16 @@ def test_hold(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"leases", "state.json", "metrics.jsonl", "model"}
 
 
+def test_lease_has_the_usual_permissions(tmp_path: Path) -> None:
+    """Else no other user of a shared folder could read who holds a cell, or continue it."""
+    usual = os.umask(0o022)
+    try:
+        mine = known(lease.take(tmp_path))
+    finally:
+        os.umask(usual)
+    assert mine.directory.stat().st_mode & 0o777 == 0o755
+
+
 @pytest.mark.processes
 def test_holder_killed_on_this_machine(tmp_path: Path, other: BaseProcess) -> None:
     assert known(lease.holder(tmp_path)).process == other.pid
