@@ -23,8 +23,8 @@ from harness.cells.spec import CellSpec, id_in
 from harness.cells.state import State
 
 MLFLOW_LOCK = "mlflow.lock"
-# These stay when a cell starts over: they say which cell it is, what happened, and which processes work on it.
-STAYING = (SPEC, "log.txt", lease.NAME, MLFLOW_LOCK)
+# These stay when a cell starts over: its spec and log, who works on it, and whether it was stopped by hand.
+STAYING = (SPEC, "log.txt", lease.NAME, MLFLOW_LOCK, state.STOP_MARK)
 STEP = re.compile(r".+-(\d+)\.jsonl?")  # an evaluation or samples, by the step
 
 

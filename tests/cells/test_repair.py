@@ -292,6 +292,13 @@ def test_run_with_a_checkpoint_of_another_cell(cell: Cell) -> None:
     assert f"{fourth} is damaged: it is of the cell 0123456789ab, not of {cell.id}" in said
 
 
+def test_start_over_of_a_stopped_cell(tmp_path: Path) -> None:
+    for name in ("stop", "metrics.jsonl", "state.json"):
+        (tmp_path / name).touch()
+    repair.start_over(tmp_path, "a reason")
+    assert {path.name for path in tmp_path.iterdir()} == {"stop", "log.txt", "mlflow.lock"}
+
+
 def test_start_over_killed_at_any_file(cell: Cell, tmp_path: Path) -> None:
     """The next run ends with the same results, whatever was deleted before."""
     before = records(cell.folder)
