@@ -20,6 +20,10 @@ class UserError(ValueError):
     def __init__(self, message: str) -> None:
         super().__init__(short(without_secrets(" ".join(message.splitlines())), SENTENCE))
 
+    def __reduce__(self) -> tuple[type[UserError], tuple[str]]:
+        """Let another process receive the sentence: a class below takes other arguments."""
+        return UserError, (str(self),)
+
 
 def short(text: str, longest: int = LONGEST) -> str:
     """Return the text, without its middle if it is too long for a message."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import pickle
 import re
+from pathlib import Path
 
 import pytest
 
-from harness.base.errors import UserError, at_least, nearest, short, shown
+from harness.base.errors import Damaged, Unwritten, UserError, at_least, nearest, short, shown
 
 
 def test_nearest_follows_the_allowed_names() -> None:
@@ -36,6 +38,13 @@ def test_user_error_is_one_line_of_at_most_300_characters() -> None:
     message = str(UserError("a" * 200 + "\n" + "b" * 200))
     assert message == "a" * 148 + " .. " + "b" * 148
     assert str(UserError("one\ntwo")) == "one two"
+
+
+@pytest.mark.parametrize("error", [UserError("two\nlines"), Damaged(Path("a"), "b"), Unwritten(Path("a"), "b")])
+def test_user_error_of_another_process_has_its_sentence(error: UserError) -> None:
+    received = pickle.loads(pickle.dumps(error))
+    assert isinstance(received, UserError)
+    assert str(received) == str(error)
 
 
 @pytest.mark.parametrize("value", [-1e-9, math.nan, math.inf, 1e300])
