@@ -19,7 +19,7 @@ from commands import end_of, refusal
 import tasks
 from harness import config, runs
 from harness.base import files
-from harness.base.errors import UserError
+from harness.base.errors import Unwritten, UserError
 from harness.config import Verify
 from harness.matrix import cells, settle_auto
 from harness.rollout import gguf, models
@@ -133,6 +133,19 @@ def test_look_prints_its_record(folder: Path, cache: Path, monkeypatch: pytest.M
     path.write_text(path.read_text().replace("countdown", "countdawn"))
     monkeypatch.setattr(looks, "sampled", lambda *given: Look(**record))
     assert look(str(folder), "countdown", *SMALL) == (0, output)
+
+
+def test_a_look_that_cannot_be_kept_is_not_lost(folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: Path, record: object) -> None:
+        raise Unwritten(path, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "write_sealed", fail)
+        code, output = look(str(folder), "countdown", *SMALL)
+    assert (code, (cache / "looks").exists()) == (0, False)
+    look(str(folder), "countdown", *SMALL)
+    [path] = (cache / "looks").iterdir()
+    assert output.splitlines()[-1] == files.read_sealed(path)["sentence"]
 
 
 @pytest.mark.parametrize(

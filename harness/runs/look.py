@@ -200,7 +200,9 @@ def sampled(name: str, task: Task, config: Config, problems: int, samples: int) 
     bare = chats and not problem.shots and len(WORDS.findall(problem.prompt)) < FEWEST_WORDS
     can_learn, sentence = conclusion(seen, bare=bare, shots=getattr(task, "shots", None))
     seen = dataclasses.replace(seen, can_learn=can_learn, sentence=sentence)
-    files.write_sealed(place(model, task, config, problems, samples), dataclasses.asdict(seen))
+    # Without a place in the cache it is not lost: the next command looks again.
+    with contextlib.suppress(OSError):
+        files.write_sealed(place(model, task, config, problems, samples), dataclasses.asdict(seen))
     return seen
 
 
