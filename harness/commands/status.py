@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from harness.base import files, terminal
+from harness.base.errors import Damaged
 from harness.base.terminal import Column, console
 from harness.base.units import plural
 from harness.cells.spec import CellSpec, adopted_folders
@@ -41,9 +42,12 @@ def call(arguments: argparse.Namespace) -> int:
         rows.append([cell.label, progress.state, step, number_text(entropy), number_text(reward), reason])
         progresses.append((cell, progress))
     for folder in adopted_folders(config.folder):  # of cells that were trained elsewhere
-        key, progress = CellSpec.read(folder).key, Progress.read(folder)
-        reason = progress.reason or ""
-        rows.append([f"{key.method} seed {key.seed}", progress.state, str(progress.step), "", "", reason])
+        try:
+            key, progress = CellSpec.read(folder).key, Progress.read(folder)
+            label = f"{key.method} seed {key.seed}"
+        except Damaged as damage:
+            label, progress = folder.name, Progress("failed", str(damage))
+        rows.append([label, progress.state, str(progress.step), "", "", progress.reason or ""])
     terminal.show_table(console, COLUMNS, rows, goes=[("entropy", "reward")])
     for cell, progress in progresses:
         if progress.state == "failed":

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 import pytest
+from commands import run_command
 
 from harness.commands.status import leftover_lines
 
@@ -29,3 +30,16 @@ def test_leftover_lines(overrides: list[str], lines: list[str]) -> None:
     assert leftover_lines(Path("results/demo"), {None: 4, "clip_b": 1}, given) == lines
     assert leftover_lines(Path("results/demo"), {None: 1}, given)[0].startswith("1 more cell in results/demo of other")
     assert leftover_lines(Path("results/demo"), {}, given) == []
+
+
+@pytest.mark.slow
+def test_status_with_a_damaged_adopted_cell(tmp_path: Path) -> None:
+    damaged = tmp_path / "smoke" / "grpo-countdown-s0@trl-1" / "config.yaml"
+    damaged.parent.mkdir(parents=True)
+    damaged.touch()
+    said = run_command("status", "smoke", "seeds=[0]", f"results={tmp_path}")
+    assert [line.split(maxsplit=3) for line in said.splitlines()][1:] == [
+        ["grpo", "seed", "0", "planned  0/20"],
+        ["clip_b", "seed", "0", "planned  0/20"],
+        ["grpo-countdown-s0@trl-1", "failed", "0", f"{damaged} is damaged: it does not end with a sum"],
+    ]
