@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,6 +45,15 @@ def test_bfloat16_speed_of_a_damaged_record_is_measured_again(tmp_path: Path, mo
     [record] = tmp_path.rglob("*.json")
     record.write_text(record.read_text().replace("2.0", "9.0"))
     matmul.bfloat16_speed.cache_clear()
+    assert matmul.bfloat16_speed() == 2.0
+
+
+def test_bfloat16_speed_with_a_read_only_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: Path, *_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    monkeypatch.setattr(matmul, "measured_apart", lambda: 2.0)
+    monkeypatch.setattr(Path, "mkdir", fail)
     assert matmul.bfloat16_speed() == 2.0
 
 
