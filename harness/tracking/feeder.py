@@ -57,7 +57,7 @@ class Feeder:
             sync.sync(folder, self.uri)
         except Damaged:  # a damaged record fails this cell, which the run reports; the store works
             return
-        except UserError as error:
+        except (UserError, OSError) as error:  # an OSError of the records themselves, as on a full disk
             if not self.reported and not self.closed:
                 self.say(f"MLflow is not fed: {error}. The records are kept; `entrobench sync` feeds it later.")
             self.reported = True

@@ -175,6 +175,16 @@ def test_feeder_with_a_locked_database(tmp_path: Path, mlflow_uri: str, monkeypa
     check_whole(mlflow_uri, "locked")
 
 
+def test_feeder_with_a_deleted_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feeder, "PAUSE", 0.0)
+    said: list[str] = []
+    feeding = Feeder(f"sqlite:///{tmp_path}/mlflow.db", said.append)
+    feeding.feed_now(tmp_path / "gone")
+    error = f"[Errno 2] No such file or directory: '{tmp_path}/gone/mlflow.lock'"
+    assert said == [f"MLflow is not fed: {error}. The records are kept; `entrobench sync` feeds it later."]
+    assert [*feeding.queue] == [tmp_path / "gone"]
+
+
 def test_run_with_a_store_that_is_down(
     real: Server, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
