@@ -106,7 +106,16 @@ def confirm(question: str, without_terminal: str) -> bool:
     """Ask on the terminal, where only y or yes agrees; without a terminal refuse with the given sentence."""
     if not sys.stdin.isatty():
         raise UserError(without_terminal)
-    return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+    return ask(f"{question} [y/N] ").lower() in ("y", "yes")
+
+
+def ask(question: str) -> str:
+    """Return the answer to a question on the terminal; refuse Ctrl-D in its place."""
+    try:
+        return input(question).strip()
+    except EOFError:
+        print()
+        raise UserError("the question was not answered, and nothing was done") from None
 
 
 def width_of(console: Console) -> int | None:

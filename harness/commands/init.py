@@ -10,7 +10,7 @@ from pathlib import Path
 
 from harness.base import files
 from harness.base.errors import UserError, at_least, one_of, shown
-from harness.base.terminal import console
+from harness.base.terminal import ask, console
 from harness.commands.common import Commands, command, with_plugins
 from harness.config import Config
 from harness.config.checks import check_names
@@ -90,9 +90,7 @@ def answer(name: str) -> str:
     """Return the answer to a question: of the person at the terminal, or else the usual one."""
     meaning, default = QUESTIONS[name]
     if sys.stdin.isatty():
-        while not (
-            given := input(f"{name} ({meaning}{f'; Enter: {default}' if default else ''}): ").strip() or default
-        ):
+        while not (given := ask(f"{name} ({meaning}{f'; Enter: {default}' if default else ''}): ") or default):
             pass
         return given
     if default is None:

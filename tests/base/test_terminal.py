@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.base import terminal
+from harness.base.errors import UserError
 from harness.base.terminal import Column, SafeConsole, fitting, folded, further, visible, width_of
 
 LINES = [
@@ -133,3 +134,10 @@ def test_colours_of_our_own_stay() -> None:
     console = SafeConsole(file=out, force_terminal=True, color_system="standard", legacy_windows=False)
     console.print(Text("failed \x1b[31m", style="red"))
     assert out.getvalue() == "\x1b[31mfailed \\x1b[31m\x1b[0m\n"
+
+
+def test_ask_without_an_answer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO())  # at its end, as after Ctrl-D
+    with pytest.raises(UserError, match=r"^the question was not answered, and nothing was done$"):
+        terminal.ask("Remove these? ")
+    assert capsys.readouterr().out == "Remove these? \n"
