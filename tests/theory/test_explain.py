@@ -105,7 +105,7 @@ def test_print_strengths_of_known_rows(capsys: pytest.CaptureFixture[str]) -> No
         [specs[2], "13.0%", "+0.00100", "125%"],
     ]
     assert lines[-2:] == [
-        "# the second takes back 75% of the predicted fall".split(),
+        ["#", "the", "second", "takes", "back", "75%", "of", "the", "predicted", "fall"],
         f"clip_b: {specs}".split(),
     ]
     assert math.isnan(explain.offset({"plain_predicted": 0.1, "predicted": 0.2})), "there is no fall"
