@@ -94,6 +94,7 @@ STYLES = {
     "clip_b": ("#0072B2", "-"),
     "clip_v": ("#D55E00", "--"),
     "adaptive_entropy": ("#009E73", "-."),
+    "grpo(lr=3.0e-5)": ("#56B4E9", ":"),
 }
 
 

@@ -116,7 +116,7 @@ def check_the_curves_end_at_the_numbers_of_the_table() -> None:
 def check_the_picture_shows_the_curves() -> None:
     """A curve's heights are a linear function of its values, the same function for all curves of a panel."""
     curves = pandas.read_csv(pages.CURVES).set_index(["metric", "method"])["mean"]
-    methods = list(pages.STYLES)
+    methods = [method for method in pages.STYLES if (pages.ENTROPY, method) in curves.index]
     drawn = [curve for curve in heights(pages.PICTURE.read_text()) if len(curve) > 2]
     assert len(drawn) == 2 * len(methods)
     for metric, panel in ((pages.PASS_AT_16, drawn[: len(methods)]), (pages.ENTROPY, drawn[len(methods) :])):
