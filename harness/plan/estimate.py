@@ -164,10 +164,10 @@ def plan_for(
     progress = [(cell, cell.progress()) for cell in matrix]
     counts = Counter(now.state for _, now in progress)
     lacks = []
-    here = machine.at_once(settled)
+    room = machine.at_once(settled)
     if missing := [cell for cell, now in progress if now.missing]:
-        beside = min(at_once or here, here)  # --jobs may be those of a cluster
-        obstacles = Obstacles(settled, machine, missing, models, chosen_engines, needs, footprints, gpu, beside)
+        side_by_side = min(at_once or room, room)  # --jobs may count cells on other machines
+        obstacles = Obstacles(settled, machine, missing, models, chosen_engines, needs, footprints, gpu, side_by_side)
         lacks = list(obstacles.sentences())
     times = finished_times(config, progress)
     return Plan(
@@ -179,7 +179,7 @@ def plan_for(
         measured_time(times, progress, length),
         known_lengths(times, progress) if length is None else [Length(length, "--length")],
         lacks,
-        at_once or here,
+        at_once or room,
         progress,
     )
 

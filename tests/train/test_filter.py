@@ -102,6 +102,11 @@ def asker(**changes: Any) -> Asker:
     return Asker(**(values | changes), evaluator=Evaluator(**sampling))
 
 
+def calls_of(who: Asker) -> list[dict[str, Any]]:
+    assert isinstance(who.evaluator.engine, Numbered)
+    return who.evaluator.engine.calls
+
+
 def ask(who: Asker, cache: Path, given: Filter | None = Filter(), at_once: int = 5) -> TrainingPool:  # noqa: B008
     return filter.training_pool(who, who.verdicts, given, cache, at_once, lambda text: None)
 
@@ -137,7 +142,7 @@ def test_training_pool_without_a_filter(tmp_path: Path) -> None:
     pool = ask(who, tmp_path, None)
     assert len(pool.problems) == 17
     assert pool.record == {"problems/given": 17, "problems/kept": 17}
-    assert not who.evaluator.engine.calls  # type: ignore[attr-defined]
+    assert not calls_of(who)
     assert not list(tmp_path.iterdir())
 
 
@@ -146,7 +151,7 @@ def test_training_pool_leaves_long_prompts_out(tmp_path: Path) -> None:
     pool = ask(who, tmp_path)
     assert ids(pool) == [f"p{i}" for i in range(2, 9)]
     assert pool.record["problems/too_long"] == 8
-    assert max(len(prompt) for call in who.evaluator.engine.calls for prompt in call["prompts"]) == 9  # type: ignore[attr-defined]
+    assert max(len(prompt) for call in calls_of(who) for prompt in call["prompts"]) == 9
     assert ids(ask(who, tmp_path / "none", None)) == [f"p{i}" for i in range(9)]
 
 
@@ -154,7 +159,7 @@ def test_training_pool_asks_as_in_training(tmp_path: Path) -> None:
     chat = Chat(system="S")
     who = asker(chat=chat, rollout=RolloutConfig(temperature=0.5, max_new_tokens=3))
     ask(who, tmp_path, Filter(n=4, low=0, high=1))
-    calls = who.evaluator.engine.calls  # type: ignore[attr-defined]
+    calls = calls_of(who)
     assert [len(call["prompts"]) for call in calls] == [5, 5, 5, 2]
     assert {(call["n"], call["temperature"], call["max_new_tokens"]) for call in calls} == {(4, 0.5, 3)}
     asked = [prompt for call in calls for prompt in call["prompts"]]
@@ -165,9 +170,9 @@ def test_training_pool_asks_as_in_training(tmp_path: Path) -> None:
 def test_training_pool_with_other_bounds(tmp_path: Path) -> None:
     who = asker()
     ask(who, tmp_path)
-    before = len(who.evaluator.engine.calls)  # type: ignore[attr-defined]
+    before = len(calls_of(who))
     assert ids(ask(who, tmp_path, Filter(low=0.5, high=0.75))) == ["p9", "p10", "p11"]
-    assert len(who.evaluator.engine.calls) == before  # type: ignore[attr-defined]
+    assert len(calls_of(who)) == before
 
 
 @pytest.mark.parametrize(
@@ -186,7 +191,7 @@ def test_training_pool_with_other_settings(changes: dict[str, Any], given: Filte
     ask(asker(), tmp_path)
     other = asker(**changes)
     ask(other, tmp_path, given)
-    assert other.evaluator.engine.calls  # type: ignore[attr-defined]
+    assert calls_of(other)
     assert len(list(tmp_path.glob("filters/*.json"))) == 2
 
 
@@ -196,7 +201,7 @@ def test_training_pool_after_an_edit_of_the_task(tmp_path: Path, monkeypatch: py
     ask(before, tmp_path)
     monkeypatch.setattr(filter, "source_digest", lambda task: "edited")
     ask(after, tmp_path)
-    seeds = [[call["seeds"] for call in who.evaluator.engine.calls] for who in (before, after)]  # type: ignore[attr-defined]
+    seeds = [[call["seeds"] for call in calls_of(who)] for who in (before, after)]
     assert seeds[0] == seeds[1] != []
 
 
@@ -243,7 +248,7 @@ def test_training_pool_after_a_kill(tmp_path: Path) -> None:
     assert messages[-1] == "training problems: 17 given, 2 too hard, 2 too easy, 13 kept"
 
     def asked(*who: Asker) -> list[tuple[list[int], int]]:
-        calls = [call for one in who for call in one.evaluator.engine.calls]  # type: ignore[attr-defined]
+        calls = [call for one in who for call in calls_of(one)]
         return [pair for call in calls for pair in zip(call["prompts"], call["seeds"], strict=True)]
 
     assert asked(first, second) == asked(whole)
