@@ -27,7 +27,7 @@ from harness.rollout import choice, models
 from harness.rollout.embedded import EmbeddedEngine
 from harness.rollout.proof import check_engine_weights
 from harness.rollout.protocol import Engine
-from harness.train.collect import use_own_stream
+from harness.train.collect import set_up_sampling
 from harness.train.policy import Policy
 
 EOS = 0
@@ -101,7 +101,7 @@ def time_sampling_and_update(engine: Engine, policy: Policy) -> list[float]:
         sampled.result()
 
     device = torch.cuda.current_device() if DEVICE == "cuda" else None
-    with ThreadPoolExecutor(1, "sampling", use_own_stream, (device,)) as thread:
+    with ThreadPoolExecutor(1, "sampling", set_up_sampling, (device,)) as thread:
         train()  # allocates
         return [timed(lambda: thread.submit(sample, engine, 8).result()), timed(train), timed(both)]
 

@@ -132,7 +132,7 @@ class Collector:
         self.in_flight: dict[int, Collected] = {}  # by the step that trains on them
         self.generated = 0  # tokens, for all steps trained so far
         device = torch.cuda.current_device() if parts.policy.device == "cuda" else None
-        self.thread = ThreadPoolExecutor(1, "sampling", use_own_stream, (device,))
+        self.thread = ThreadPoolExecutor(1, "sampling", set_up_sampling, (device,))
         self.begun: tuple[int, Iterator[Draw]] | None = None  # the step for which the thread samples
 
     def collect(self, step: int, watch: Stopwatch) -> Collected:
@@ -359,8 +359,11 @@ class Collector:
         return Collected(answered, packed["generated"], packed["lag"], packed["record"])
 
 
-def use_own_stream(device: int | None) -> None:
-    """Give this thread a stream of its own on a CUDA device; None: it computes on a CPU."""
+def set_up_sampling(device: int | None) -> None:
+    """Give the thread that samples the process's number of CPU threads, and a stream of its own on a CUDA device."""
+    # OpenMP has a number for each thread. Torch sets it when it first asks for it; vLLM's operators only read it, and
+    # vLLM makes torch.set_num_threads do nothing.
+    torch.get_num_threads()
     if device is not None:
         torch.cuda.set_device(device)
         torch.cuda.set_stream(torch.cuda.Stream())
