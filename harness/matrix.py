@@ -24,7 +24,7 @@ from harness.cells.source_digest import source_digest
 from harness.cells.spec import FILE as SPEC
 from harness.cells.spec import MARKER, CellKey, CellSpec, changed_parts, id_in, is_adopted, training_key
 from harness.cells.state import Progress
-from harness.config import MICRO_BATCH, TRL, Config, Eval, check_adapters_fit, setting_label, variants
+from harness.config import CANDIDATES, CHOICE, MICRO_BATCH, TRL, Config, Eval, check_adapters_fit, setting_label, variants
 from harness.methods import composition
 from harness.methods.composition import Method
 from harness.methods.refusals import check_backend
@@ -37,6 +37,8 @@ LR_AXIS = "train.lr"
 # Bytes of a cell's folder before its seed and key: options may hold whole sentences, and file names have at most
 # 255 bytes.
 LONGEST_NAME = 180
+REPORT, DYNAMICS = "report", "dynamics"  # folders that two commands make next to the cells
+UNCLAIMED = (REPORT, DYNAMICS, CHOICE, CANDIDATES)  # what may be in a matrix's folder before its first cell
 NARROW = 512  # hidden size of the widest model that is made here
 
 
@@ -441,7 +443,7 @@ def check_owner(config: Config) -> None:
     others = []
     if folder.exists():
         names = [path.name for path in folder.iterdir()]
-        others = [name for name in names if name != MARKER and not files.TEMPORARY.fullmatch(name)]
+        others = [name for name in names if name not in (MARKER, *UNCLAIMED) and not files.TEMPORARY.fullmatch(name)]
     if marker.exists():
         record = files.read_json(marker)
         owner = record.get("matrix") if isinstance(record, dict) else None

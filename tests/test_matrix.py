@@ -264,6 +264,8 @@ def test_claim_with_a_half_written_marker(tmp_path: Path) -> None:
     settings = config.load_config("smoke", [f"results={tmp_path}"])
     settings.folder.mkdir()
     (settings.folder / ".matrix.json.4567").write_text("{")
+    for other_command in ("report", "dynamics", "choice.yaml", "candidates.md"):  # written before the first cell
+        (settings.folder / other_command).touch()
     matrix.claim(settings)
     assert json.loads((settings.folder / "matrix.json").read_text()) == {"matrix": "smoke"}
     (settings.folder / "matrix.json").unlink()

@@ -8,7 +8,7 @@ import json
 from harness.base import files
 from harness.base.terminal import console
 from harness.commands.common import Commands, command, config_of_arguments, with_config
-from harness.matrix import cells
+from harness.matrix import DYNAMICS, cells
 
 EXAMPLES = ("entrobench dynamics demo", "entrobench dynamics my.yaml train.lr=1e-4 --plugin my_tasks --steps 10")
 
@@ -28,7 +28,7 @@ def call(arguments: argparse.Namespace) -> int:
 
     measurements = theory.measure(config, arguments.steps)
     theory.print_measurements(console, measurements)
-    path = config.folder / "dynamics" / "dynamics.json"
+    path = config.folder / DYNAMICS / "dynamics.json"
     files.write_text(path, json.dumps(measurements, indent=1))
     console.print(f"wrote {path}")
     return 0

@@ -28,7 +28,7 @@ from harness.cells.log import FILE as METRICS
 from harness.cells.spec import FILE as SPEC
 from harness.cells.state import STOPPED
 from harness.config import Config, flat
-from harness.matrix import Cell
+from harness.matrix import REPORT, Cell
 from harness.page import figures, scores
 from harness.page.content import (
     ANSWERS,
@@ -67,7 +67,7 @@ def write_report(
 ) -> Path:
     """Write the page of a matrix, by default next to its cells; `run_command` repeats the matrix."""
     content = content_of_config(config, matrix, run_command)
-    return write_page(content, out or config.folder / "report" / "report.html", reload)
+    return write_page(content, out or config.folder / REPORT / "report.html", reload)
 
 
 def watch_report(
