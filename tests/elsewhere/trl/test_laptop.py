@@ -31,6 +31,7 @@ def test_benchmark_of_a_step(
     assert len(ours) == len(peer) == 2, "without the one that warms up"
     least, most = laptop.PROMPTS * laptop.GROUP, laptop.PROMPTS * laptop.GROUP * laptop.LONGEST
     for step in ours + peer:
+        assert 0 <= step["system_seconds"] <= step["cpu_seconds"]
         assert step["cpu_seconds"] > 0
         assert least <= step["tokens"] <= most
     assert setting["trl_to_entrobench"]["peak_mib"] == pytest.approx(peer[-1]["peak_mib"] / ours[-1]["peak_mib"])
