@@ -18,11 +18,21 @@ from studies.field.analysis import configuration, take_tables
 from studies.pages import ENTROPY, REFERENCE, REPEATABLE, draw_panel, recorded_curves
 
 LONGER, SMALL = "laptop-matrix-sorting-36-steps", "laptop-matrix-sentences-small-batches"
-HIGH = "laptop-matrix-sentences-high-rate"
+HIGH, FOUR = "laptop-matrix-sentences-high-rate", "laptop-matrix-sentences-high-rate-four"
 # Matrices evaluated during training, and their tasks.
-EVALUATED = {LONGER: "sorting", SMALL: "sentences(shots=0)", HIGH: "sentences(shots=0)"}
-MATRICES = ("laptop-matrix", "laptop-matrix-clip-b", "laptop-matrix-sorting", "laptop-matrix-sorting-seven", *EVALUATED)
+EVALUATED = {LONGER: "sorting", **dict.fromkeys((SMALL, HIGH, FOUR), "sentences(shots=0)")}
+# Those with a picture.
+MATRICES = (
+    "laptop-matrix",
+    "laptop-matrix-clip-b",
+    "laptop-matrix-sorting",
+    "laptop-matrix-sorting-seven",
+    LONGER,
+    SMALL,
+    HIGH,
+)
 FURTHER = (
+    FOUR,
     "laptop-matrix-sorting-chosen",
     "laptop-matrix-sorting-field",
     "laptop-matrix-sorting-new-seeds",
@@ -55,11 +65,11 @@ def take(results: str) -> None:
     """Write the tables and the curves of the matrices that were run to results/reference."""
     take_tables(results, (*MATRICES, *FURTHER))
     for matrix in MATRICES:
-        if not (Path(results) / matrix).exists():
-            continue
-        curves = recorded_curves((*titles_of(matrix),), *configuration(matrix), f"results={results}")
-        curves.to_csv(REFERENCE / matrix / "curves.csv", index=False, float_format="%.6g")
-        if matrix in EVALUATED:
+        if (Path(results) / matrix).exists():
+            curves = recorded_curves((*titles_of(matrix),), *configuration(matrix), f"results={results}")
+            curves.to_csv(REFERENCE / matrix / "curves.csv", index=False, float_format="%.6g")
+    for matrix in EVALUATED:
+        if (Path(results) / matrix).exists():
             loaded = entrobench.load(*configuration(matrix), f"results={results}")
             found = loaded.curves(avg_of(matrix), pass_of(matrix))
             columns = ["metric", "method", "seed", "step", "value"]
