@@ -217,7 +217,7 @@ class Eval:
     every: int = number(0, least=0)
     """Steps between further evaluations; 0: only before training and at the end."""
     beyond_context: bool = False
-    """Evaluate even if prompt and response exceed the model's max_position_embeddings; false: that is an error."""
+    """Allow prompts and responses beyond the model's max_position_embeddings; false: that is an error."""
     by_task: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Values of `problems`, `samples`, `k` and `temperature` for single tasks: `{aime24: {samples: 64}}`."""
 

@@ -172,7 +172,7 @@ class Evaluator:
 
     def check_room(self, task: str, problems: Sequence[Problem], budget: int) -> None:
         """Raise UserError where a prompt with its response may exceed the context of the model."""
-        if self.context is None:
+        if self.context is None or not problems:
             return
         lengths = [len(self.rendered(problem)) for problem in problems]
         room = self.context - max(lengths)

@@ -89,6 +89,7 @@ def training_pool(asker: Asker, ask: Work, given: Filter | None, cache: Path, at
     if longest is not None:
         problems = [problem for problem in problems if len(prompts[problem]) <= longest]
         record["too_long"] = len(prompts) - len(problems)
+    asker.evaluator.check_room(asker.task.name, problems, asker.rollout.max_new_tokens)
     if given is not None:
         prompts = {problem: prompts[problem] for problem in problems}
         identity = asker.identity(prompts, given.n)

@@ -167,7 +167,7 @@ def build_parts(
         check_engine_weights(engine, policy.module, dtype, spec.key.seed)
     # By the weights themselves: the filter's counts are kept for later cells, and a model's folder may change.
     weights = {**model.identity(), "digest": model.digest(base)}
-    evaluator = Evaluator(engine, tokenizer, verifier, model.chat, max_failures=config.verify.max_failures)
+    evaluator = Evaluator.of_config(config, engine, tokenizer, verifier, model.chat, policy.module)
     asker = Asker(weights, task, evaluator, config.rollout, heartbeat.forward)
     selected = None
     with heartbeat.at("filter"), ranks.on_all_ranks(asker.verdicts) as ask:

@@ -95,7 +95,7 @@ class Numbered:
 
 def asker(**changes: Any) -> Asker:
     sampling: dict[str, Any] = {"engine": Numbered(), "tokenizer": Letters(), "verifier": UNASKED}
-    for name in ("engine", "chat"):
+    for name in ("engine", "chat", "context"):
         if name in changes:
             sampling[name] = changes.pop(name)
     values: dict[str, Any] = {"model": {"path": "m"}, "task": Counting(), "rollout": RolloutConfig(max_new_tokens=8)}
@@ -153,6 +153,16 @@ def test_training_pool_leaves_long_prompts_out(tmp_path: Path) -> None:
     assert pool.record["problems/too_long"] == 8
     assert max(len(prompt) for call in calls_of(who) for prompt in call["prompts"]) == 9
     assert ids(ask(who, tmp_path / "none", None)) == [f"p{i}" for i in range(9)]
+
+
+@pytest.mark.parametrize("given", [None, Filter()])
+def test_training_pool_refuses_prompts_beyond_the_context(tmp_path: Path, given: Filter | None) -> None:
+    rollout = RolloutConfig(max_new_tokens=8, max_prompt_tokens=9)  # longer prompts are left out first
+    ask(asker(context=17, rollout=rollout), tmp_path, given)
+    who = asker(context=16, rollout=rollout)
+    with pytest.raises(UserError, match=r"is 8, but with 1 of 9 prompts of counting that exceeds .*allowed: up to 7"):
+        ask(who, tmp_path / "beyond", given)
+    assert not calls_of(who)
 
 
 def test_training_pool_asks_as_in_training(tmp_path: Path) -> None:
