@@ -24,7 +24,7 @@ from harness.cells.source_digest import source_digest
 from harness.cells.spec import FILE as SPEC
 from harness.cells.spec import MARKER, CellKey, CellSpec, changed_parts, id_in, is_adopted, training_key
 from harness.cells.state import Progress
-from harness.config import CANDIDATES, CHOICE, MICRO_BATCH, TRL, Config, Eval, check_adapters_fit, setting_label, variants
+from harness.config import CANDIDATES, CHOICE, MICRO_BATCH, TRL, Config, Eval, check_adapters_fit, setting_label, variants, without_k
 from harness.methods import composition
 from harness.methods.composition import Method
 from harness.methods.refusals import check_backend
@@ -166,14 +166,8 @@ class Settled:
 
 
 def evaluation_identity(settings: Eval) -> dict[str, Any]:
-    """Return the settings that decide which answers an evaluation has; K only reads them."""
-    identity = dataclasses.asdict(settings)
-    del identity["k"]
-    for task, own_values in settings.by_task.items():
-        identity["by_task"][task].pop("k", None)
-        if own_values.keys() == {"k"}:
-            del identity["by_task"][task]
-    return identity
+    """Return the settings that decide which answers an evaluation has."""
+    return without_k(dataclasses.asdict(settings))
 
 
 def hardware_identity(config: Config) -> dict[str, Any]:

@@ -334,6 +334,15 @@ def flat(values: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]
             yield f"{where}{name}", value
 
 
+def without_k(evaluation: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of an evaluation that decide which answers it has; K only reads them."""
+    kept = {key: value for key, value in evaluation.items() if key != "k"}
+    if "by_task" in kept:  # which an earlier version may not have
+        own_values = {task: own for task, own in kept["by_task"].items() if own.keys() != {"k"}}
+        kept["by_task"] = {task: without_k(own) for task, own in own_values.items()}
+    return kept
+
+
 def variants(config: Config) -> list[Config]:
     """Return the configuration at each combination of its axes' values; without axes, itself."""
     combinations = [config]

@@ -29,14 +29,13 @@ from harness.packs.protocol import Protocol, departures, protocol_sections
 from harness.rollout import models
 from harness.table.board import AXES, Board
 from harness.table.verified import COUNTED, JUDGED, REPORTED
-from harness.tracking.sync import params_of
+from harness.tracking.sync import params_of, params_without_k
 from harness.verify.pool import FAILURES, TooManyFailures, check_failures
 from tasks import Problem, Task, Verdict, Verifier
 from tasks.problems import DATA, OwnProblems
 from tasks.scoring import distinct_right, judged, scores, solutions
 
 LISTED = 5  # findings of one cell, at most
-HEADLINE = "eval.k"  # a parameter by which stored answers are read, which a cell's record may have of an earlier run
 
 
 class Library:
@@ -412,4 +411,4 @@ def other_matrix(board: Board, protocol: Protocol, specs: Iterable[CellSpec]) ->
 
 def claims(factors: tuple[str, ...], params: Mapping[str, str], made_of: str | None) -> tuple[Any, ...]:
     """Return what a pack says of a cell, in its matrix or in its record, to be compared."""
-    return factors, {key: value for key, value in params.items() if key != HEADLINE}, made_of
+    return factors, params_without_k(params), made_of

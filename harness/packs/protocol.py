@@ -14,7 +14,7 @@ from typing import Any
 from harness.base import identities
 from harness.base.errors import UserError, shown
 from harness.cells.spec import CellSpec
-from harness.config import flat
+from harness.config import flat, without_k
 
 VERSION = "v1"
 RULES = 1  # of judging answers and of estimating scores; raised when one changes, so that old rows differ
@@ -120,20 +120,27 @@ def departures(protocol: Protocol, spec: CellSpec) -> list[str]:
         sentences.append(f"its seed is {spec.key.seed}")
     if settings.get("ruleset", "published") != definition["ruleset"]:
         sentences.append(f"its ruleset is {settings.get('ruleset', 'published')}")
-    ours, axes = dict(flat(protocol_sections(settings))), definition["axes"]
-    expected = dict(flat({name: definition[name] for name in SECTIONS}))
+    ours, expected = values_of_cells(protocol_sections(settings)), values_of_cells(definition)
+    axes = definition["axes"]
     for key in expected | ours:  # either may have a key that the other leaves out at its default
         of_axis = not axes.keys().isdisjoint(accumulate(key.split("."), "{}.{}".format))
-        reads_answers = key.startswith("eval.") and key.endswith(".k")  # the K of a headline
-        if not of_axis and not reads_answers and ours.get(key) != expected.get(key):
+        if not of_axis and ours.get(key) != expected.get(key):
             sentences.append(f"its {key} is {shown(ours.get(key))}")
     for section in ("train", "rollout", "eval", "stop"):
-        own_values = dict(flat(settings[section], f"{section}."))
-        for key, value in flat(spec.identity[section], f"{section}."):
+        own_values = values_of_cells({section: settings[section]})
+        for key, value in values_of_cells({section: spec.identity[section]}).items():
             own = own_values.get(key)
             if value != own and key != "train.dtype":  # in identities float32 has the name auto
                 sentences.append(f"its identity has {key}={shown(value)}, and its settings {shown(own)}")
     return sentences
+
+
+def values_of_cells(sections: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of these sections that may be part of a cell, by their full keys; K is of none."""
+    kept = {name: section for name, section in sections.items() if name in SECTIONS}
+    if "eval" in kept:
+        kept["eval"] = without_k(kept["eval"])
+    return dict(flat(kept))
 
 
 def check_same_protocol(ours: tuple[str, Protocol], theirs: tuple[str, Protocol]) -> None:

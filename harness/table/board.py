@@ -24,7 +24,7 @@ from harness.cells.spec import TRAINER, CellSpec, value_in
 from harness.config import PUBLISHED, TUNED, TUNED_SUFFIX, Config
 from harness.matrix import Cell
 from harness.tracking.reader import Run, StoreReader, reader
-from harness.tracking.sync import READ_ONLY, params_of
+from harness.tracking.sync import params_of, params_without_k
 
 FILE = "matrix.json"  # among the artifacts of a summary
 OUTCOMES = "outcomes.json"  # next to it: all cells' outcomes by digest, since a server is faster with one file
@@ -194,9 +194,10 @@ def evaluated_alike(adopted: Mapping[str, str], own: Mapping[str, str]) -> bool:
     """Return whether an adopted cell was evaluated as a cell of the matrix is, both by their parameters."""
     if own.get("axes") or own.get("ruleset", PUBLISHED) != PUBLISHED:
         return False  # it has no value at an axis, and its options were chosen by no rule
-    for key, value in adopted.items():
+    expected = params_without_k(own)
+    for key, value in params_without_k(adopted).items():
         of_training = key in ("method", "seed", TRAINER) or key.startswith("method.")
-        if not of_training and key != READ_ONLY and own.get(key) != value:
+        if not of_training and expected.get(key) != value:
             return False
     return True
 
@@ -384,4 +385,4 @@ def runs_left_out(board: Board, experiment: Experiment) -> list[str]:
 
 def run_key(params: Mapping[str, str]) -> frozenset[tuple[str, str]]:
     """Return a key that all versions of a cell have in common."""
-    return frozenset((name, value) for name, value in params.items() if name != READ_ONLY)
+    return frozenset(params_without_k(params).items())

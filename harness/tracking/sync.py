@@ -32,7 +32,7 @@ from harness.cells.log import MetricsLog
 from harness.cells.provenance import Made, mark_tags
 from harness.cells.spec import FILE, TRAINER, CellSpec
 from harness.cells.state import STOPPED, State, is_stopped
-from harness.config import PUBLISHED
+from harness.config import PUBLISHED, without_k
 from harness.tracking.artifacts import (
     COMPLETE,
     LocalFiles,
@@ -50,7 +50,9 @@ SENDING = "lines.sending"  # a tag: some or all lines up to this number may be i
 MLFLOW_RUN = "mlflow.json"  # a file in the folder of a cell: the id of its run
 SOURCE = "mlflow.source.name"  # a tag, written after metrics and parameters: with it, the first sync was complete
 METRICS_PER_CALL = 1000  # MLflow refuses more
-READ_ONLY = "eval.k"  # no parameter: it reads answers, and another value makes no other cell
+# K is no parameter: it reads answers, and another value makes no other cell. Runs of earlier versions have it.
+K, BY_TASK = "eval.k", "eval.by_task"
+K_ALONE, K_OF_TASK = re.compile(r"""('[^']*'|"[^"]*"): {'k': \d+}(, )?"""), re.compile(r"'k': \d+, |, 'k': \d+")
 LONGEST_VALUE = 500  # characters of a parameter or tag that every version of MLflow takes
 FOLDERS = ("evals", "samples")  # folders of a cell that are sent when it has ended
 
@@ -199,7 +201,9 @@ def send_records(client: MlflowClient, records: CellRecords, uri: str) -> bool:
         client.update_run(run_id, "KILLED" if records.stopped else RUN_STATUS[state.state])
     # Last, so that these tags vouch for all the rest: an interrupted sync is repeated. MLflow writes the parameters of
     # a request before its tags, so that one request is enough for both.
-    send_params_and_tags(client, run_id, params_of(spec), tags)
+    # MLflow refuses another value of a parameter, as an earlier version may have sent it.
+    params = {key: value for key, value in params_of(spec).items() if key not in run.data.params}
+    send_params_and_tags(client, run_id, params, tags)
     return True
 
 
@@ -358,7 +362,7 @@ def metric_name(key: str) -> str:
 def params_of(spec: CellSpec) -> dict[str, str]:
     """Return the factors of a cell as MLflow's parameters; an option of a method is method.clip_b.share.
 
-    They never change: MLflow refuses another value for a parameter that it has.
+    They never change, as the cell's id.
     """
     factors = spec.key.factors()
     for component in spec.identity.get("method", []):
@@ -372,8 +376,9 @@ def params_of(spec: CellSpec) -> dict[str, str]:
         factors[TRAINER] = spec.trainer
         sections = spec.identity  # without the settings of a training that did not happen here
     for part in ("train", "rollout", "correction", "eval", "stop"):
-        factors |= {f"{part}.{key}": value for key, value in sections.get(part, {}).items()}
-    factors.pop(READ_ONLY, None)
+        section = sections.get(part, {})
+        values = without_k(section) if part == "eval" else section
+        factors |= {f"{part}.{key}": value for key, value in values.items()}
     if setting := dict(spec.key.setting):
         factors["axes"] = ", ".join(setting)
         for axis, value in setting.items():
@@ -384,6 +389,14 @@ def params_of(spec: CellSpec) -> dict[str, str]:
     if (ruleset := spec.settings.get("ruleset", PUBLISHED)) != PUBLISHED:  # of which older runs have no parameter
         factors["ruleset"] = ruleset
     return cut_for_mlflow(factors)
+
+
+def params_without_k(params: Mapping[str, str]) -> dict[str, str]:
+    """Return parameters as `params_of` makes them; those of an earlier version may have K, which changes nothing."""
+    kept = {key: value for key, value in params.items() if key != K}
+    if BY_TASK in kept:
+        kept[BY_TASK] = K_OF_TASK.sub("", K_ALONE.sub("", kept[BY_TASK])).replace("}, }", "}}")
+    return kept
 
 
 def send_params_and_tags(client: MlflowClient, run_id: str, params: Mapping[str, str], tags: Mapping[str, str]) -> None:

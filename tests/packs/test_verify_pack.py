@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from absent import hide_package
@@ -85,6 +86,26 @@ def test_verify_imports_no_plugin_of_a_pack(forgery: Forgery, tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     forgery.edit_spec(settings={**CellSpec.read(forgery.folder).settings, "plugins": ["hostile"]})
     assert "clip_b 2 120 0 0 judged again" in verify(str(forgery.write(tmp_path / "forged.zip")))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("eval", {"by_task": {"countdown": {"k": 1}}})],
+)
+def test_verify_a_cell_made_before_a_change(
+    forgery: Forgery, tmp_path: Path, key: str, value: dict[str, Any] | str
+) -> None:
+    """The change is of settings that are part of no cell."""
+    settings = CellSpec.read(forgery.folder).settings
+    forgery.edit_spec(settings={**settings, key: settings[key] | value if isinstance(value, dict) else value})
+    assert "clip_b 2 120 0 0 judged again" in verify(str(forgery.write(tmp_path / "earlier.zip")))
+
+
+def test_verify_a_pack_with_k_among_its_values(forgery: Forgery, tmp_path: Path) -> None:
+    """As earlier versions wrote it."""
+    for cell in forgery.summary["expected"]:
+        cell["params"] |= {"eval.k": "2", "eval.by_task": "{'countdown': {'k': 2}}"}
+    assert "clip_b 2 120 0 0 judged again" in verify(str(forgery.write(tmp_path / "earlier.zip")))
 
 
 # Marks

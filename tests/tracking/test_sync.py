@@ -22,6 +22,7 @@ from harness.base.errors import UserError
 from harness.cells import lease
 from harness.cells.log import MetricsLog
 from harness.cells.provenance import Made
+from harness.cells.spec import CellSpec
 from harness.cells.state import STOP_MARK, State
 from harness.config import Config, Correction, Eval, RolloutConfig, Stop, Train
 from harness.tracking import store, sync
@@ -264,6 +265,26 @@ def sent_entropies(uri: str) -> list[Point]:
             curves += source.curves(sent, "entropy/mean".__eq__)
     assert len(curves) < 2
     return curves[0].get("entropy/mean", []) if curves else []
+
+
+@pytest.mark.parametrize("as_earlier", [False, True], ids=["", "a store of an earlier version"])
+def test_sync_after_k_was_changed(
+    as_earlier: bool, tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """K reads answers, and so another one makes no other cell."""
+    folder = make_cell(tmp_path / "a cell")
+    spec = CellSpec.read(folder)
+    for step, k in enumerate((2, 3)):
+        evaluation = {**spec.settings["eval"], "by_task": {"a": {"k": k}, "b": {"samples": 8, "k": k}}}
+        dataclasses.replace(spec, settings={**spec.settings, "eval": evaluation}).write(folder)
+        log_steps(folder, step)
+        with monkeypatch.context() as patch:
+            if as_earlier and step == 0:
+                patch.setattr(sync, "without_k", dict)
+            sync.sync(folder, mlflow_uri)
+    (run,) = runs(mlflow_uri)
+    assert sync.params_without_k(run.data.params)["eval.by_task"] == "{'b': {'samples': 8}}"
+    assert history(mlflow_uri, "entropy/mean") == expected_history(0, 1)
 
 
 def test_sync_of_a_cell_stopped_by_hand(tmp_path: Path, mlflow_uri: str) -> None:
