@@ -24,7 +24,18 @@ from harness.cells.source_digest import source_digest
 from harness.cells.spec import FILE as SPEC
 from harness.cells.spec import MARKER, CellKey, CellSpec, changed_parts, id_in, is_adopted, training_key
 from harness.cells.state import Progress
-from harness.config import CANDIDATES, CHOICE, MICRO_BATCH, TRL, Config, Eval, check_adapters_fit, setting_label, variants, without_k
+from harness.config import (
+    CANDIDATES,
+    CHOICE,
+    MICRO_BATCH,
+    TRL,
+    Config,
+    Eval,
+    check_adapters_fit,
+    setting_label,
+    variants,
+    without_k,
+)
 from harness.methods import composition
 from harness.methods.composition import Method
 from harness.methods.refusals import check_backend

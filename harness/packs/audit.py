@@ -405,8 +405,6 @@ def other_matrix(board: Board, protocol: Protocol, specs: Iterable[CellSpec]) ->
         cell, factors = expected[spec.id], tuple(spec.key.tags().values())
         if claims(cell.place[: len(AXES)], cell.params, cell.made_of) != claims(factors, params_of(spec), spec.made_of):
             yield f"its values of {spec.key.run_name} ({spec.id}) are not those of the cell"
-        if spec.settings.get("baseline") != board.baseline:
-            yield f"its baseline is {shown(board.baseline)}, and that of {spec.key.run_name} another one"
 
 
 def claims(factors: tuple[str, ...], params: Mapping[str, str], made_of: str | None) -> tuple[Any, ...]:

@@ -136,8 +136,8 @@ def departures(protocol: Protocol, spec: CellSpec) -> list[str]:
 
 
 def values_of_cells(sections: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of these sections that may be part of a cell, by their full keys; K is of none."""
-    kept = {name: section for name, section in sections.items() if name in SECTIONS}
+    """Return the values of these sections that cells have in their ids, by their full keys: not K, nor `verify`."""
+    kept = {name: section for name, section in sections.items() if name in SECTIONS and name != "verify"}
     if "eval" in kept:
         kept["eval"] = without_k(kept["eval"])
     return dict(flat(kept))

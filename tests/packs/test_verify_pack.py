@@ -90,7 +90,11 @@ def test_verify_imports_no_plugin_of_a_pack(forgery: Forgery, tmp_path: Path, mo
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("eval", {"by_task": {"countdown": {"k": 1}}})],
+    [
+        ("eval", {"by_task": {"countdown": {"k": 1}}}),
+        ("verify", {"limit_s": 1.5}),
+        ("baseline", "clip_b"),
+    ],
 )
 def test_verify_a_cell_made_before_a_change(
     forgery: Forgery, tmp_path: Path, key: str, value: dict[str, Any] | str
