@@ -137,7 +137,7 @@ def parquet_rows(file: Path) -> Iterator[tuple[int, Any]]:
     return enumerate(itertools.chain.from_iterable(map(plain_rows, batches)), start=1)
 
 
-def plain_rows(batch: pyarrow.RecordBatch) -> list[dict[str, Any]]:
+def plain_rows(batch: pyarrow.RecordBatch | pyarrow.Table) -> list[dict[str, Any]]:
     columns = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         # Python cannot hold each of them: a date after the year 9999, an unknown time zone, a broken character.
@@ -146,7 +146,7 @@ def plain_rows(batch: pyarrow.RecordBatch) -> list[dict[str, Any]]:
     return [{name: values[row] for name, values in columns.items()} for row in range(batch.num_rows)]
 
 
-def values_of(column: pyarrow.Array) -> list[Any]:
+def values_of(column: pyarrow.Array | pyarrow.ChunkedArray) -> list[Any]:
     """Return the values of a column, of which a short float is the number that was written: 99.95 for 99.9499969."""
     import numpy
     import pyarrow as pa
@@ -195,6 +195,9 @@ def utf8_text(file: Path) -> str:
 # The Hugging Face Hub
 
 
+HUB_BATCH = 1_000  # rows in memory at a time, which may hold pictures
+
+
 @dataclass(frozen=True)
 class HubColumns:
     """The columns of a data set on the Hub, kept in a file of the cache."""
@@ -217,7 +220,7 @@ class HubColumns:
         for place, row in self.rows():
             for option, column in columns.items():
                 column_value(row, place, option, column)  # refuses a column that is not there
-            lines.append(json.dumps({name: row[name] for name in row if name in needed}, default=str))
+            lines.append(json.dumps({name: row[name] for name in row if name in needed}, default=json_text))
         files.write_text(self.file, "".join(f"{line}\n" for line in lines))
 
     def rows(self) -> Iterator[Row]:
@@ -228,8 +231,14 @@ class HubColumns:
         expected = (*hub_errors(), datasets.exceptions.DatasetsError, RuntimeError)  # the last for one that is a script
         try:
             rows = datasets.load_dataset(name, self.subset, split=self.part, revision=revision or None, streaming=True)
-            for number, row in enumerate(rows, start=1):
+            batches = rows.with_format("arrow").iter(HUB_BATCH)
+            for number, row in enumerate(itertools.chain.from_iterable(map(plain_rows, batches)), start=1):
                 yield f"row {number} of {self.hub}", row
         except expected as error:
             reason = hub_reason(error)
             raise UserError(f"could not download {self.hub} from the Hugging Face Hub ({reason})") from error
+
+
+def json_text(value: Any) -> str:
+    """Return a value that JSON does not know as text, a number without an exponent."""
+    return f"{value:f}" if isinstance(value, Decimal) else str(value)

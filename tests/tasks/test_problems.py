@@ -217,6 +217,13 @@ def test_long_fields_of_csv() -> None:
     assert read == {problem: "100001"}
 
 
+def in_file_and_on_hub(name: str, table: pa.Table, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Return the options that read a table from a Parquet file of this name, and those that read it from the Hub."""
+    pq.write_table(table, name)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: datasets.Dataset(table).to_iterable_dataset())
+    return [{"file": name}, {"file": None, "hub": "owner/name"}]
+
+
 NUMBER = pa.float32()
 
 
@@ -230,13 +237,15 @@ NUMBER = pa.float32()
         (pa.struct({"gold": pa.list_(NUMBER), "by": pa.string()}), "answer.gold.0", lambda value: {"gold": [value]}),
     ],
 )
-def test_short_floats_of_parquet_are_those_that_were_written(kind: Any, column: str, wrap: Any) -> None:
+def test_short_floats_are_those_that_were_written(
+    kind: Any, column: str, wrap: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     numbers = {0.1: "0.1", 9.95: "9.95", -1e-05: "-0.00001", 80.0: "80.0"}
     problems = [f"{i}?" for i in range(len(numbers))]
     table = pa.table({"problem": problems, "answer": pa.array(map(wrap, numbers), kind)})
-    pq.write_table(table, "short.parquet")
-    answers = data(file="short.parquet", answer=column, validation=0.0, test=0.0).splits["train"]
-    assert [answers[problem] for problem in problems] == list(numbers.values())
+    for source in in_file_and_on_hub("short.parquet", table, monkeypatch):
+        answers = data(**source, answer=column, validation=0.0, test=0.0).splits["train"]
+        assert [answers[problem] for problem in problems] == list(numbers.values())
     pq.write_table(pa.table({"problem": ["a"], "answer": pa.array([wrap(None)], kind)}), "short.parquet")
     with pytest.raises(UserError, match=f"^row 1 of short.parquet has no answer: '{column}' is empty$"):
         data(file="short.parquet", answer=column)
@@ -249,12 +258,12 @@ def test_short_floats_of_parquet_are_those_that_were_written(kind: Any, column: 
         (pa.decimal128(38, 8), {"-1E-8": "-0.00000001", "0": "0.00000000", "12345678901.5": "12345678901.50000000"}),
     ],
 )
-def test_decimals_of_parquet(kind: pa.DataType, texts: dict[str, str]) -> None:
+def test_decimals(kind: pa.DataType, texts: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     problems = [f"{number}?" for number in texts]
     table = pa.table({"problem": problems, "answer": pa.array(map(Decimal, texts), kind)})
-    pq.write_table(table, "mine.parquet")
-    answers = data(file="mine.parquet", validation=0.0, test=0.0).splits["train"]
-    assert [answers[problem] for problem in problems] == list(texts.values())
+    for source in in_file_and_on_hub("mine.parquet", table, monkeypatch):
+        answers = data(**source, validation=0.0, test=0.0).splits["train"]
+        assert [answers[problem] for problem in problems] == list(texts.values())
 
 
 def test_columns_that_python_cannot_hold_are_left_out() -> None:
