@@ -35,7 +35,7 @@ from harness.train.collect import Collected, answered_group
 from harness.train.record import Updates, record_of_step
 from harness.train.trainer import Trainer
 from harness.verify.background import judge_rollouts
-from tasks import Problem
+from tasks import Problem, Verdict
 
 # Entries of TRL's logs that a record has under the harness's names, or that have no meaning there.
 OURS = ("loss", "grad_norm", "epoch")
@@ -170,6 +170,7 @@ class RecordedTrainer(EntrobenchTrainer):
             for place, problem in enumerate(problems):
                 self.answered.append(answered_group(place, problem, groups[place], judged[place]))
             self.collector.check_verdicts(step[0], self.answered)
+        self._right = [verdict == Verdict.RIGHT for group in self.answered for verdict in group.verdicts]
         if step[0] == 1 or step[0] % self.config.checkpoint.every == 0:
             self.collector.keep_samples(step[0], self.answered)
         return [reward for group in self.answered for reward in group.rewards]

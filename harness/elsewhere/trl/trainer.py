@@ -157,6 +157,7 @@ class EntrobenchTrainer(GRPOTrainer):
         args = settled_arguments(args, self.method)
         self._signals: dict[str, PortableSignal] = {}  # of the current rollout batches, in training and evaluation
         self._observed: dict[str, float] = {}  # the metrics of the current training batch
+        self._right: Sequence[bool] | None = None  # of the rollout batch, as sampled; None: a reward above 0
         self._update_sums: Tensor | None = None  # of the parts of the current update, for the log
         self._fixed_inputs: Any = None  # the micro-batches that the training signal covers
         self._before: Scored | None = None
@@ -304,6 +305,7 @@ class EntrobenchTrainer(GRPOTrainer):
             rewards,
             torch.arange(len(order)) // size,  # in the order of sampling, the responses to a prompt are neighbors
             mask=mask,
+            right=self._right,
             budget=max(self.max_completion_length or 0, mask.shape[1]),  # a rollout function may go beyond it
             minibatches=minibatches,
             # From the number of finished updates, so that a resumed run draws the same numbers.
