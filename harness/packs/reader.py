@@ -47,11 +47,12 @@ class PackReader:
 
     @cached_property
     def folders(self) -> dict[str, Path]:
-        """The folder of each cell, by its hash; of a cell in several packs, that of the first."""
+        """The folder of each cell, by its hash; of a cell in several packs, that of the first in which it is done."""
+        packed = [folder for pack in self.packs for folder in pack.cells]
+        packed.sort(key=lambda folder: State.read(folder).state != "done")  # which leaves the order of the others
         folders: dict[str, Path] = {}
-        for pack in self.packs:
-            for folder in pack.cells:
-                folders.setdefault(CellSpec.read(folder).id, folder)
+        for folder in packed:
+            folders.setdefault(CellSpec.read(folder).id, folder)
         return folders
 
     def experiments(self) -> dict[str, str]:

@@ -437,6 +437,14 @@ def test_leaderboard_of_two_packs(pack: Path, tmp_path: Path) -> None:
     assert rows["grpo"]["seeds_done"] == 2
 
 
+def test_leaderboard_of_two_packs_with_a_cell_that_failed_in_the_first(pack: Path, tmp_path: Path) -> None:
+    made = smoke_matrix(tmp_path / "results", NO_STORE, name="made").write_all()
+    made.write(made.cells[0], state="failed")
+    pack_matrix(made.config, tmp_path / "first.zip")
+    rows = json_rows("--pack", str(tmp_path / "first.zip"), "--pack", str(pack))
+    assert {row["seeds_done"] for row in rows} == {2}
+
+
 def test_added_cells_of_seeds_that_packs_lack() -> None:
     def board(*cells: tuple[str, int, str]) -> Board:
         expected = [Expected(method, "sums", ["sums"], "tiny", seed, cell) for method, seed, cell in cells]
