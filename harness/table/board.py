@@ -124,19 +124,18 @@ class Board:
         del settings["tracking"]  # its URI may hold a password
         return cls(config.name, config.baseline, ks, expected, settings)
 
-    def with_adopted(self, runs: Sequence[Run]) -> Board:
-        """Return the board with the cells of these runs that other trainers trained and that it may be compared with.
+    def with_adopted(self, runs: Sequence[Run], specs: Sequence[CellSpec | None], matrix: Sequence[Cell]) -> Board:
+        """Return the board with the adopted cells, of these runs and specs, that it may be compared with.
 
-        Of several of one method, model and seed the newest counts.
+        Of several of one method, model and seed the newest counts. `matrix`: the cells of the board.
         """
         adopted: dict[tuple[str, ...], Expected] = {}
-        for run in runs:  # the oldest first
-            if TRAINER not in run.tags or run.tags["status"] != "done":
-                continue
+        for run, spec in zip(runs, specs, strict=True):  # the oldest first
             sources = sources_in(run.tags) or {}
-            for cell in self.expected:
-                # No component was edited between the two records.
+            for cell, own in zip(self.expected, matrix, strict=True):
+                # No component was edited and no problem corrected between the two records.
                 same_version = sources.items() <= (cell.sources or {}).items()
+                same_version &= spec is None or of_same_problems(spec.identity, own.identity)
                 if same_version and evaluated_alike(run.params, cell.params):
                     axes = tuple(run.tags[axis] for axis in AXES)
                     adopted[axes] = adopted_cell(run, cell)
@@ -200,6 +199,15 @@ def evaluated_alike(adopted: Mapping[str, str], own: Mapping[str, str]) -> bool:
         if not of_training and expected.get(key) != value:
             return False
     return True
+
+
+def is_adopted_and_done(run: Run) -> bool:
+    return TRAINER in run.tags and run.tags["status"] == "done"
+
+
+def of_same_problems(adopted: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
+    """Return whether the tasks in two identities have the same problems."""
+    return all(adopted.get(part) == own.get(part) for part in ("task", "evaluation_tasks", "problems"))
 
 
 def adopted_cell(run: Run, alike: Expected) -> Expected:
@@ -277,7 +285,8 @@ class Experiment:
 
     def board_of(self, config: Config, matrix: Sequence[Cell]) -> Board:
         """Return the matrix of a configuration, with the cells of other trainers that it may be compared with."""
-        return Board.of_config(config, matrix).with_adopted(self.runs).named()
+        adopted = [run for run in self.runs if is_adopted_and_done(run)]
+        return Board.of_config(config, matrix).with_adopted(adopted, self.specs(adopted), matrix).named()
 
     def boards(self) -> list[Board]:
         """Return the matrices of the experiment, that of the newest run first."""
@@ -373,6 +382,10 @@ def runs_left_out(board: Board, experiment: Experiment) -> list[str]:
     edited, names = 0, set[str]()
     for run in experiment.runs:
         sources = present.get(run_key(run.params))
+        if sources is None and is_adopted_and_done(run):
+            alike = [cell.sources or {} for cell in board.expected if evaluated_alike(run.params, cell.params)]
+            recorded = sources_in(run.tags) or {}
+            sources = {name: alike[0].get(name, "") for name in recorded} if alike else None
         if sources is not None and run.tags["cell"] not in cells:
             edited += 1
             names.update(edited_components(sources_in(run.tags) or {}, sources))

@@ -17,6 +17,7 @@ from harness.base import identities
 from harness.base.errors import UserError
 from harness.cells.evaluations import right_distinct
 from harness.cells.log import NO_SIGNAL, SHARE
+from harness.cells.spec import ELSEWHERE, adopted_name
 from harness.cells.state import change
 from harness.config import Config
 from harness.table import board
@@ -337,6 +338,27 @@ def test_leaderboard_counts_runs_of_an_earlier_version(tmp_path: Path, mlflow_ur
         "clip_b": (1, 2),
         "ppo": (2, 2),
     }
+
+
+@pytest.mark.parametrize("corrected", [False, True])
+def test_leaderboard_of_an_adopted_cell_and_corrected_problems(
+    corrected: bool, tmp_path: Path, mlflow_uri: str
+) -> None:
+    made = smoke_matrix(tmp_path, mlflow_uri, "methods=[grpo]", "seeds=[0]").send_all()
+    [cell] = made.cells
+    parts = ("method", "task", "evaluation_tasks", "model", "seed", "eval", "source")
+    identity = {part: cell.spec.identity[part] for part in parts}
+    identity[ELSEWHERE] = {"trainer": "other", "checkpoints": {"1": "c"}}
+    if corrected:
+        identity["problems"] = {"countdown": "of before"}
+    key = dataclasses.replace(cell.spec.key, method=adopted_name("grpo", "other"))
+    folder = cell.folder.rename(cell.folder.with_name("grpo@other"))
+    dataclasses.replace(cell.spec, id=identities.key(identity), identity=identity, key=key).write(folder)
+    (folder / "mlflow.json").unlink()
+    sync.sync(folder, mlflow_uri)
+    given = ["smoke", f"tracking.uri={mlflow_uri}", "name=made", "methods=[grpo]", "seeds=[0]"]
+    assert (key.method in [row["method"] for row in json_rows(*given)]) is not corrected
+    assert ("1 run of an earlier version is left out." in show_table(*given)) is corrected
 
 
 def test_experiment_takes_the_newest_complete_attempt(tmp_path: Path, mlflow_uri: str, at: list[str]) -> None:
