@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from datasets import Dataset
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import PrinterCallback
+from transformers import GenerationConfig, PrinterCallback
 from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOConfig
@@ -149,8 +149,14 @@ class RecordedTrainer(EntrobenchTrainer):
         return super()._generate_and_score_completions(inputs)
 
     def _generate_single_turn(self, *inputs: Any, **named: Any) -> Any:
-        with self.watch.phase("rollout"):
-            return super()._generate_single_turn(*inputs, **named)
+        # `generate` would take all that TRL leaves open, such as min_p and suppress_tokens, from the model's own settings.
+        module = self.parts.policy.module
+        own, module.generation_config = module.generation_config, GenerationConfig()
+        try:
+            with self.watch.phase("rollout"):
+                return super()._generate_single_turn(*inputs, **named)
+        finally:
+            module.generation_config = own
 
     def judge(self, completion_ids: Sequence[list[int]], step: Sequence[int], **_: Any) -> list[float]:
         """Return the rewards of a step's responses, which are whole groups in the order of their places."""

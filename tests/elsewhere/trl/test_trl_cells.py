@@ -214,6 +214,19 @@ def test_run_as_by_our_trainer(method: str, least: float, tmp_path: Path, monkey
                 assert other[key] == pytest.approx(own[key], rel=1e-4, abs=1e-6, nan_ok=True), (own["step"], key)
 
 
+@pytest.mark.slow
+def test_run_samples_from_the_whole_distribution(tmp_path: Path) -> None:
+    """The settings of the model's generation_config.json are for other uses of the model."""
+    plain = built(tmp_path / "plain", "train.steps=1")
+    plain.run(lambda step: None)
+    greedy = built(tmp_path / "greedy", "train.steps=1")
+    own = greedy.policy.module.generation_config
+    own.do_sample, own.min_p = True, 1.0
+    greedy.run(lambda step: None)
+    assert without_clock(tmp_path / "greedy") == without_clock(tmp_path / "plain")
+    assert greedy.policy.module.generation_config is own
+
+
 @pytest.mark.long
 def test_run_resumed(tmp_path: Path) -> None:
     settings = ["train.steps=5", "train.epochs=2", "eval.every=3"]
