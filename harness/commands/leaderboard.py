@@ -105,6 +105,8 @@ def check_options(arguments: argparse.Namespace) -> None:
         raise UserError(f"--compare has no --format {how}; allowed: table, md, csv, json")
     if how == "parquet" and arguments.out is None:
         raise UserError("--format parquet goes to a file, and --out names none")
+    if how == "parquet" and arguments.baseline:
+        raise UserError("--baseline is what scores are compared with, and --format parquet holds answers alone")
     other = "--compare" if arguments.compare else f"--format {how}"
     for name, value in (("--columns", arguments.columns), ("--sort", arguments.sort)):
         if value and (arguments.compare or how in ("latex", "parquet")):

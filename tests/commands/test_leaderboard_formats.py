@@ -14,6 +14,7 @@ from pyarrow import parquet
     [
         (["--compare", "--format", "latex"], "--compare has no --format latex; allowed: table, md, csv, json"),
         (["--compare", "--format", "parquet", "--out", "x"], "--compare has no --format parquet"),
+        (["--format", "parquet", "--out", "x", "--baseline", "ppo"], "--baseline is what scores are compared with"),
         (["--format", "parquet"], "--format parquet goes to a file, and --out names none"),
         (["--compare", "--sort", "avg_at_k"], "--sort chooses in the table of scores, and --compare asks for another"),
         (["--format", "latex", "--sort", "hours"], "--sort chooses in the table of scores, and --format latex asks"),
