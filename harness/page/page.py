@@ -22,6 +22,7 @@ from pandas import DataFrame
 
 from harness.base import files
 from harness.base.addresses import without_secrets
+from harness.base.errors import UserError
 from harness.base.terminal import visible
 from harness.base.units import plural
 from harness.cells.log import FILE as METRICS
@@ -106,6 +107,8 @@ def report_of_packs(packs: Sequence[Path], out: Path | None = None) -> Path:
 
 
 def write_page(content: PageContent, path: Path, reload: int | None = None) -> Path:
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; a page needs the name of a file")
     files.write_text(path, render_page(content, path.parent, reload))
     return path
 

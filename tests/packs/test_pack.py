@@ -88,6 +88,8 @@ def test_packs_in_python(pack: Path, tmp_path: Path) -> None:
     assert set(table["checked"].dropna()) == {"reported"}
     page = entrobench.Packs(pack).report(tmp_path / "page.html").read_text()
     assert "the files made.zip" in page
+    with pytest.raises(UserError, match=f"^{tmp_path} is a folder; a page needs the name of a file$"):
+        entrobench.Packs(pack).report(tmp_path)
     with pytest.raises(UserError, match=r"^Packs\(\) names no file; write for example Packs\('demo.zip'\)$"):
         entrobench.Packs()
 
