@@ -48,8 +48,11 @@ class SavedCheckpoint:
         rows = load_file(path / ROWS)
 
         def unpacked(value: dict[str, Any]) -> Any:
-            """Return a tensor for its reference, as `packed_state` has written it."""
-            return rows[value["rows"]] if value.keys() == {"rows"} else value
+            """Return a tensor for its reference, and a mapping for one in a list, as `packed_state` has written them."""
+            if value.keys() != {"rows"}:
+                return value
+            inner = value["rows"]
+            return {"rows": inner[0]} if isinstance(inner, list) else rows[inner]
 
         return cls(path, **json.loads((path / REST).read_bytes(), object_hook=unpacked))
 
@@ -184,9 +187,15 @@ def in_files(tensors: Mapping[str, Tensor]) -> dict[str, int]:
 
 
 def packed_state(value: Any, rows: dict[str, Tensor]) -> Any:
-    """Return a value for JSON, with references for its tensors, which go to `rows`; in mappings of any depth."""
+    """Return a value for JSON, with references for its tensors, which go to `rows`; in mappings of any depth.
+
+    A reference is the mapping {"rows": name}. One of the value itself that looks like it gets a list around its content.
+    """
     if isinstance(value, Mapping):
-        return {str(key): packed_state(inner, rows) for key, inner in value.items()}
+        packed = {str(key): packed_state(inner, rows) for key, inner in value.items()}
+        return {"rows": [packed["rows"]]} if packed.keys() == {"rows"} else packed
+    if isinstance(value, list | tuple):
+        return [packed_state(inner, rows) for inner in value]
     if not isinstance(value, Tensor):
         return value
     name = str(len(rows))

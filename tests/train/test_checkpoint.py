@@ -28,7 +28,10 @@ from harness.train.policy import Critic, Policy
 
 CELL = "0123456789ab"
 STATE: dict[str, Any] = {
-    "method": {"servo": {"share": 0.1, "count": 3, "none": float("inf")}},
+    "method": {
+        "servo": {"share": 0.1, "count": 3, "none": float("inf")},
+        "named as references to tensors": {"rows": {"rows": [{"rows": "0"}]}},
+    },
     "rollouts": {"in_flight": {"7": {"tokens": torch.tensor([5, 6], dtype=torch.int32), "lengths": [2], "lag": 1}}},
 }
 
