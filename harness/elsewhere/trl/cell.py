@@ -149,7 +149,7 @@ class RecordedTrainer(EntrobenchTrainer):
         return super()._generate_and_score_completions(inputs)
 
     def _generate_single_turn(self, *inputs: Any, **named: Any) -> Any:
-        # `generate` would take all that TRL leaves open, such as min_p and suppress_tokens, from the model's own settings.
+        # `generate` would take from it all that TRL leaves open, such as min_p and suppress_tokens.
         module = self.parts.policy.module
         own, module.generation_config = module.generation_config, GenerationConfig()
         try:
