@@ -37,6 +37,11 @@ def with_instruction(task: Task, chat: Chat) -> Task:
     if chat.instruction is None or not getattr(task, "instruction", ""):
         return task
     changed: Any = task
+    if "instruction" not in {option.name for option in dataclasses.fields(changed)}:
+        raise UserError(
+            f"task {task.name} has an instruction that is no option, which the model's instruction cannot replace; "
+            "declare it in the task's class as `instruction: str = ...`"
+        )
     return dataclasses.replace(changed, instruction=chat.instruction)
 
 

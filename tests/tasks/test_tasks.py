@@ -167,6 +167,12 @@ def test_with_instruction_of_a_model() -> None:
     assert with_instruction(without, short) == without
     assert with_instruction(tasks.build_task("aime24"), Chat(system="s")) == tasks.build_task("aime24")
 
+    class Fixed(Countdown):
+        instruction = "Go."
+
+    with pytest.raises(UserError, match=r"^task countdown has an instruction that is no option, which the model's"):
+        with_instruction(Fixed(), short)
+
 
 TEMPLATE = "{% for m in messages %}({{ m['content'] }}){% endfor %}{{ end }}{% if add_generation_prompt %}={% endif %}"
 
