@@ -69,7 +69,7 @@ def main(
     transformers.utils.logging.disable_progress_bar()
     status = StatusWriter(place)
     status.end_with_launcher()
-    with status.ending(unless=["done"]):
+    with status.ending():
         hardware = CellSpec.read(place).config.hardware
         if "RANK" not in os.environ and hardware.nodes > 1:
             raise UserError(
@@ -135,8 +135,7 @@ def work(
     folder: Path, wait: float | None = None, status: StatusWriter | None = None, leaving: threading.Event | None = None
 ) -> None:
     status = status or StatusWriter(folder)
-    # Overwrites a recorded failure: one that happens before this process owns the cell is newer than that.
-    with status.ending(unless=["done"]):
+    with status.ending():
         spec = CellSpec.read(folder)
         device, _ = training_device(spec.config)
         hardware = spec.config.hardware

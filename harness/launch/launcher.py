@@ -157,7 +157,8 @@ class Life:
         elif minutes is not None and now - self.began > 60 * minutes:
             # Before the reason is written: while the process lives, it holds the lease.
             self.running.kill()
-            mark_failed(self.cell.folder, f"it took longer than hardware.timeout_minutes ({minutes}){self.place}")
+            reason = f"it took longer than hardware.timeout_minutes ({minutes}){self.place}"
+            mark_failed(self.cell.folder, reason, self.state_before)
 
 
 @dataclass
@@ -179,7 +180,7 @@ class Run:
                 self.running.append(Life(started))
         except Unprepared as error:
             self.waiting.remove(error.cell)
-            mark_failed(error.cell.folder, str(error))
+            mark_failed(error.cell.folder, str(error), State.known(error.cell.folder))
             self.watcher.ended(error.cell, str(error))
 
     def observe(self) -> tuple[list[Snapshot], int]:
@@ -217,7 +218,7 @@ class Run:
             if code:
                 # The place is read first: the lease that `mark_failed` takes removes its record.
                 reason = life.running.reason() + life.place
-                mark_failed(cell.folder, reason)
+                mark_failed(cell.folder, reason, life.state_before)
             self.watcher.ended(cell, reason)
 
     def take_back(self) -> None:
@@ -280,13 +281,13 @@ def environment(threads: int) -> dict[str, str]:
     }
 
 
-def mark_failed(folder: Path, reason: str) -> None:
-    """Write a reason into the folder of a cell whose process left none.
+def mark_failed(folder: Path, reason: str, before: State) -> None:
+    """Write a reason into the folder of a cell whose process left none since it began, when the state was `before`.
 
     On a full disk that may be impossible: the cell then counts as stopped, and the others continue.
     """
     with contextlib.suppress(OSError), lease.briefly(folder) as ours:
-        if ours and not State.known(folder).ended:
+        if ours and State.known(folder).may_fail(before):
             state.change(folder, state="failed", reason=reason)
 
 

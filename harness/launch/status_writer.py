@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,12 +39,12 @@ class StatusWriter:
     def __init__(self, folder: Path) -> None:
         self.folder, self.launcher = folder, os.getppid()
         self.heartbeat = Heartbeat()
-        self.started, self.earlier = time.monotonic(), State.known(folder).seconds
+        self.started, self.before = time.monotonic(), State.known(folder)
 
     @property
     def seconds(self) -> float:
         """The seconds of work so far, over all processes that worked on the cell."""
-        return self.earlier + time.monotonic() - self.started
+        return self.before.seconds + time.monotonic() - self.started
 
     # What is written
 
@@ -58,13 +58,13 @@ class StatusWriter:
         print(text, flush=True)
         self.note(reason=text)
 
-    def failed(self, reason: str, unless: Sequence[str] = ("done", "failed")) -> None:
-        """Write that the cell failed, unless it is in one of these states or another process works on it by now.
+    def failed(self, reason: str) -> None:
+        """Write that the cell failed, unless it is done, failed since, or another process works on it by now.
 
         The reason of the first rank that fails is kept: the other ranks fail because they miss it, or are stopped.
         """
         with lease.briefly(self.folder) as ours:
-            if ours and not self.orphaned and State.known(self.folder).state not in unless:
+            if ours and not self.orphaned and State.known(self.folder).may_fail(self.before):
                 state.change(self.folder, state="failed", reason=reason, seconds=self.seconds)
 
     def first_to_fail(self) -> bool:
@@ -81,7 +81,7 @@ class StatusWriter:
         return True
 
     @contextmanager
-    def ending(self, unless: Sequence[str] = ("done", "failed")) -> Iterator[None]:
+    def ending(self) -> Iterator[None]:
         """End this process with exit code 1 on any error, after its reason is written as `failed` does.
 
         Of several ranks only the first to fail gives its reason: the others meet the same fault, or miss that rank.
@@ -93,7 +93,7 @@ class StatusWriter:
                 time.sleep(ENDING)  # an exit now would have the first rank killed before its reason is recorded
                 sys.exit(1)
             reason = self.reason_of(error)
-            self.failed(reason, unless)
+            self.failed(reason)
             sys.exit(f"failed: {reason}")
 
     def reason_of(self, error: Exception) -> str:

@@ -112,11 +112,12 @@ def test_main_refuses_a_changed_model(tmp_path: Path, planned: matrix.Cell) -> N
     folder = Path(shutil.copytree(models.resolve("countdown-tiny").folder(), tmp_path / "mine"))
     [mine] = matrix.cells(config.load_config("smoke", ["methods=[grpo]", f"models=[{folder}]", f"results={tmp_path}"]))
     mine.spec.write(mine.folder)
+    State("failed", "of an earlier attempt").write(mine.folder)
     content = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(SystemExit, match=r"the model .*mine was changed while the matrix ran; `entrobench run` plans"):
         cell.main(str(mine.folder))
-    assert State.read(mine.folder).state == "failed"
+    assert str(State.read(mine.folder).reason).startswith(f"the model {folder} was changed")
     assert Made.read(mine.folder) is None
 
 

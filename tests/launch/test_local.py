@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from cells import write_cell
@@ -135,8 +136,8 @@ def test_run_cells_with_a_cell_of_another_run(tmp_path: Path, monkeypatch: pytes
             time.sleep(0.5)
             State("done").write(folder)
 
-    def mark(folder: Path, reason: str) -> None:
-        mark_failed(folder, reason)
+    def mark(folder: Path, *more: Any) -> None:
+        mark_failed(folder, *more)
         states.append(State.read(folder).state)
         killed.set()
 
@@ -168,7 +169,13 @@ def test_fork_cell_with_a_dying_server(tmp_path: Path, monkeypatch: pytest.Monke
         local.fork_cell(cell, ())
 
 
-def test_run_cells_with_a_cell_that_dies_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("earlier", [None, "the disk was full"])
+def test_run_cells_with_a_cell_that_dies_at_once(
+    earlier: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if earlier is not None:
+        cell, _ = matrix.cells(config.load_config("smoke", [f"results={tmp_path}"]))
+        write_cell(cell.folder, cell.spec, "failed", made=None, reason=earlier)
     _, state = ran(die_at_once, tmp_path, "null", monkeypatch)
     assert (state.state, state.reason) == ("failed", "its process ended by SIGKILL (out of memory?)")
 
