@@ -35,8 +35,9 @@ def call(arguments: argparse.Namespace) -> int:
     if counts.of_others and ruleset != config.ruleset:
         rulesets = f"({shown(ruleset)}, not {shown(config.ruleset)})"
         console.print(f"note: the pack and the matrix differ in ruleset {rulesets}", style="yellow")
+    trains = "tune" if arguments.candidates else "run"
     console.print(
-        "next, with the same CONFIG and values: `entrobench run` makes the cells that are missing; `entrobench sync` "
-        "sends finished cells to MLflow, which `leaderboard` and `report` read"
+        f"next, with the same CONFIG and values: `entrobench {trains}` makes the cells that are missing; `entrobench "
+        "sync` sends finished cells to MLflow, which `leaderboard` and `report` read"
     )
     return 0

@@ -200,7 +200,8 @@ def test_unpack_candidates_of_tuning(tmp_path: Path) -> None:
     pack = str(tmp_path / "made-tune.zip")
     for command, side in ((["pack", "--out", pack], sender), (["unpack", pack], ours)):
         given = ["name=made", f"results={side.config.results}", f"tracking.uri={NO_STORE}", "ruleset=tuned"]
-        run_command(*command, "smoke", *given, *methods, "--candidates")
+        said = run_command(*command, "smoke", *given, *methods, "--candidates")
+    assert "`entrobench tune` makes the cells that are missing" in said
     assert states(ours) == ["done"] * len(sender.cells)
     for theirs, cell in zip(sender.cells, ours.cells, strict=True):
         assert records(cell.folder) == records(theirs.folder)
