@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from harness.base import files, identities
@@ -318,8 +319,9 @@ def experiment_of(client: MlflowClient, matrix: str, uri: str) -> str:
             experiment = client.get_experiment_by_name(matrix)
     if experiment.lifecycle_stage != "active":
         raise UserError(
-            f"the MLflow experiment {matrix!r} at {visible_address(uri)} was deleted; bring it back with "
-            f"`mlflow experiments restore --experiment-id {experiment.experiment_id}`, or choose another name="
+            f"the MLflow experiment {matrix!r} was deleted; bring it back with "
+            f"`MLFLOW_TRACKING_URI={quote(visible_address(uri))} mlflow experiments restore --experiment-id "
+            f"{experiment.experiment_id}`, or choose another name="
         )
     return experiment.experiment_id
 

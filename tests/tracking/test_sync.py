@@ -629,7 +629,7 @@ def test_sync_to_a_deleted_experiment(tmp_path: Path, mlflow_uri: str) -> None:
     sync.sync(folder, mlflow_uri)
     with store.store(mlflow_uri, write=True) as client:
         client.delete_experiment(client.get_experiment_by_name("demo").experiment_id)
-    refused(folder, mlflow_uri, "the MLflow experiment 'demo' .* was deleted; .* restore")
+    refused(folder, mlflow_uri, "the MLflow experiment 'demo' was deleted; .*MLFLOW_TRACKING_URI=sqlite:/.*restore")
 
 
 @pytest.mark.processes
