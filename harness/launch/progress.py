@@ -37,8 +37,9 @@ class LiveView(Watcher):
     def __init__(self, console: Console, cells: list[Cell], todo: list[Cell], uri: str) -> None:
         self.console, self.todo = console, todo
         self.feeder = Feeder(uri, partial(console.print, style="yellow"))
-        self.total, self.done, self.failed = len(cells), len(cells) - len(todo), 0
-        self.stopped = 0
+        chosen = {cell.id for cell in todo}
+        self.stopped = sum(cell.id not in chosen and cell.progress().state == STOPPED for cell in cells)
+        self.total, self.done, self.failed = len(cells), len(cells) - len(todo) - self.stopped, 0
         self.steps_before: dict[str, int] = {}
         self.steps_todo = 0
         for cell in todo:

@@ -22,7 +22,7 @@ from rich.console import Console
 
 from harness import config, matrix
 from harness.cells import lease, state
-from harness.cells.state import State
+from harness.cells.state import STOP_MARK, State
 from harness.launch import launcher, progress
 from harness.launch.launcher import RECENT, Snapshot
 from harness.launch.local import Local
@@ -137,6 +137,14 @@ def snapshots(*cells: Cell) -> list[Snapshot]:
 def test_summary_of_one_cell(cells: list[Cell]) -> None:
     view = LiveView(Console(), cells[:1], cells[:1], "sqlite:///nowhere.db")
     assert view.summary([], 1) == "0 of 1 cell done, 0 running, 1 waiting; time left not known yet"
+
+
+def test_summary_with_a_cell_that_was_stopped_before(cells: list[Cell]) -> None:
+    write(cells[0], "done", 4)
+    cells[1].folder.mkdir(parents=True)
+    (cells[1].folder / STOP_MARK).touch()
+    view = LiveView(Console(), cells, cells[2:], "sqlite:///nowhere.db")
+    assert view.summary([], 2).startswith("1 of 4 cells done, 1 stopped, 0 running, 2 waiting")
 
 
 @pytest.mark.usefixtures("fed")
