@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from shlex import quote
 
 from harness import runs
 from harness.base.addresses import visible_address
 from harness.base.terminal import console
 from harness.base.units import plural
 from harness.cells.log import FILE as METRICS
+from harness.cells.spec import adopted_folders
 from harness.commands.common import Commands, command, config_of_arguments, with_config
 from harness.matrix import cells
 from harness.tracking import export
@@ -36,13 +38,14 @@ def call(arguments: argparse.Namespace) -> int:
     fed, damaged = runs.sync_matrix(config, matrix)
     publish(config, matrix)
     console.print(f"MLflow at {visible_address(config.tracking_uri)} holds the records of {plural(fed, 'cell')}")
-    logged = [cell.folder for cell in matrix if (cell.folder / METRICS).exists()]
+    folders = [*(cell.folder for cell in matrix), *adopted_folders(config.folder)]
+    logged = [folder for folder in folders if (folder / METRICS).exists()]
     if arguments.tensorboard:
         for folder in logged:
             export.write_tensorboard(folder, arguments.tensorboard / config.name / folder.name)
-        console.print(f"for the curves: tensorboard --logdir {arguments.tensorboard}")
+        console.print(f"for the curves: tensorboard --logdir {quote(str(arguments.tensorboard))}")
     if arguments.wandb:
         for folder in logged:
             export.write_wandb_run(folder, arguments.wandb)
-        console.print(f"to upload them: wandb sync {arguments.wandb}/wandb/offline-run-*")
+        console.print(f"to upload them: wandb sync {quote(str(arguments.wandb))}/wandb/offline-run-*")
     return int(damaged > 0)

@@ -1,13 +1,16 @@
 """Cells as runs of TensorBoard and of Weights & Biases."""
 
 import json
+import shutil
 import struct
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from boards import smoke_matrix
 from cells import write_cell
+from commands import run_command
 from matrices import specs
 
 from harness.base.errors import UserError
@@ -91,3 +94,15 @@ def test_export_without_its_package(
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(UserError, match=rf"pip install -e '\.\[{package}\]'"):
         write(tmp_path, tmp_path / "logs")
+
+
+def test_sync_exports_adopted_cells(tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = ["methods=[grpo]", "seeds=[0]"]
+    [cell] = smoke_matrix(tmp_path, mlflow_uri, *given).write_all().cells
+    adopted = shutil.copytree(cell.folder, cell.folder.with_name("grpo@other"))
+    exported = []
+    monkeypatch.setattr(export, "write_tensorboard", lambda folder, logs: exported.append(folder))
+    given += ["name=made", f"results={tmp_path}", f"tracking.uri={mlflow_uri}"]
+    said = run_command("sync", "smoke", *given, "--tensorboard", str(tmp_path / "my curves"))
+    assert exported == [cell.folder, adopted]
+    assert f"tensorboard --logdir '{tmp_path}/my curves'" in said.replace("\n", " ")
