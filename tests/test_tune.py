@@ -86,6 +86,8 @@ def test_chosen_candidates_by_brute_force() -> None:
         ("tune.seeds=[]", "tune.seeds is []; allowed: one and more, each once"),
         ("tune.seeds=[5,5]", "tune.seeds is [5, 5]; allowed: one and more, each once"),
         ("eval.tasks=[aime24]", "validation"),
+        ("axes={eval.split: [test]}", "axes names eval.split, but candidates are compared on validation problems"),
+        ("axes={eval.every: [1, 2]}", "axes names eval.every, but"),
     ],
 )
 def test_check_candidates_refuses_unfair_searches(tmp_path: Path, override: str, sentence: str) -> None:

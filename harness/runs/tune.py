@@ -66,6 +66,9 @@ def check_candidates(config: Config) -> None:
     Candidates of methods that are not run are left out, but checked: their names may be mistyped.
     """
     check_candidate_counts(config)
+    for key in ("eval.split", "eval.every"):
+        if key in config.axes:
+            raise UserError(f"axes names {key}, but candidates are compared on validation problems, at their ends")
     for method, specs in config.tune.candidates.items():
         check_parts(method, specs, config)
     for spec in config.eval.tasks or config.tasks:
