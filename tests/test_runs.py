@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from boards import NO_STORE, smoke_matrix
 
 from harness import config, runs
 from harness.base.errors import UserError
 from harness.commands.run import mlflow_hint
 from harness.launch.machine import Device, Machine
+from harness.matrix import Cell
 from harness.rollout import models
 
 GPU = Device("any", 80 * 2**30)
@@ -50,6 +54,25 @@ def test_fetch_models() -> None:
     settings = config.load_config("smoke", [])
     model = models.resolve("countdown-tiny")
     assert runs.fetch_models(settings) == {"countdown-tiny": model.digest(model.folder())}
+
+
+def test_run_matrix_retries_failed_and_damaged_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = smoke_matrix(tmp_path, NO_STORE)
+    runs.claim(made.config)
+    failed, damaged, *_ = made.write_all().cells
+    made.write(failed, state="failed")
+    record = next(damaged.folder.glob("evals/*.json"))
+    record.write_bytes(record.read_bytes().replace(b"0", b"1", 1))
+    announced = []
+
+    def announce_and_end(*given: list[Cell]) -> None:
+        announced.extend(given[-1])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runs, "announce", announce_and_end)
+    with pytest.raises(KeyboardInterrupt):
+        runs.run_matrix(made.config, retry_failed=True)
+    assert announced == [failed, damaged]
 
 
 def test_local_launcher_refuses_more_ranks_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

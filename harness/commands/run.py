@@ -28,7 +28,7 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "--launcher", choices=LAUNCHERS, default="local", help="where cells run: on this machine, by Ray or by SLURM"
     )
-    parser.add_argument("--retry-failed", action="store_true", help="run only the cells that failed")
+    parser.add_argument("--retry-failed", action="store_true", help="run only failed and damaged cells")
     parser.add_argument(
         "--only",
         action="append",

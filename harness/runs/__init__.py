@@ -43,7 +43,7 @@ def run_matrix(
 ) -> int:
     """Run the missing cells, feed MLflow, print the leaderboard, and return the exit code.
 
-    `only`: the methods whose cells are run; `retry_failed`: of these, the cells that failed.
+    `only`: the methods whose cells are run; `retry_failed`: of these, the cells that failed or are damaged.
     """
     from harness.launch import launcher
     from harness.launch.progress import LiveView
@@ -59,7 +59,7 @@ def run_matrix(
         matrix = cells(config)  # again: the shapes of the models decide the engines, and are known only now
     chosen = [cell for cell in matrix if not only or cell.method in only]
     if retry_failed:
-        chosen = [cell for cell in chosen if State.known(cell.folder).state == "failed"]
+        chosen = [cell for cell in chosen if State.known(cell.folder).state == "failed" or is_damaged(cell)]
     todo = unfinished(chosen)
     if todo:
         check_problems(config)
@@ -159,7 +159,7 @@ def unfinished(chosen: Sequence[Cell]) -> list[Cell]:
     """Return the cells that are not done and not stopped by hand, or are done and whose records changed since."""
     todo = []
     for cell in chosen:
-        if any(checksums.changed_records(cell.folder)) if is_done(cell) else not is_stopped(cell.folder):
+        if is_damaged(cell) or not (is_done(cell) or is_stopped(cell.folder)):
             todo.append(cell)
     return todo
 
@@ -186,6 +186,11 @@ def fetch_models(config: Config) -> dict[str, str]:
 
 def is_done(cell: Cell) -> bool:
     return cell.progress().state == "done"
+
+
+def is_damaged(cell: Cell) -> bool:
+    """Return whether a cell is done and its records changed since."""
+    return is_done(cell) and any(checksums.changed_records(cell.folder))
 
 
 def launcher_of(where: str, config: Config, jobs: int | None) -> Launcher:
