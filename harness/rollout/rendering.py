@@ -39,7 +39,7 @@ def with_instruction(task: Task, chat: Chat) -> Task:
     changed: Any = task
     if "instruction" not in {option.name for option in dataclasses.fields(changed)}:
         raise UserError(
-            f"task {task.name} has an instruction that is no option, which the model's instruction cannot replace; "
+            f"task {task.name} has an instruction that is not an option, which the model's instruction cannot replace; "
             "declare it in the task's class as `instruction: str = ...`"
         )
     return dataclasses.replace(changed, instruction=chat.instruction)

@@ -170,7 +170,7 @@ def test_with_instruction_of_a_model() -> None:
     class Fixed(Countdown):
         instruction = "Go."
 
-    with pytest.raises(UserError, match=r"^task countdown has an instruction that is no option, which the model's"):
+    with pytest.raises(UserError, match=r"^task countdown has an instruction that is not an option, which the model's"):
         with_instruction(Fixed(), short)
 
 
