@@ -48,7 +48,7 @@ class SavedCheckpoint:
         rows = load_file(path / ROWS)
 
         def unpacked(value: dict[str, Any]) -> Any:
-            """Return a tensor for its reference, and a mapping for one in a list, as `packed_state` has written them."""
+            """Return a tensor for its reference, and a mapping for one in a list, as `packed_state` wrote them."""
             if value.keys() != {"rows"}:
                 return value
             inner = value["rows"]
