@@ -50,6 +50,8 @@ class Asker:
     task: Task
     evaluator: Evaluator  # on an engine with the model's weights
     rollout: RolloutConfig
+    dtype: str  # of the computation
+    limit_s: float  # for the verdict on a response
     on_progress: Callable[[], None] = no_progress  # called while another process measures the same counts
 
     def identity(self, prompts: Mapping[Problem, list[int]], n: int) -> dict[str, Any]:
@@ -104,8 +106,9 @@ def training_pool(asker: Asker, ask: Work, given: Filter | None, cache: Path, at
             say_once("waiting for another process, which measures the difficulty of the same problems")
             asker.on_progress()
 
-        # The responses, which `key` draws, stay the same when the code that judges them is corrected.
-        judged = identity | {"source": source_digest(type(asker.task))}
+        # The seeds of responses, which `key` decides, stay the same when the code that judges them is corrected.
+        computed = {"source": source_digest(type(asker.task)), "dtype": asker.dtype, "limit_s": asker.limit_s}
+        judged = identity | computed
         path = cache / "filters" / f"{asker.task.name}-{identities.key(judged)}.json"
         counts = measured_counts(path, judged, problems, right, at_once, say, waiting)
         fewest, most = given.bounds()

@@ -168,7 +168,8 @@ def build_parts(
     # By the weights themselves: the filter's counts are kept for later cells, and a model's folder may change.
     weights = {**model.identity(), "digest": model.digest(base)}
     evaluator = Evaluator.of_config(config, engine, tokenizer, verifier, model.chat, policy.module)
-    asker = Asker(weights, task, evaluator, config.rollout, heartbeat.forward)
+    computed = (config.train.dtype, config.verify.limit_s)
+    asker = Asker(weights, task, evaluator, config.rollout, *computed, heartbeat.forward)
     selected = None
     with heartbeat.at("filter"), ranks.on_all_ranks(asker.verdicts) as ask:
         if ask is not None:

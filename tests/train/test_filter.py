@@ -99,6 +99,7 @@ def asker(**changes: Any) -> Asker:
         if name in changes:
             sampling[name] = changes.pop(name)
     values: dict[str, Any] = {"model": {"path": "m"}, "task": Counting(), "rollout": RolloutConfig(max_new_tokens=8)}
+    values |= {"dtype": "float32", "limit_s": 5.0}
     return Asker(**(values | changes), evaluator=Evaluator(**sampling))
 
 
@@ -194,6 +195,8 @@ def test_training_pool_with_other_bounds(tmp_path: Path) -> None:
         ({"rollout": RolloutConfig(max_new_tokens=9)}, Filter()),
         ({"rollout": RolloutConfig(engine="vllm", max_new_tokens=8)}, Filter()),
         ({"chat": Chat(system="Think.")}, Filter()),
+        ({"dtype": "bfloat16"}, Filter()),
+        ({"limit_s": 1.0}, Filter()),
         ({}, Filter(n=15)),
     ],
 )
