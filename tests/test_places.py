@@ -127,6 +127,14 @@ def test_default_cache_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
         files.default_cache()
 
 
+def test_default_cache_that_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    monkeypatch.setenv("ENTROBENCH_CACHE", str(file))
+    with pytest.raises(UserError, match=f"^ENTROBENCH_CACHE is '{file}', which is a file; it must name a folder$"):
+        files.default_cache()
+
+
 @pytest.mark.slow
 def test_cell_with_a_clock_going_backwards(tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "write_log", lambda place: None)

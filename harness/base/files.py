@@ -33,6 +33,8 @@ YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C loader is t
 def default_cache() -> Path:
     """Return the folder that keeps models and problem sets."""
     if folder := os.environ.get("ENTROBENCH_CACHE"):
+        if Path(folder).is_file():
+            raise UserError(f"ENTROBENCH_CACHE is {folder!r}, which is a file; it must name a folder")
         return Path(folder)
     try:
         return Path.home() / ".cache" / "entrobench"

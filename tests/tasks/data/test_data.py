@@ -648,7 +648,7 @@ def test_splits_that_are_missing(small: Path, tmp_path: Path) -> None:
 
 def test_prepare_sets_in_a_read_only_cache(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setenv("ENTROBENCH_CACHE", str(tmp_path / "file"))
+    monkeypatch.setenv("ENTROBENCH_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.raises(UserError, match=r"the cache .* cannot be written \(Not a directory\); set ENTROBENCH_CACHE"):
         prepare.prepare_sets(["aime24"], str(small))
 
