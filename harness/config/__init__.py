@@ -152,6 +152,8 @@ def load_config(name: str, overrides: Iterable[str] = (), *, with_choice: bool =
     round_name = None
     given: list[dict[str, Any]] = []
     for text in overrides:
+        if not isinstance(text, str):
+            raise UserError(f"{shown(text)} is not an override; write each as a text, for example 'train.steps=10'")
         if text.startswith("round="):  # a name as it is written: YAML would read 1.10 as a number, and on as true
             round_name = text.removeprefix("round=")
         else:
