@@ -278,7 +278,8 @@ def method_loss(config: Any) -> MethodLoss:
     unknown = sorted(set(options) - set(OPTIONS))
     if unknown:
         raise UserError(f"entrobench.{unknown[0]} is not an option; allowed: {', '.join(OPTIONS)}")
-    return MethodLoss(options["method"], tuple(options.get("plugins") or ()))
+    plugins = options.get("plugins") or ()
+    return MethodLoss(options["method"], (plugins,) if isinstance(plugins, str) else tuple(plugins))
 
 
 def check_settings(config: Any, method: PortableMethod) -> None:

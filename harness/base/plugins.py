@@ -61,7 +61,7 @@ def plugin_entries(offer: str, plugins: Iterable[str]) -> Iterator[tuple[str, An
         if not hasattr(module, point.attr):
             raise UserError(f"plugin {point.module} has no {point.attr}; it was read from {module_origin(module)}")
         yield point.name, getattr(module, point.attr), point.module
-    for plugin in plugins:
+    for plugin in [plugins] if isinstance(plugins, str) else plugins:
         if plugin in OURS:
             raise UserError(f"plugin {plugin} has the name of a package of entrobench; give the file another name")
         module = import_plugin(plugin)
