@@ -60,7 +60,7 @@ def test_public_names() -> None:
 def test_load_and_leaderboard_refuse_mistakes(tmp_path: Path) -> None:
     with pytest.raises(entrobench.UserError, match=r"unknown key train\.step; .*did you mean 'steps'"):
         entrobench.load("smoke", "train.step=2")
-    with pytest.raises(entrobench.UserError, match=r"^\['a=b'\] is not an override; write each as a text, for example "):
+    with pytest.raises(entrobench.UserError, match=r"^\['a=b'\] is not an override; write each as a text"):
         entrobench.load("smoke", ["a=b"])  # type: ignore[arg-type]
     assert repr(entrobench.load("smoke", "methods=[grpo]")) == "<matrix smoke: 1 cell in results/smoke>"
     with pytest.raises(entrobench.UserError, match=r"found no MLflow store .*`entrobench run`"):

@@ -189,7 +189,7 @@ def in_files(tensors: Mapping[str, Tensor]) -> dict[str, int]:
 def packed_state(value: Any, rows: dict[str, Tensor]) -> Any:
     """Return a value for JSON, with references for its tensors, which go to `rows`; in mappings of any depth.
 
-    A reference is the mapping {"rows": name}. One of the value itself that looks like it gets a list around its content.
+    A reference is the mapping {"rows": name}. The value's own mapping of that form gets a list around its content.
     """
     if isinstance(value, Mapping):
         packed = {str(key): packed_state(inner, rows) for key, inner in value.items()}

@@ -373,7 +373,7 @@ def test_portable_method_refuses_other_batches(spec: str, changes: dict[str, Any
 def test_portable_method_mistakes() -> None:
     with pytest.raises(entrobench.UserError, match=r"^a method is a text such as 'grpo\+clip_b', and not null$"):
         entrobench.Method(None)  # type: ignore[arg-type]
-    with pytest.raises(entrobench.UserError, match="^plugin no_such_plugin cannot be imported"):
+    with pytest.raises(entrobench.UserError, match=r"^plugin no_such_plugin cannot be imported"):
         entrobench.Method("grpo", plugins="no_such_plugin")
     with pytest.raises(entrobench.UserError, match=r"unknown method 'clip_a'; .*did you mean 'clip_v'"):
         entrobench.Method("grpo+clip_a")
