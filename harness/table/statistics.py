@@ -93,23 +93,23 @@ def shares_of_chi_squares(seeds_df: int, problems_df: int) -> tuple[Floats, Floa
     return expit(logit_N), expit(-logit_N), weight_N / weight_N.sum()
 
 
-def student(mean: float, variance: float, df: int, confidence: float) -> Estimate:
+def student(mean: float, variance: float, df: int) -> Estimate:
     """Return Student's interval of a mean with the degrees of freedom of its variance."""
     from scipy.special import stdtrit
 
-    half = float(stdtrit(df, (1 + confidence) / 2)) * math.sqrt(variance)
+    half = float(stdtrit(df, (1 + CONFIDENCE) / 2)) * math.sqrt(variance)
     return Estimate(mean, mean - half, mean + half)
 
 
-def mean_interval(x_S: Floats, confidence: float = CONFIDENCE) -> Estimate:
+def mean_interval(x_S: Floats) -> Estimate:
     """Estimate the mean over seeds."""
     seeds = len(x_S)
     if seeds < 2 or np.ptp(x_S) == 0:
         return Estimate(float(x_S.mean()))
-    return student(float(x_S.mean()), float(x_S.var(ddof=1)) / seeds, seeds - 1, confidence)
+    return student(float(x_S.mean()), float(x_S.var(ddof=1)) / seeds, seeds - 1)
 
 
-def geometric_interval(x_S: Floats, confidence: float = CONFIDENCE) -> Estimate:
+def geometric_interval(x_S: Floats) -> Estimate:
     """Estimate the geometric mean over seeds of a skewed quantity that is never negative.
 
     The interval is that of the mean of the logarithms. If a value is 0, the geometric mean is 0 and has no interval.
@@ -121,7 +121,7 @@ def geometric_interval(x_S: Floats, confidence: float = CONFIDENCE) -> Estimate:
         log_S = np.log(x_S)
     if not np.isfinite(log_S).all():
         return Estimate(float(np.exp(log_S.mean())))
-    of_logs = mean_interval(log_S, confidence)
+    of_logs = mean_interval(log_S)
     if of_logs.low is None or of_logs.high is None:  # values so close that their logarithms are equal
         return Estimate(math.exp(of_logs.mean))
     return Estimate(math.exp(of_logs.mean), math.exp(of_logs.low), math.exp(of_logs.high))
@@ -307,7 +307,7 @@ def iqm_interval(x_ST: Floats) -> Estimate:
         return Estimate(iqm_of_all)
     # The jackknife's variance, (S - 1) / S times the sum of squares, by the sample variance.
     variance = (seeds - 1) ** 2 * float(without_S.var(ddof=1)) / seeds
-    return student(iqm_of_all, variance, seeds - 1, CONFIDENCE)
+    return student(iqm_of_all, variance, seeds - 1)
 
 
 def ranks(beats_MM: NDArray[np.bool_]) -> list[tuple[int, int]]:

@@ -135,11 +135,11 @@ def test_near_bound() -> None:
 
 def test_geometric_interval_by_logarithms() -> None:
     x_S = np.array([0.1, 0.2, 0.8])
-    low, high = t.interval(0.9, df=2, loc=np.log(x_S).mean(), scale=np.log(x_S).std(ddof=1) / math.sqrt(3))
+    low, high = t.interval(0.95, df=2, loc=np.log(x_S).mean(), scale=np.log(x_S).std(ddof=1) / math.sqrt(3))
     expected = (0.016 ** (1 / 3), math.exp(low), math.exp(high))
-    assert limits(geometric_interval(x_S, 0.9)) == pytest.approx(expected)
+    assert limits(geometric_interval(x_S)) == pytest.approx(expected)
     for scaled_S in (7 * x_S, 7 * x_S[[2, 0, 1]]):
-        assert limits(geometric_interval(scaled_S, 0.9)) == pytest.approx([7 * x for x in expected])
+        assert limits(geometric_interval(scaled_S)) == pytest.approx([7 * x for x in expected])
 
 
 def test_geometric_interval_of_values_without_a_logarithm() -> None:
