@@ -218,16 +218,6 @@ def test_sequence_mask_with_any_objective() -> None:
     assert {of_response[0] for of_response in closed} == {True, False}
 
 
-def test_random_reward() -> None:
-    c = case(2, groups=6, size=4)
-    signal = method("random_reward").signal(c.old, c.batch, [c.batch])
-    wrong = dataclasses.replace(c.batch, rewards_B=1 - c.batch.rewards_B, right_B=~c.batch.right_B)
-    assert torch.equal(signal.advantages_T, method("random_reward").signal(c.old, wrong, [wrong]).advantages_T)
-    assert set(method("random_reward").rewarded(c.old, c.batch).rewards_B.tolist()) == {0, 1}
-    assert not method("random_reward(chance=0)").rewarded(c.old, c.batch).rewards_B.any()
-    assert method("random_reward(chance=1)").rewarded(c.old, c.batch).rewards_B.all()
-
-
 def test_entrocraft_band() -> None:
     c = case(2)
     h = mean_entropy(c)
@@ -445,23 +435,18 @@ def prediction(entropy: float, predicted: float = 0.0) -> dict[str, float]:
     return {"entropy/mean": entropy, "clip_predict/predicted": predicted}
 
 
-def test_prediction_drops_few_tokens() -> None:
+@pytest.mark.parametrize("target", [None, 1.1, 1.3])
+def test_prediction_drops_few_tokens(target: float | None) -> None:
     c = case(2, groups=6, size=4)
-    for spec in ("clip_predict(most=1)", "clip_predict(target=1.1, most=1)", "clip_predict(target=1.3, most=1)"):
-        m = method(spec)
-        signal = m.signal(c.old, c.batch, [c.batch])
-        logged = {key.removeprefix("clip_predict/"): x for key, x in m.metrics(signal, c.batch).items()}
-        changes = brute.entropy_changes(c)
-        assert logged["predicted_all"] == pytest.approx(statistics.fmean(changes))
-        left = [x * w for x, w in zip(changes, signal.weights_T.tolist(), strict=True)]
-        assert logged["predicted"] == pytest.approx(statistics.fmean(left))
-        direction = 1 if logged["predicted_all"] < logged["wanted"] else -1
-        assert direction * (logged["predicted"] - logged["wanted"]) >= 0
-        dropped = sorted(direction * x for x, w in zip(changes, signal.weights_T.tolist(), strict=True) if not w)
-        assert dropped
-        assert dropped[-1] < 0
-        assert direction * (logged["predicted"] + direction * dropped[-1] / len(changes) - logged["wanted"]) < 0
-        assert dropped == sorted(direction * x for x in changes)[: len(dropped)]
+    wanted = 0.0 if target is None else 0.2 * (target - mean_entropy(c)) / 2
+    m = method("clip_predict(most=1)" if target is None else f"clip_predict(target={target}, start=2, most=1)")
+    signal = m.signal(c.old, c.batch, [c.batch])
+    keep, changes = brute.keep_predicted(c, wanted, 1), brute.entropy_changes(c)
+    assert signal.weights_T.tolist() == keep
+    assert False in keep
+    left = [x * kept for x, kept in zip(changes, keep, strict=True)]
+    logged = {"wanted": wanted, "predicted": statistics.fmean(left), "predicted_all": statistics.fmean(changes)}
+    assert m.metrics(signal, c.batch) == {f"clip_predict/{key}": pytest.approx(x) for key, x in logged.items()}
 
 
 def test_prediction_slope() -> None:
