@@ -8,7 +8,7 @@ from math import nan
 from pathlib import Path
 
 import pytest
-from commands import refusal, run_command, run_python
+from commands import run_command, run_python
 from logged_runs import geometric, logged_run
 
 from harness.diagnose.rules import diagnose_run
@@ -91,10 +91,6 @@ def test_diagnose_formats(tmp_path: Path) -> None:
     path = verl_log(tmp_path, FALL)
     for options, begins in (((), f"{path}: fell\n"), (("--format", "json"), "{")):
         assert run_command("diagnose", str(path), *options).startswith(begins)
-
-
-def test_diagnose_mistakes(tmp_path: Path) -> None:
-    refusal("diagnose", str(tmp_path / "nothing.log"))
 
 
 def test_control_characters_of_a_log_are_shown_and_do_nothing(tmp_path: Path) -> None:
