@@ -27,11 +27,11 @@ GROUPED = ["grpo", "dr_grpo", "rloo", "lite_ppo", "maxrl", "qae", "qae(mode=pape
 GROUPED += ["rs_grpo", "opo", "gpg"]
 
 
-def responses(lengths: Sequence[int], group: int, budget: int = 7168) -> tuple[TokenStats, TokenBatch]:
+def responses(lengths: Sequence[int], group: int) -> tuple[TokenStats, TokenBatch]:
     """Make a rollout batch of right responses, in float32 as training makes it, and what a policy says of it."""
     rollouts = [Rollout([0], [1] * length, [-1.0] * length, True) for length in lengths]
     groups = [rollouts[start : start + group] for start in range(0, len(rollouts), group)]
-    batch = TokenBatch.of(groups, [1.0] * len(lengths), budget, "cpu")
+    batch = TokenBatch.of(groups, [1.0] * len(lengths), 7168, "cpu")
     generator = torch.Generator().manual_seed(len(lengths))
     logp_T = -torch.rand(sum(lengths), generator=generator) - 0.1
     ones_T = torch.ones_like(logp_T)

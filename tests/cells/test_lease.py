@@ -32,10 +32,10 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "POLL", 0.02)
 
 
-def hold(folder: Path, ready: Event, seconds: float = 60) -> None:
+def hold(folder: Path, ready: Event) -> None:
     with lease.hold(folder):
         ready.set()
-        time.sleep(seconds)
+        time.sleep(60)
 
 
 @pytest.fixture

@@ -23,9 +23,9 @@ SPECS = [*baselines.METHODS, "ppo+clip_b", "grpo(normalise=constant, kl_coef=0.1
 PAGE = REPOSITORY / "docs" / "elsewhere.md"
 
 
-def padded(c: Case, x_T: Tensor, lengths: list[int] | None = None) -> Tensor:
-    """Returns values of tokens as rows, padded on the right with 7."""
-    rows = x_T.split(c.batch.lengths_B.tolist() if lengths is None else lengths)
+def padded(c: Case, x_T: Tensor) -> Tensor:
+    """Return values of tokens as rows, padded on the right with 7."""
+    rows = x_T.split(c.batch.lengths_B.tolist())
     return torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True, padding_value=7.0)
 
 
@@ -34,18 +34,15 @@ def mask_of(c: Case) -> Tensor:
 
 
 def given(method: PortableMethod, c: Case) -> dict[str, Any]:
-    """Returns the columns that a method needs, flat."""
-    columns: dict[str, Any] = {"entropy": c.old.entropy} if "entropy" in method.needs else {}
-    if "sum_p2" in method.needs:
-        columns |= {"sum_p2": c.old.sum_p2, "sum_p2_logp": c.old.sum_p2_logp}
-    for name in ("values", "ref_logp"):
-        if name in method.needs:
-            columns[name] = vars(c.old)[name]
-    if "min_p" in method.needs:
-        columns["min_p_logp"] = c.old.min_p_logp
-    if "behaviour_logp" in method.needs:
-        columns["behaviour_logp"] = c.batch.behaviour_logp_T
-    return columns
+    """Return the columns that a method needs, flat."""
+    of_needs: dict[str, dict[str, Any]] = {
+        **{name: {name: vars(c.old)[name]} for name in ("entropy", "values", "ref_logp")},
+        "sum_p2": {"sum_p2": c.old.sum_p2, "sum_p2_logp": c.old.sum_p2_logp},
+        "min_p": {"min_p_logp": c.old.min_p_logp},
+        "behaviour_logp": {"behaviour_logp": c.batch.behaviour_logp_T},
+    }
+    needed = [columns for need, columns in of_needs.items() if need in method.needs]
+    return {name: x_T for columns in needed for name, x_T in columns.items()}
 
 
 def answers(method: PortableMethod, c: Case, row_B: Tensor) -> list[str | None] | None:
