@@ -6,23 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from transformers import (
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    GraniteConfig,
-    GraniteForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    Phi3Config,
-    Phi3ForCausalLM,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+import transformers
+from transformers import PreTrainedModel
 
 from harness.methods.batch import Rollout
 from harness.rollout.protocol import Engine
@@ -32,18 +17,18 @@ EOS = 3
 SIZES = {"vocab_size": 83, "hidden_size": 64, "intermediate_size": 96, "max_position_embeddings": 256}
 SIZES |= {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
 MODELS: dict[str, Callable[[], PreTrainedModel]] = {
-    "qwen2-tied": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES, tie_word_embeddings=True)),
-    "qwen2-untied": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES, tie_word_embeddings=False)),
-    "qwen3-tied": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, tie_word_embeddings=True)),
-    "qwen3-untied": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, tie_word_embeddings=False)),
+    "qwen2-tied": lambda: transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**SIZES, tie_word_embeddings=True)),
+    "qwen2-untied": lambda: transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**SIZES, tie_word_embeddings=False)),
+    "qwen3-tied": lambda: transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**SIZES, tie_word_embeddings=True)),
+    "qwen3-untied": lambda: transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**SIZES, tie_word_embeddings=False)),
 }
 GIVEN = {**SIZES, "bos_token_id": 1, "eos_token_id": EOS, "pad_token_id": 0}
 OTHERS: dict[str, Callable[[], PreTrainedModel]] = {
-    "gemma3": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**GIVEN, sliding_window=16)),
-    "granite": lambda: GraniteForCausalLM(GraniteConfig(**GIVEN, logits_scaling=8.0)),
-    "llama-biases": lambda: LlamaForCausalLM(LlamaConfig(**GIVEN, attention_bias=True)),
-    "mistral-window": lambda: MistralForCausalLM(MistralConfig(**GIVEN, sliding_window=16)),
-    "phi3": lambda: Phi3ForCausalLM(Phi3Config(**GIVEN)),
+    "gemma3": lambda: transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(**GIVEN, sliding_window=16)),
+    "granite": lambda: transformers.GraniteForCausalLM(transformers.GraniteConfig(**GIVEN, logits_scaling=8.0)),
+    "llama-biases": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**GIVEN, attention_bias=True)),
+    "mistral-window": lambda: transformers.MistralForCausalLM(transformers.MistralConfig(**GIVEN, sliding_window=16)),
+    "phi3": lambda: transformers.Phi3ForCausalLM(transformers.Phi3Config(**GIVEN)),
 }
 # Ragged; two of them share more than one block of the cache (128 tokens on a CPU).
 LONG = [(7 * i) % 80 + 1 for i in range(150)]
