@@ -29,13 +29,8 @@ from harness.conformance.probe import Failed, Finding, Subject, finding_of
 from harness.methods.batch import TokenBatch, TokenStats
 from harness.methods.verbs import Component, Control, View
 
-FIRING = [
-    "clip_b(share=0.2)",
-    "m2po(threshold=0.001)",
-    "lp_reg(share=0.5)",
-    "clip_v(share=0.2,reference_denominator=true)",
-    "grpo(kl_coef=0.1,normalise=sequence)",
-]
+FIRING = ["clip_b(share=0.2)", "m2po(threshold=0.001)", "lp_reg(share=0.5)", "grpo(kl_coef=0.1,normalise=sequence)"]
+FIRING += ["clip_v(share=0.2,reference_denominator=true)"]
 
 
 @pytest.mark.slow
@@ -91,16 +86,12 @@ class Gossip(HalfForgetful):
 
 
 @dataclass(frozen=True)
-class Remembering(Control):
-    """Has room for a memory that no checkpoint sees."""
+class Share(Control):
+    """Scales by the last step's share of right responses."""
 
     @cached_property
     def memory(self) -> dict[str, Any]:
         return {}
-
-
-class Share(Remembering):
-    """Scales by the last step's share of right responses."""
 
     def reshape(self, advantages_T: Tensor, old: TokenStats, batch: TokenBatch) -> Tensor:
         now = batch.right_B.double().mean()
@@ -108,14 +99,6 @@ class Share(Remembering):
 
     def observe(self, metrics: Mapping[str, float]) -> None:
         self.memory["right"] = metrics["reward/mean"]
-
-
-class FirstBatch(Remembering):
-    """Centres every batch on the mean entropy of the first one."""
-
-    def weights(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> Tensor:
-        assert old.entropy is not None
-        return (old.entropy > self.memory.setdefault("level", batch.global_mean(old.entropy))).double()
 
 
 @dataclass(frozen=True)
@@ -197,24 +180,6 @@ class BareDeviation(GroupObjective):
         return view.ratio_T * view.advantages_T
 
 
-class ReadsTokens(Control):
-    """Drops responses that end with a certain token."""
-
-    by_response = True
-
-    def weights(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> Tensor:
-        ends = torch.tensor([int(tokens[-1]) if len(tokens) else 0 for tokens in batch.sequences])
-        return (ends > 2)[batch.sequence_T].double()
-
-
-class ChangesAdvantages(Control):
-    """Bounds the advantages that all others read."""
-
-    def weights(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> float:
-        advantages_T.clamp_(-0.5, 0.5)
-        return 1.0
-
-
 class AveragedCritic(Ppo):
     """Gives each token the mean loss of all."""
 
@@ -231,195 +196,196 @@ class NeedsTokens(Control):
         return (old.logp < largest_B[batch.sequence_T]).double()
 
 
-# By name: the method, the check that must catch it, and words of its message
-WRONG: dict[str, tuple[type[Component], str, str]] = {
-    "part_mean": (PartMean, "micro-batches", "in other micro-batches, and"),
-    "largest": (
-        mutant(gate=lambda self, view: (view.ratio_T.detach().max() < 1e20).double()),  # needs a token
-        "micro-batches",
-        "max",
-    ),
-    "every_second": (
-        mutant(weights=lambda self, old, a_T, *_: (torch.arange(len(a_T)) % 2).double()),
-        "order",
-        "in another order",
-    ),
-    "top_share": (TopShare, "order", "in another order of groups, with ties"),
-    "deaf": (
-        mutant(Grpo, advantages=lambda self, old, batch: (batch.right_B.double() - 0.5)[batch.sequence_T]),
-        "rewards",
-        "the advantages do not follow shaped rewards",
-    ),
-    "explodes": (Explodes, "edges", r"the loss is not finite where log ratios of \+-100"),
-    "half_forgetful": (HalfForgetful, "memory", "a loaded memory is not the one"),
-    "gossip": (Gossip, "memory", "the memory is shared"),
-    "falsely_silent": (
-        mutant(silent_without_signal=True, term=lambda self, view: 0.01 * view.current.logp),
-        "silence",
-        "a response whose tokens have no advantage has a gradient",
-    ),
-    "unused": (
-        mutant(needs=frozenset({"sum_p2"})),
-        "needs",
-        "unused declares the need 'sum_p2' and reads nothing that it gives",
-    ),
-    "undeclared": (  # reads it on some batches alone
-        mutant(weights=lambda self, old, a_T, *_: 1.0 if (a_T != 0).any() else 1.0 + 0 * old.expected_discriminator),
-        "needs",
-        "Mutant uses sum_p2, which it does not need",
-    ),
-    "unused_gradient": (
-        mutant(needs=frozenset({"entropy_grad"}), gate=lambda self, view: 1 + view.current.entropy.detach()),
-        "needs",
-        "no gradient goes through the present entropy",
-    ),
-    "renormalised": (Renormalised, "denominators", "makes up for it in the weights of the others"),
-    "negative": (mutant(weights=lambda self, old, *_: old.logp + 1), "weights", "a weight below 0"),
-    "chance": (
-        mutant(weights=lambda self, old, a_T, *_: (torch.rand(len(a_T)) < 0.5).double()),
-        "twice",
-        "a different loss or gradient the second time",
-    ),
-    "in_place": (
-        mutant(weights=lambda self, old, *_: old.logp.clamp_(min=-1).exp()),
-        "twice",
-        "logp of the verb weights was changed",
-    ),
-    "hidden": (  # from autograd
-        mutant(gate=lambda self, view: torch.tensor(view.ratio_T.tolist(), dtype=view.ratio_T.dtype)),
-        "gradient",
-        "but its gradient predicts",
-    ),
-    "product": (Product, "token weights", "a token that is dropped still has a gradient"),
-    "falsely_by_response": (
-        mutant(by_response=True, weights=lambda self, old, *_: old.logp.exp()),
-        "by response",
-        "weighs the tokens of a response differently",
-    ),
-    "proud": (Proud, "composition", r"proud\+ppo: "),
-    "lonely": (mutant(Grpo, min_group=1), "edges", "not finite where one group of the least size"),
-    "nothing": (
-        mutant(Grpo, surrogate=lambda self, view: 0 * Grpo.surrogate(self, view)),
-        "gradient",
-        "no token has a gradient",
-    ),
-    "bare_deviation": (BareDeviation, "edges", "an advantage is not finite where no response is right"),
-    "counts_part": (
-        mutant(update_metrics=lambda self, view: {"tokens": len(view.advantages_T)}),
-        "micro-batches",
-        "the metric updates/counts_part/tokens differs",
-    ),
-    "logs_infinity": (
-        mutant(update_metrics=lambda self, view: {"surprise": 1 / view.old.logp}),
-        "edges",
-        "the metric updates/logs_infinity/surprise is not finite where",
-    ),
-    "bare_log": (  # of a distance that is 0 at first
-        mutant(term=lambda self, view: 0.01 * (view.current.logp - view.current.logp.detach()).abs().log()),
-        "gradient",
-        "the gradient is not finite on an ordinary batch",
-    ),
-    "share": (Share, "memory", "state leaves something out"),
-    "reversed": (  # the value of GRPO
-        mutant(Grpo, surrogate=lambda self, view: 2 * Grpo.surrogate(self, view).detach() - Grpo.surrogate(self, view)),
-        "direction",
-        r"at ratio 1 the gradient goes against the advantage for 100\.0%",
-    ),
-    "loss_for_surrogate": (
-        mutant(Grpo, surrogate=lambda self, view: -Grpo.surrogate(self, view)),
-        "direction",
-        "at ratio 1 a step along the gradient lowers the log p",
-    ),
-    "doubled": (  # the value of GRPO
-        mutant(Grpo, surrogate=lambda self, view: 2 * Grpo.surrogate(self, view) - Grpo.surrogate(self, view).detach()),
-        "direction",
-        "nor that of the surrogate's value: 2 times advantage",
-    ),
-    "reversed_beyond": (  # the clip
-        mutant(Grpo, beyond=lambda self, ratio_T, bound_T: bound_T * (2 - ratio_T / ratio_T.detach())),
-        "direction",
-        "where the policy has moved the gradient goes against",
-    ),
-    "leaky": (
-        mutant(needs=frozenset({"entropy_grad"}), gate=lambda self, view: 1 + view.current.entropy),
-        "direction",
-        "a gradient goes through the gate of leaky, by the present entropy",
-    ),
-    "leaky_ratio": (
-        mutant(gate=lambda self, view: view.ratio_T.clamp(max=1)),
-        "direction",
-        "a gradient goes through the gate of leaky_ratio, by the present log p",
-    ),
-    "reads_sampler": (
-        mutant(weights=lambda self, old, a_T, batch: ((old.logp - batch.behaviour_logp_T).abs() < 0.2).double()),
-        "elsewhere",
-        "declare reads_answers = True or reads_sampler = True",
-    ),
-    "reads_answers": (
-        mutant(
-            by_response=True, weights=lambda self, old, a_T, batch: (batch.answers_B >= 0)[batch.sequence_T].double()
+# By check that must catch it: the name of a wrong method, the method, and words of the message
+WRONG: dict[str, dict[str, tuple[type[Component], str]]] = {
+    "micro-batches": {
+        "part_mean": (PartMean, "in other micro-batches, and"),
+        "largest": (  # needs a token
+            mutant(gate=lambda self, view: (view.ratio_T.detach().max() < 1e20).double()),
+            "max",
         ),
-        "elsewhere",
-        "declare reads_answers = True or reads_sampler = True",
-    ),
-    "reads_no_sampler": (mutant(reads_sampler=True), "elsewhere", "reads_sampler is declared, and no verb reads it"),
-    "counts_copies": (  # weighs equal responses as one
-        mutant(
-            by_response=True,
-            weights=lambda self, old, a_T, batch: (1 / batch.copy_of_B.bincount()[batch.copy_of_B])[batch.sequence_T],
+        "counts_part": (
+            mutant(update_metrics=lambda self, view: {"tokens": len(view.advantages_T)}),
+            "the metric updates/counts_part/tokens differs",
         ),
-        "elsewhere",
-        "in another trainer",
-    ),
-    "reads_tokens": (ReadsTokens, "elsewhere", "in another trainer"),
-    "changes_advantages": (ChangesAdvantages, "twice", "of the verb weights was changed"),
-    "changes_marks": (
-        mutant(
-            marks=lambda self, old, *_: {"factor": torch.ones_like(old.logp)},
-            gate=lambda self, view: view.marks["factor"].mul_(0.5),
-        ),
-        "twice",
-        "of the verb gate was changed",
-    ),
-    "remembers_early": (RemembersEarly, "twice", "the memory changed before the step was observed"),
-    "first_batch": (FirstBatch, "memory", "state leaves something out"),
-    "first_group": (
-        mutant(
-            by_response=True,
-            weights=lambda self, old, a_T, batch: 1.0 + (batch.groups_B == batch.groups_B[0])[batch.sequence_T],
-        ),
-        "order",
-        "in another order",
-    ),
-    "counts_prompts": (
-        mutant(
-            Grpo,
-            scale=lambda self, batch, counted_T: (
-                counted_T / batch.global_sum((batch.prompt_lengths_B + batch.lengths_B).double())
+    },
+    "order": {
+        "top_share": (TopShare, "in another order of groups, with ties"),
+        "first_group": (
+            mutant(
+                by_response=True,
+                weights=lambda self, old, a_T, batch: 1.0 + (batch.groups_B == batch.groups_B[0])[batch.sequence_T],
             ),
+            "in another order of groups and responses",
         ),
-        "order",
-        "behind longer prompts",
-    ),
-    "turns_advantages": (mutant(reshape=lambda self, a_T, *_: -a_T), "direction", "turns the advantages around"),
-    "turns_rewards": (
-        mutant(reward=lambda self, rewards_B, *_: 1 - rewards_B),
-        "direction",
-        "gives right responses lower rewards than wrong ones",
-    ),
-    "repelled_critic": (
-        mutant(Ppo, value_loss=lambda self, *given: -Ppo.value_loss(self, *given)),
-        "direction",
-        "draws values away from their returns",
-    ),
-    "averaged_critic": (AveragedCritic, "direction", "depends on the values of others"),
-    "needs_tokens": (NeedsTokens, "edges", "where some responses are empty"),
+        "counts_prompts": (
+            mutant(
+                Grpo,
+                scale=lambda self, batch, counted_T: (
+                    counted_T / batch.global_sum((batch.prompt_lengths_B + batch.lengths_B).double())
+                ),
+            ),
+            "behind longer prompts",
+        ),
+    },
+    "rewards": {
+        "deaf": (
+            mutant(Grpo, advantages=lambda self, old, batch: (batch.right_B.double() - 0.5)[batch.sequence_T]),
+            "the advantages do not follow shaped rewards",
+        )
+    },
+    "edges": {
+        "explodes": (Explodes, r"the loss is not finite where log ratios of \+-100"),
+        "lonely": (mutant(Grpo, min_group=1), "not finite where one group of the least size"),
+        "bare_deviation": (BareDeviation, "an advantage is not finite where no response is right"),
+        "logs_infinity": (
+            mutant(update_metrics=lambda self, view: {"surprise": 1 / view.old.logp}),
+            "the metric updates/logs_infinity/surprise is not finite where",
+        ),
+        "needs_tokens": (NeedsTokens, "where some responses are empty"),
+    },
+    "memory": {
+        "half_forgetful": (HalfForgetful, "a loaded memory is not the one"),
+        "gossip": (Gossip, "the memory is shared"),
+        "share": (Share, "state leaves something out"),
+    },
+    "silence": {
+        "falsely_silent": (
+            mutant(silent_without_signal=True, term=lambda self, view: 0.01 * view.current.logp),
+            "a response whose tokens have no advantage has a gradient",
+        )
+    },
+    "needs": {
+        "unused": (
+            mutant(needs=frozenset({"sum_p2"})),
+            "unused declares the need 'sum_p2' and reads nothing that it gives",
+        ),
+        "undeclared": (  # reads it on some batches alone
+            mutant(
+                weights=lambda self, old, a_T, *_: 1.0 if (a_T != 0).any() else 1.0 + 0 * old.expected_discriminator
+            ),
+            "Mutant uses sum_p2, which it does not need",
+        ),
+        "unused_gradient": (
+            mutant(needs=frozenset({"entropy_grad"}), gate=lambda self, view: 1 + view.current.entropy.detach()),
+            "no gradient goes through the present entropy",
+        ),
+    },
+    "denominators": {"renormalised": (Renormalised, "makes up for it in the weights of the others")},
+    "weights": {"negative": (mutant(weights=lambda self, old, *_: old.logp + 1), "a weight below 0")},
+    "twice": {
+        "chance": (
+            mutant(weights=lambda self, old, a_T, *_: (torch.rand(len(a_T)) < 0.5).double()),
+            "a different loss or gradient the second time",
+        ),
+        "in_place": (
+            mutant(weights=lambda self, old, *_: old.logp.clamp_(min=-1).exp()),
+            "logp of the verb weights was changed",
+        ),
+        "changes_advantages": (  # which all others read
+            mutant(weights=lambda self, old, a_T, *_: 1.0 + 0 * a_T.clamp_(-0.5, 0.5)),
+            "of the verb weights was changed",
+        ),
+        "changes_marks": (
+            mutant(
+                marks=lambda self, old, *_: {"factor": torch.ones_like(old.logp)},
+                gate=lambda self, view: view.marks["factor"].mul_(0.5),
+            ),
+            "of the verb gate was changed",
+        ),
+        "remembers_early": (RemembersEarly, "the memory changed before the step was observed"),
+    },
+    "gradient": {
+        "hidden": (  # from autograd
+            mutant(gate=lambda self, view: torch.tensor(view.ratio_T.tolist(), dtype=view.ratio_T.dtype)),
+            "but its gradient predicts",
+        ),
+        "nothing": (
+            mutant(Grpo, surrogate=lambda self, view: 0 * Grpo.surrogate(self, view)),
+            "no token has a gradient",
+        ),
+        "bare_log": (  # of a distance that is 0 at first
+            mutant(term=lambda self, view: 0.01 * (view.current.logp - view.current.logp.detach()).abs().log()),
+            "the gradient is not finite on an ordinary batch",
+        ),
+    },
+    "token weights": {"product": (Product, "a token that is dropped still has a gradient")},
+    "by response": {
+        "falsely_by_response": (
+            mutant(by_response=True, weights=lambda self, old, *_: old.logp.exp()),
+            "weighs the tokens of a response differently",
+        )
+    },
+    "composition": {"proud": (Proud, r"proud\+ppo: ")},
+    "direction": {
+        "reversed": (  # the value of GRPO
+            mutant(
+                Grpo, surrogate=lambda self, view: 2 * Grpo.surrogate(self, view).detach() - Grpo.surrogate(self, view)
+            ),
+            r"at ratio 1 the gradient goes against the advantage for 100\.0%",
+        ),
+        "loss_for_surrogate": (
+            mutant(Grpo, surrogate=lambda self, view: -Grpo.surrogate(self, view)),
+            "at ratio 1 a step along the gradient lowers the log p",
+        ),
+        "doubled": (  # the value of GRPO
+            mutant(
+                Grpo, surrogate=lambda self, view: 2 * Grpo.surrogate(self, view) - Grpo.surrogate(self, view).detach()
+            ),
+            "nor that of the surrogate's value: 2 times advantage",
+        ),
+        "reversed_beyond": (  # the clip
+            mutant(Grpo, beyond=lambda self, ratio_T, bound_T: bound_T * (2 - ratio_T / ratio_T.detach())),
+            "where the policy has moved the gradient goes against",
+        ),
+        "leaky": (
+            mutant(needs=frozenset({"entropy_grad"}), gate=lambda self, view: 1 + view.current.entropy),
+            "a gradient goes through the gate of leaky, by the present entropy",
+        ),
+        "leaky_ratio": (
+            mutant(gate=lambda self, view: view.ratio_T.clamp(max=1)),
+            "a gradient goes through the gate of leaky_ratio, by the present log p",
+        ),
+        "turns_advantages": (mutant(reshape=lambda self, a_T, *_: -a_T), "turns the advantages around"),
+        "turns_rewards": (
+            mutant(reward=lambda self, rewards_B, *_: 1 - rewards_B),
+            "gives right responses lower rewards than wrong ones",
+        ),
+        "repelled_critic": (
+            mutant(Ppo, value_loss=lambda self, *given: -Ppo.value_loss(self, *given)),
+            "draws values away from their returns",
+        ),
+        "averaged_critic": (AveragedCritic, "depends on the values of others"),
+    },
+    "elsewhere": {
+        "reads_sampler": (
+            mutant(weights=lambda self, old, a_T, batch: ((old.logp - batch.behaviour_logp_T).abs() < 0.2).double()),
+            "declare reads_answers = True or reads_sampler = True",
+        ),
+        "reads_answers": (
+            mutant(
+                by_response=True,
+                weights=lambda self, old, a_T, batch: (batch.answers_B >= 0)[batch.sequence_T].double(),
+            ),
+            "declare reads_answers = True or reads_sampler = True",
+        ),
+        "reads_no_sampler": (mutant(reads_sampler=True), "reads_sampler is declared, and no verb reads it"),
+        "counts_copies": (  # weighs equal responses as one
+            mutant(
+                by_response=True,
+                weights=lambda self, old, a_T, batch: (1 / batch.copy_of_B.bincount()[batch.copy_of_B])[
+                    batch.sequence_T
+                ],
+            ),
+            "in another trainer",
+        ),
+    },
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_checks_catch_mistakes(name: str) -> None:
-    kind, expected, words = WRONG[name]
+@pytest.mark.parametrize(("expected", "name"), [(expected, name) for expected in WRONG for name in WRONG[expected]])
+def test_checks_catch_mistakes(expected: str, name: str) -> None:
+    kind, words = WRONG[expected][name]
     finding = checked(kind, expected, name)
     assert not finding.passed, "the mistake was not seen"
     assert re.search(words, finding.message)
@@ -438,7 +404,7 @@ def test_silence_of_a_mean_over_a_micro_batch() -> None:
     assert not finding.passed
     assert "depends on the micro-batch" in finding.message
     assert finding.advice == check.CHECKS["micro-batches"].advice
-    assert checked(WRONG["falsely_silent"][0], "silence").advice == "set silent_without_signal = False"
+    assert checked(WRONG["silence"]["falsely_silent"][0], "silence").advice == "set silent_without_signal = False"
 
 
 @dataclass(frozen=True)
@@ -468,16 +434,11 @@ def test_direction_of_a_gradient_of_another_size() -> None:
     assert "is neither that of advantage times log p nor" in checked(undeclared, "direction").message
 
 
-@dataclass(frozen=True)
-class Halved(Control):
-    """Halves every gradient."""
-
-    def weights(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> float:
-        return 0.5
+Halved = mutant(weights=lambda self, *_: 0.5)
 
 
 @dataclass(frozen=True)
-class LateHalved(Halved):
+class LateHalved(Control):
     """Halves every gradient after it has heard of an entropy above 1."""
 
     @cached_property
@@ -523,7 +484,7 @@ def test_composition_with_broken_neighbors() -> None:
         "grpo": Grpo,
         "halved": Halved,
         "raises": Raises,
-        "bare_log": WRONG["bare_log"][0],
+        "bare_log": WRONG["gradient"]["bare_log"][0],
     }
     seen = check.composition(Subject("halved", table))
     assert seen == "works with 0 others, was not joined with raises, bare_log, which fail alone"
@@ -612,7 +573,7 @@ def test_print_reports_joins_equal_failures() -> None:
 
 
 def test_checks_have_mistakes() -> None:
-    assert {expected for _, expected, _ in WRONG.values()} == check.CHECKS.keys()
+    assert WRONG.keys() == check.CHECKS.keys()
 
 
 @pytest.mark.slow
