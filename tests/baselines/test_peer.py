@@ -16,7 +16,7 @@ from known import known
 from ragged import Case, case
 from registered import method
 from torch import Tensor
-from trl_trainers import BUDGET, tiny, tokenizer
+from trl_trainers import BUDGET, sampling, spread, trainer_of
 
 from harness.methods.batch import TokenBatch
 from harness.methods.composition import Method
@@ -32,6 +32,10 @@ RTOL, ATOL = 1e-9, 1e-12
 # The soft penalty of dapo: share 0.2 of the budget, with the factor that goes with rewards of 0 and 1.
 OVERLONG = {"reward_weights": [1.0, 0.5]}
 
+# Our options, and the peer's.
+SAPO = {"tau_positive": "sapo_temperature_pos", "tau_negative": "sapo_temperature_neg"}
+VESPO = {"k_positive": "vespo_k_pos", "lambda_positive": "vespo_lambda_pos"}
+VESPO |= {"k_negative": "vespo_k_neg", "lambda_negative": "vespo_lambda_neg"}
 # What makes the peer compute what a method does.
 BNPO = {"loss_type": "bnpo"}
 SEQUENCE_RATIO = {"loss_type": "grpo", "importance_sampling_level": "sequence"}
@@ -59,13 +63,7 @@ SAME: list[tuple[str, dict[str, Any]]] = [
     ("vespo", {"loss_type": "vespo"}),
     (
         "vespo(k_positive=0.125, lambda_positive=0.25, k_negative=0.375, lambda_negative=0.5)",
-        {
-            "loss_type": "vespo",
-            "vespo_k_pos": 0.125,
-            "vespo_lambda_pos": 0.25,
-            "vespo_k_neg": 0.375,
-            "vespo_lambda_neg": 0.5,
-        },
+        {"loss_type": "vespo", **dict(zip(VESPO.values(), (0.125, 0.25, 0.375, 0.5), strict=True))},
     ),
     ("gmpo", {"gmpo": True}),
     ("grpo(dual_clip=null)+entropy_bonus(coefficient=0.2)", {**BNPO, "entropy_coef": 0.2}),
@@ -95,51 +93,31 @@ class Given(torch.nn.Module):
         return Said(spread(stats.logp, asked_BT), spread(known(stats.entropy), asked_BT))
 
 
-def spread(x_T: Tensor, mask_BT: Tensor) -> Tensor:
-    """Return the values of tokens as a padded row for each response."""
-    return x_T.new_zeros(mask_BT.shape).masked_scatter(mask_BT.bool(), x_T)
-
-
 def peer(c: Case, options: dict[str, Any], folder: Path, parts: int = 1, steps: int = 1) -> Any:
     """Make a trainer of trl that is given the case's responses, `parts` of them at a time, and `steps` updates."""
     options = dict(options)
-    responses = [rollout for group in c.groups for rollout in group]
-    kind, arguments = (
+    kind, config = (
         (gmpo.GMPOTrainer, gmpo.GMPOConfig) if options.pop("gmpo", False) else (trl.GRPOTrainer, trl.GRPOConfig)
     )
-
-    def rollout(prompts: Sequence[str], trainer: Any) -> dict[str, Any]:
-        return {
-            "prompt_ids": [response.prompt for response in responses],
-            "completion_ids": [response.response for response in responses],
-            "logprobs": [response.logp for response in responses],
-        }
 
     def right(completions: Sequence[str], **_: Any) -> list[float]:
         return c.batch.rewards_B.tolist()
 
     beta = options.pop("beta", 0.0)
-    made = kind(
-        model=tiny(),
-        reward_funcs=[right, rewards.get_soft_overlong_punishment(BUDGET, 0.2 * BUDGET)][
-            : len(options.get("reward_weights", [1]))
-        ],
-        args=arguments(
-            output_dir=str(folder),
-            use_cpu=True,
-            bf16=False,
-            report_to=[],
-            max_steps=1,
-            per_device_train_batch_size=len(c.batch) // parts,
-            gradient_accumulation_steps=parts // steps,
-            steps_per_generation=parts,
-            num_generations=len(c.groups[0]),
-            max_completion_length=BUDGET,
-            **options,
-        ),
+    overlong = [rewards.get_soft_overlong_punishment(BUDGET, 0.2 * BUDGET)] if "reward_weights" in options else []
+    made = trainer_of(
+        "",
+        folder,
+        reward=[right, *overlong],
+        kind=kind,
+        config=config,
+        per_device_train_batch_size=len(c.batch) // parts,
+        gradient_accumulation_steps=parts // steps,
+        steps_per_generation=parts,
+        num_generations=len(c.groups[0]),
         train_dataset=Dataset.from_list([{"prompt": str(i)} for i in range(len(c.groups))]),
-        processing_class=tokenizer(),
-        rollout_func=rollout,
+        rollout_func=sampling(c),
+        **options,
     )
     made.beta, made.ref_model = beta, made.model  # by itself it would load the reference model from a hub
     made.model.train()
@@ -197,12 +175,6 @@ def gradient(loss: Tensor, c: Case) -> Tensor:
     """Return the slope of a loss by the logits of all tokens."""
     (slope_TV,) = torch.autograd.grad(loss, c.logits_TV)
     return slope_TV
-
-
-@pytest.fixture(autouse=True)
-def without_telemetry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Turn off the peer's reports of its use."""
-    monkeypatch.setattr(trl.GRPOTrainer, "_send_telemetry", lambda self: None)
 
 
 @pytest.mark.parametrize(("spec", "options"), SAME, ids=IDS)
@@ -321,21 +293,7 @@ def test_dapo_divides_each_update_by_the_tokens_of_a_mean_one(loss_type: str, tm
         assert theirs.item() * mean == pytest.approx(mine.item() * tokens, rel=RTOL, abs=ATOL)
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("sapo", {"tau_positive": "sapo_temperature_pos", "tau_negative": "sapo_temperature_neg"}),
-        (
-            "vespo",
-            {
-                "k_positive": "vespo_k_pos",
-                "lambda_positive": "vespo_lambda_pos",
-                "k_negative": "vespo_k_neg",
-                "lambda_negative": "vespo_lambda_neg",
-            },
-        ),
-    ],
-)
+@pytest.mark.parametrize(("name", "options"), [("sapo", SAPO), ("vespo", VESPO)])
 def test_defaults_are_the_peers(name: str, options: dict[str, str]) -> None:
     objective = method(name).objective
     assert {theirs: getattr(objective, mine) for mine, theirs in options.items()} == {

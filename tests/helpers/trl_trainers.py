@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from datasets import Dataset
-from ragged import VOCABULARY
+from ragged import VOCABULARY, Case
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 with pytest.MonkeyPatch.context() as patch:
@@ -31,17 +32,17 @@ def tokenizer(vocabulary: int = VOCABULARY) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="0", pad_token="1")
 
 
-def tiny(vocabulary: int = VOCABULARY, seed: int = 0) -> PreTrainedModel:
-    torch.manual_seed(seed)
+def tiny(vocabulary: int = VOCABULARY) -> PreTrainedModel:
+    torch.manual_seed(0)
     counts = dict.fromkeys(("num_hidden_layers", "num_attention_heads", "num_key_value_heads"), 1)
     return Qwen2ForCausalLM(Qwen2Config(vocab_size=vocabulary, hidden_size=8, intermediate_size=8, **counts))
 
 
-def arguments(folder: Path, **options: Any) -> Any:
+def arguments(folder: Path, config: Any = None, **options: Any) -> Any:
     given = {"use_cpu": True, "bf16": False, "report_to": [], "disable_tqdm": True, "save_strategy": "no"}
     given |= {"logging_steps": 1, "max_steps": 1, "max_completion_length": BUDGET}
     given |= {"num_generations": 4, "per_device_train_batch_size": 8}
-    return door.GRPOConfig(output_dir=str(folder), **given | options)
+    return (config or door.GRPOConfig)(output_dir=str(folder), **given | options)
 
 
 def scripted(prompts: Sequence[str], trainer: Any) -> dict[str, Any]:
@@ -57,6 +58,22 @@ def scripted(prompts: Sequence[str], trainer: Any) -> dict[str, Any]:
         "completion_ids": completions,
         "logprobs": [[0.0] * len(row) for row in completions],
     }
+
+
+def sampling(case: Case) -> Callable[..., dict[str, Any]]:
+    """Return a function that samples the responses of a case, whatever the prompts are."""
+    responses = [rollout for group in case.groups for rollout in group]
+    sampled = {
+        "prompt_ids": [response.prompt for response in responses],
+        "completion_ids": [response.response for response in responses],
+        "logprobs": [response.logp for response in responses],
+    }
+    return lambda prompts, trainer: dict(sampled)
+
+
+def spread(x_T: Tensor, mask_BT: Tensor) -> Tensor:
+    """Return the values of tokens as a padded row for each response."""
+    return x_T.new_zeros(mask_BT.shape).masked_scatter(mask_BT.bool(), x_T)
 
 
 def odd(completion_ids: Sequence[Sequence[int]], **_: Any) -> list[float]:

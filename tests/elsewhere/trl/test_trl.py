@@ -22,7 +22,7 @@ from ragged import Case, case
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl_cells import become_rank
-from trl_trainers import BUDGET, arguments, door, losses, tiny, trainer_of
+from trl_trainers import BUDGET, arguments, door, losses, sampling, spread, tiny, trainer_of
 
 import baselines
 import entrobench
@@ -37,14 +37,11 @@ from harness.tokens.metrics import Stopwatch
 
 pytestmark = pytest.mark.filterwarnings("ignore:You are using 'rollout_func'")
 RUNNING = [name for name in baselines.METHODS if trl_refusal(Method.of(name, baselines.table())) is None]
+FOUR_UPDATES: dict[str, Any] = {"max_steps": 4, "num_iterations": 2, "learning_rate": 1e-2}
 COMPOSED = ["grpo(kl_coef=0.3, normalise=constant)+clip_v+entropy_bonus", "dr_grpo+clip_b+sequence_mask"]
 
 
 # The gradient of each method
-
-
-def padded(x_T: Tensor, mask_BT: Tensor) -> Tensor:
-    return x_T.new_zeros(mask_BT.shape).masked_scatter(mask_BT, x_T)
 
 
 @pytest.fixture(scope="module")
@@ -55,36 +52,31 @@ def on_case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     """
     c, updates = case(4, groups=4, size=8, longest=BUDGET), request.param
     folder = tmp_path_factory.mktemp("case")
-    responses = [rollout for group in c.groups for rollout in group]
     trainer = trainer_of(
         "grpo",
         folder,
         num_generations=len(c.groups[0]),
-        per_device_train_batch_size=len(responses) // (2 * updates),
+        per_device_train_batch_size=len(c.batch) // (2 * updates),
         gradient_accumulation_steps=2,
         steps_per_generation=2 * updates,
         reward=lambda completions, **_: c.batch.rewards_B.tolist(),
     )
     trainer.beta, trainer.ref_model = 1.0, torch.nn.Identity()
-    trainer.rollout_func = lambda prompts, trainer: {
-        "prompt_ids": [response.prompt for response in responses],
-        "completion_ids": [response.response for response in responses],
-        "logprobs": [response.logp for response in responses],
-    }
+    trainer.rollout_func = sampling(c)
 
     def of_all(model: Any, tokens: Tensor, attended: Tensor, width: int, **named: Any) -> Any:
         mask = attended[:, -width:].bool()
         if model is trainer.ref_model:
-            return door.Scored(padded(known(c.old.ref_logp), mask))
+            return door.Scored(spread(known(c.old.ref_logp), mask))
         names = ("logp", "entropy", "sum_p2", "sum_p2_logp", "min_p_logp")
-        return door.Scored(**{name: padded(c.old.columns[name], mask) for name in names})
+        return door.Scored(**{name: spread(c.old.columns[name], mask) for name in names})
 
     def of_inputs(model: Any, inputs: Any, **named: Any) -> Any:
         mask = inputs["completion_mask"].bool()
         if "rollout_rows" not in inputs:
             return of_all(model, mask, mask, mask.shape[1])
         now = c.current(c.batch.take(inputs["rollout_rows"]))
-        return door.Scored(padded(now.logp, mask), padded(known(now.entropy), mask))
+        return door.Scored(spread(now.logp, mask), spread(known(now.entropy), mask))
 
     trainer._score, trainer._score_inputs = of_all, of_inputs
     trainer.model.train()
@@ -152,12 +144,7 @@ OF_EPSILON = 5e-4
 @pytest.mark.parametrize(("spec", "options"), SAME, ids=[spec for spec, _ in SAME])
 def test_train_as_with_trls_loss(spec: str, options: dict[str, Any], tmp_path: Path) -> None:
     # One mini-batch for a rollout batch, twice: with more, TRL's token losses divide by the mean tokens of all of them.
-    common: dict[str, Any] = {
-        "max_steps": 4,
-        "gradient_accumulation_steps": 2,
-        "num_iterations": 2,
-        "learning_rate": 1e-2,
-    }
+    common: dict[str, Any] = {**FOUR_UPDATES, "gradient_accumulation_steps": 2}
     mine = trainer_of(spec, tmp_path, **common)
     mine.train()
     theirs = trainer_of(spec, tmp_path, kind=door.GRPOTrainer, **common, **options)  # seeds the shuffling again
@@ -198,15 +185,8 @@ def test_train_in_other_micro_batches(spec: str, iterations: int, tmp_path: Path
     once: its own pass gives the policy before it, too."""
     by_parts = []
     for parts in (1, 4):
-        trainer = trainer_of(
-            spec,
-            tmp_path,
-            max_steps=4,
-            num_iterations=iterations,
-            per_device_train_batch_size=16 // parts,
-            gradient_accumulation_steps=parts,
-            learning_rate=1e-2,
-        )
+        options = {**FOUR_UPDATES, "num_iterations": iterations, "gradient_accumulation_steps": parts}
+        trainer = trainer_of(spec, tmp_path, per_device_train_batch_size=16 // parts, **options)
         passes = passes_of(trainer)
         trainer.train()
         if iterations == 1:
@@ -234,13 +214,8 @@ def recorded_losses(spec: str, folder: Path, patch: pytest.MonkeyPatch) -> list[
     def kept(step: int, watch: Stopwatch) -> Any:
         collected = collect(step, watch)
         rollouts = [rollout for group in collected.answered for rollout in group.rollouts]
-        steps.append(
-            {
-                "prompts": [rollout.prompt for rollout in rollouts],
-                "responses": [rollout.response for rollout in rollouts],
-                "rewards": [reward for group in collected.answered for reward in group.rewards],
-            }
-        )
+        kept_step = {name: [getattr(rollout, name) for rollout in rollouts] for name in ("prompt", "response")}
+        steps.append({**kept_step, "reward": [reward for group in collected.answered for reward in group.rewards]})
         return collected
 
     def noted(step: int) -> float:
@@ -279,7 +254,7 @@ def rows_of_process(number: int, process: int, world: int) -> list[int]:
 def losses_on_recorded(spec: str, folder: Path) -> list[list[float]]:
     """Train by EntrobenchTrainer on the same weights and responses, and return the same numbers."""
     steps = json.loads((folder / RECORDED).read_text())
-    number = len(steps[0]["responses"])
+    number = len(steps[0]["response"])
     base, settings = models.resolve("countdown-tiny").folder(), config.load_config("demo", [*trainers.SHORT, *EMBEDDED])
     asked: list[dict[str, Any]] = []
     rows: list[int] = []
@@ -288,9 +263,9 @@ def losses_on_recorded(spec: str, folder: Path) -> list[list[float]]:
         asked.append(steps[len(asked)])
         rows[:] = rows_of_process(number, trainer.accelerator.process_index, trainer.accelerator.num_processes)
         assert len(prompts) == len(rows)
-        responses = [asked[-1]["responses"][row] for row in rows]
+        responses = [asked[-1]["response"][row] for row in rows]
         return {
-            "prompt_ids": [asked[-1]["prompts"][row] for row in rows],
+            "prompt_ids": [asked[-1]["prompt"][row] for row in rows],
             "completion_ids": responses,
             "logprobs": [[0.0] * len(response) for response in responses],
         }
@@ -301,7 +276,7 @@ def losses_on_recorded(spec: str, folder: Path) -> list[list[float]]:
         theirs = door.EntrobenchTrainer(
             method=spec,
             model=AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32),
-            reward_funcs=lambda completions, **_: [asked[-1]["rewards"][row] for row in rows],
+            reward_funcs=lambda completions, **_: [asked[-1]["reward"][row] for row in rows],
             args=arguments(
                 folder,
                 max_steps=STEPS * UPDATES,
@@ -335,15 +310,8 @@ ON_SCRIPTED = ["clip_servo(target=1)+top_entropy", "siren(quantile=0.5)"]
 
 def logged_on_scripted(spec: str, folder: Path, responses: int) -> list[list[float]]:
     """Return what the four updates of a run log, and the method's memory at its end."""
-    trainer = trainer_of(
-        spec,
-        folder,
-        max_steps=4,
-        num_iterations=2,
-        per_device_train_batch_size=responses,
-        gradient_accumulation_steps=2,
-        learning_rate=1e-2,
-    )
+    options = {**FOUR_UPDATES, "gradient_accumulation_steps": 2, "per_device_train_batch_size": responses}
+    trainer = trainer_of(spec, folder, **options)
     trainer.train()
     names = ("loss", "grad_norm", "entropy", "entrobench/entropy/mean", "clip_ratio/high_mean")
     updates = [line for line in trainer.state.log_history if "loss" in line]
@@ -457,14 +425,8 @@ def test_statistics_head_without_tokens() -> None:
 def test_train_masked_truncated_completions(spec: str, tmp_path: Path) -> None:
     """Expect steps where some responses are masked, and no learning where all are."""
     for suppressed in (None, [0, 1]):  # the tokens that end a response
-        trainer = trainer_of(
-            spec,
-            tmp_path,
-            mask_truncated_completions=True,
-            max_completion_length=5,
-            generation_kwargs={"suppress_tokens": suppressed},
-            max_steps=2,
-        )
+        options = {"mask_truncated_completions": True, "generation_kwargs": {"suppress_tokens": suppressed}}
+        trainer = trainer_of(spec, tmp_path, max_completion_length=5, max_steps=2, **options)
         trainer.rollout_func = None  # sample from the model
         before = [x.clone() for x in trainer.model.parameters()]
         trainer.train()
@@ -530,7 +492,7 @@ def test_adapters_are_trained_and_their_base_is_the_reference(tmp_path: Path) ->
     peft = pytest.importorskip("peft")
     adapter = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"])
     spec = "grpo(kl_coef=0.1)+clip_b(share=0.1)"
-    trainer = trainer_of(spec, tmp_path, peft_config=adapter, max_steps=4, num_iterations=2, learning_rate=1e-2)
+    trainer = trainer_of(spec, tmp_path, peft_config=adapter, **FOUR_UPDATES)
     base = {name: x.clone() for name, x in trainer.model.named_parameters() if not x.requires_grad}
     trainer.train()
     assert len(set(losses(trainer))) == 4
