@@ -18,9 +18,18 @@ from harness.matrix import cells
 from harness.tracking.store import unusable_store
 
 SECRET = "s3cRet"
-WRITTEN = ["http://host", "http://host:5000/", "https://host:5000/mlflow", "http://[::1]:5000", "mlruns", "databricks"]
-WRITTEN += ["sqlite:///results/mlflow.db", "sqlite:////home/a@b/mlflow.db", "file:///srv/mlruns"]
-WRITTEN += ["postgresql+psycopg2://host:5432/runs"]
+WRITTEN = [
+    "http://host",
+    "http://host:5000/",
+    "https://host:5000/mlflow",
+    "http://[::1]:5000",
+    "sqlite:///results/mlflow.db",
+    "sqlite:////home/a@b/mlflow.db",
+    "postgresql+psycopg2://host:5432/runs",
+    "file:///srv/mlruns",
+    "mlruns",
+    "databricks",
+]
 HIDDEN = [  # with what is shown of them
     (f"http://me:{SECRET}@host:5000", "http://host:5000/***"),
     (f"http://me:{SECRET}@host:5000/mlflow", "http://host:5000/***"),

@@ -15,12 +15,22 @@ TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|start|>' }}{% endif %}"
 )
 TOKENS = [*bytes_to_unicode().values(), "th", "<|start|>", END]
-# Names of a file, by those of transformers.
-NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-NAMES |= {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.o_proj": "attn_output"}
-NAMES |= {f"self_attn.{kind}_norm": f"attn_{kind}_norm" for kind in "qk"}
-NAMES |= {f"self_attn.{kind}_proj": f"attn_{kind}" for kind in "qkv"}
-NAMES |= {f"mlp.{kind}_proj": f"ffn_{kind}" for kind in ("gate", "up", "down")}
+NAMES = {  # of a file, by those of transformers
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
 
 
 def write_gguf(path: Path, model: PreTrainedModel, kind: str = "F32", **changed: Any) -> Path:

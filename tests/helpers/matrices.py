@@ -73,13 +73,25 @@ def distinct_right(level: int, problem: str, right: Sequence[int]) -> int:
 
 
 def metrics_of(level: int, seed: int, step: int) -> dict[str, float]:
-    found = dict.fromkeys(("responses/truncated", "weights/dropped"), 0.0)
-    found |= {"entropy/mean": 2.0 / step + 0.1 * level + 0.01 * seed, "ratio/clipped_low": 0.01}
-    found |= {"entropy/answer": 1.5 / step + 0.1 * level + 0.01 * seed, "ratio/clipped_high": 0.02}
-    found |= {"reward/mean": 0.1 * step, "reward/groups_without_signal": 0.2, "responses/length": 10.0 + level}
-    found |= {"responses/distinct": 0.5, "responses/distinct_answers": 0.4, "responses/after_answer": 0.1}
-    found |= {"time/rollout_s": 1.0 + level, "time/update_s": 2.0, "time/judging_s": 100.0}
-    found |= dict.fromkeys(("weights/dropped_positive", "weights/dropped_negative"), 0.0)
+    found = {
+        "entropy/mean": 2.0 / step + 0.1 * level + 0.01 * seed,
+        "reward/mean": 0.1 * step,
+        "reward/groups_without_signal": 0.2,
+        "responses/length": 10.0 + level,
+        "responses/truncated": 0.0,
+        "responses/distinct": 0.5,
+        "responses/distinct_answers": 0.4,
+        "responses/after_answer": 0.1,
+        "entropy/answer": 1.5 / step + 0.1 * level + 0.01 * seed,
+        "ratio/clipped_low": 0.01,
+        "ratio/clipped_high": 0.02,
+        "weights/dropped": 0.0,
+        "weights/dropped_positive": 0.0,
+        "weights/dropped_negative": 0.0,
+        "time/rollout_s": 1.0 + level,
+        "time/update_s": 2.0,
+        "time/judging_s": 100.0,
+    }
     for place, quadrant in enumerate(QUADRANTS):
         found |= {f"dynamics/{quadrant}/share": 0.1 * place, f"dynamics/{quadrant}/push": -0.01 * place}
     return found
