@@ -77,3 +77,14 @@ def check_what_a_high_rate_loses() -> None:
         f"GRPO's Pass@8 changes by {grpo} from before training, Clip_B's by {clip_b} and Clip_V's by {clip_v}",
         f"At 3e-5, GRPO's changes by {slow}. Clip_B's at 1e-4 differs from it by {behind}, and Clip_V's by {behind_v}",
     )
+
+
+def check_what_the_four_others_lose() -> None:
+    before, after = (passed_after(picture.FOUR, step) for step in (0, 24))
+    assert not after["entropy_bonus"].any(), "the entropy bonus ends at 0 in each"
+    assert (after["ce_gppo"] == 0).sum() == 2, "CE-GPPO ends at 0 in two"
+    lost = {method: mean_interval((after[method] - before["grpo"]).to_numpy()) for method in picture.OTHERS}
+    PAGE.states(f"its Pass@8 changes by {shown(lost.pop('entropy_bonus'))}")
+    for method, change in lost.items():
+        assert change.high is not None, method
+        assert change.high > 0, f"it is open whether {method} loses"

@@ -19,6 +19,7 @@ from studies.pages import ENTROPY, REFERENCE, REPEATABLE, draw_panel, recorded_c
 
 LONGER, SMALL = "laptop-matrix-sorting-36-steps", "laptop-matrix-sentences-small-batches"
 HIGH, FOUR = "laptop-matrix-sentences-high-rate", "laptop-matrix-sentences-high-rate-four"
+OTHERS = ("entropy_bonus", "ppo", "ce_gppo", "adaptive_entropy")  # the methods of FOUR
 # Matrices evaluated during training, and their tasks.
 EVALUATED = {LONGER: "sorting", **dict.fromkeys((SMALL, HIGH, FOUR), "sentences(shots=0)")}
 # Those with a picture.
