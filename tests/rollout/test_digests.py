@@ -118,8 +118,8 @@ def test_notes_that_are_lost_or_damaged_are_made_again(folder: Path, cache: Path
 
 def test_model_digest_without_a_cache(folder: Path, cache: Path) -> None:
     expected = digests.model_digest(folder)
-    shutil.rmtree(cache)
-    cache.touch()
+    shutil.rmtree(cache / "digests")
+    (cache / "digests").touch()  # a file, so that nothing can be written below it
     digests.checksums_at_stamps.cache_clear()
     assert digests.model_digest(folder) == expected
 
