@@ -29,7 +29,10 @@ STEP = re.compile(r".+-(\d+)\.jsonl?")  # an evaluation or samples, by the step
 
 
 def mend(folder: Path, spec: CellSpec) -> None:
-    """Repair a cell's records so that it can run, and write its spec. No other process may be working on it."""
+    """Repair a cell's records so that it can run, without an earlier failure, and write its spec.
+
+    No other process may be working on it.
+    """
     files.sweep(folder)
     begun = (folder / state.FILE).exists() or (folder / log.FILE).exists()
     other = id_in(folder)
@@ -49,7 +52,8 @@ def mend(folder: Path, spec: CellSpec) -> None:
 def mend_records(folder: Path, spec: CellSpec) -> None:
     """Make the records of a cell whole up to its newest whole checkpoint, or delete them."""
     try:
-        State.read(folder)
+        if State.read(folder).state == "failed":  # it is retried: from here on, a failure is its next process's
+            state.change(folder, state="running" if (folder / provenance.FILE).exists() else "planned", reason=None)
     except Damaged as damage:
         lines, _ = MetricsLog(folder).whole()
         seconds = lines[-1]["time"] - lines[0]["time"] if lines else 0.0  # at least nearly

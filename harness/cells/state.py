@@ -74,10 +74,6 @@ class State:
     def ended(self) -> bool:
         return self.state in ("done", "failed")
 
-    def may_fail(self, before: State) -> bool:
-        """Return whether a failure is news to this record, which was `before` when the process began."""
-        return not self.ended or (self.state == "failed" and self == before)
-
 
 def is_stopped(folder: Path) -> bool:
     """Return whether a cell has the mark of `entrobench stop`."""

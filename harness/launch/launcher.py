@@ -126,8 +126,6 @@ class Life:
 
     def __init__(self, running: Running) -> None:
         self.running, self.cell = running, running.cell
-        # A retried cell is still "failed" until its new process writes its state; that old state is not the end.
-        self.state_before = State.known(running.cell.folder)
         self.began: float | None = None
         self.ended_since: float | None = None  # when the cell was first seen to have ended
 
@@ -146,8 +144,7 @@ class Life:
         now = time.monotonic()
         minutes = self.cell.config.hardware.timeout_minutes
         self.began = self.began or now
-        ended = record.ended and record != self.state_before
-        if not ended:
+        if not record.ended:
             self.ended_since = None
         elif self.ended_since is None:
             self.ended_since = now
@@ -158,7 +155,7 @@ class Life:
             # Before the reason is written: while the process lives, it holds the lease.
             self.running.kill()
             reason = f"it took longer than hardware.timeout_minutes ({minutes}){self.place}"
-            mark_failed(self.cell.folder, reason, self.state_before)
+            mark_failed(self.cell.folder, reason)
 
 
 @dataclass
@@ -180,7 +177,7 @@ class Run:
                 self.running.append(Life(started))
         except Unprepared as error:
             self.waiting.remove(error.cell)
-            mark_failed(error.cell.folder, str(error), State.known(error.cell.folder))
+            mark_failed(error.cell.folder, str(error))
             self.watcher.ended(error.cell, str(error))
 
     def observe(self) -> tuple[list[Snapshot], int]:
@@ -218,7 +215,7 @@ class Run:
             if code:
                 # The place is read first: the lease that `mark_failed` takes removes its record.
                 reason = life.running.reason() + life.place
-                mark_failed(cell.folder, reason, life.state_before)
+                mark_failed(cell.folder, reason)
             self.watcher.ended(cell, reason)
 
     def take_back(self) -> None:
@@ -281,13 +278,13 @@ def environment(threads: int) -> dict[str, str]:
     }
 
 
-def mark_failed(folder: Path, reason: str, before: State) -> None:
-    """Write a reason into the folder of a cell whose process left none since it began, when the state was `before`.
+def mark_failed(folder: Path, reason: str) -> None:
+    """Write a reason into the folder of a cell, unless its process has left one.
 
     On a full disk that may be impossible: the cell then counts as stopped, and the others continue.
     """
     with contextlib.suppress(OSError), lease.briefly(folder) as ours:
-        if ours and State.known(folder).may_fail(before):
+        if ours and not State.known(folder).ended:
             state.change(folder, state="failed", reason=reason)
 
 

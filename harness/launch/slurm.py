@@ -306,7 +306,7 @@ class RankWork:
             long_life = noticed - self.began > 60 * self.slurm.minutes / 2
             if self.state.durable_step == self.step_before and long_life:
                 reason = f"no step was completed in launch.slurm.minutes ({self.slurm.minutes})"
-                mark_failed(Path(self.folder), reason, self.state)
+                mark_failed(Path(self.folder), reason)
                 return None
         return DelayedSubmission(RankWork(self.folder, self.threads, self.slurm))
 

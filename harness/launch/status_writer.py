@@ -64,7 +64,10 @@ class StatusWriter:
         The reason of the first rank that fails is kept: the other ranks fail because they miss it, or are stopped.
         """
         with lease.briefly(self.folder) as ours:
-            if ours and not self.orphaned and State.known(self.folder).may_fail(self.before):
+            now = State.known(self.folder)
+            # A cell that torchrun starts is not prepared: an earlier failure may still be in its record.
+            news = not now.ended or (now.state == "failed" and now == self.before)
+            if ours and news and not self.orphaned:
                 state.change(self.folder, state="failed", reason=reason, seconds=self.seconds)
 
     def first_to_fail(self) -> bool:

@@ -51,7 +51,8 @@ SENDING = "lines.sending"  # a tag: some or all lines up to this number may be i
 MLFLOW_RUN = "mlflow.json"  # a file in the folder of a cell: the id of its run
 SOURCE = "mlflow.source.name"  # a tag, written after metrics and parameters: with it, the first sync was complete
 METRICS_PER_CALL = 1000  # MLflow refuses more
-# K is no parameter: it reads answers, and another value makes no other cell. Runs of earlier versions have it.
+# K is no parameter of a run: it decides how answers are read, and a cell is the same with another K. Runs of earlier
+# versions have it.
 K, BY_TASK = "eval.k", "eval.by_task"
 K_ALONE, K_OF_TASK = re.compile(r"""('[^']*'|"[^"]*"): {'k': \d+}(, )?"""), re.compile(r"'k': \d+, |, 'k': \d+")
 LONGEST_VALUE = 500  # characters of a parameter or tag that every version of MLflow takes

@@ -276,6 +276,29 @@ WORKS = {
 }
 
 
+@pytest.mark.parametrize("earlier", [None, "it ran out of memory"])
+def test_run_cells_that_fail_before_the_launcher_looks(
+    earlier: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reason of their processes is kept, and replaces an earlier one."""
+    cells = matrix.cells(config.load_config("smoke", [f"results={tmp_path}"]))
+    for cell in cells if earlier else ():
+        write_cell(cell.folder, cell.spec, "failed", reason=earlier)
+
+    def start_and_wait(cell: Cell, gpus: Sequence[str]) -> BaseProcess:
+        work = say_what_no_encoding_holds if cell is cells[0] else die_at_once
+        process = fork.Process(target=work, args=(cell.folder,))
+        process.start()
+        process.join()
+        return process
+
+    forked(lambda _: die_at_once, monkeypatch)
+    monkeypatch.setattr(local, "fork_cell", start_and_wait)
+    launcher.run_cells(cells, Local(2, 1), Watcher(), poll=0.05)
+    reasons = [State.read(cell.folder).reason for cell in cells]
+    assert reasons == ["it said \\udcff", "its process ended by SIGKILL (out of memory?)"]
+
+
 def test_run_cells_with_damaged_records(
     tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

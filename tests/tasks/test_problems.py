@@ -218,7 +218,7 @@ def test_long_fields_of_csv() -> None:
 
 
 def in_file_and_on_hub(name: str, table: pa.Table, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """Return the options that read a table from a Parquet file of this name, and those that read it from the Hub."""
+    """Offer a table as a Parquet file of this name and as a set of the Hub; return the options for each of the two."""
     pq.write_table(table, name)
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: datasets.Dataset(table).to_iterable_dataset())
     return [{"file": name}, {"file": None, "hub": "owner/name"}]
