@@ -33,7 +33,8 @@ def call(arguments: argparse.Namespace) -> int:
     config = config_of_arguments(arguments)
     cells(config)  # checks the configuration
     table = baselines.table(config.plugins)
-    specs = list(table) if arguments.method == "all" else list(filter(None, registry.split(arguments.method, " ")))
+    named = list(filter(None, registry.split(arguments.method, " "))) or [arguments.method]  # an empty one is refused
+    specs = list(table) if arguments.method == "all" else named
     methods = {spec: Method.of(spec, table, config.method_options) for spec in specs}
     from harness.theory import explain  # imports torch, so only after the names have been checked
 
