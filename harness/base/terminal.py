@@ -80,6 +80,10 @@ class SafeConsole(Console):
             else:
                 yield Segment(visible(segment.text), segment.style)
 
+    def on_broken_pipe(self) -> None:
+        """Leave the error to the command, which ends with exit code 0; rich would end it with 1."""
+        raise BrokenPipeError
+
 
 # Without markup, since reasons and specs may hold brackets. In a file or a pipe each row of a table is one line. A
 # notebook gets the plain lines of a pipe: its kernel asks for colors, and its outputs are kept.

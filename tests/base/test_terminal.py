@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from unittest.mock import Mock
 
 import pytest
 from rich.console import Console
@@ -127,6 +128,13 @@ def test_safe_console_prints_no_control_characters(text: str, how: str) -> None:
     console = SafeConsole(file=out, force_terminal=True, color_system=None, markup=False, highlight=False, width=60)
     console.print({"string": hostile, "text": Text(hostile)}.get(how, table))
     assert all(letter.isprintable() or letter == "\n" for letter in out.getvalue())
+
+
+def test_closed_pipe_is_left_to_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.StringIO()
+    monkeypatch.setattr(out, "write", Mock(side_effect=BrokenPipeError))
+    with pytest.raises(BrokenPipeError):
+        SafeConsole(file=out).print("a line")
 
 
 def test_colours_of_our_own_stay() -> None:
