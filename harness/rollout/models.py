@@ -149,14 +149,6 @@ class Model:
             return None
         return folder
 
-    def parameters(self) -> int | None:
-        """Return the number of parameters; None if the folder is not here or its weights have no headers."""
-        folder = self.present_folder()
-        if folder is None:
-            return None
-        files = sorted(folder.glob("*.safetensors"))
-        return sum(map(parameters_in, files)) if files else None
-
     def shape(self) -> Shape | None:
         """Return the shape that the recipe gives, or the folder if it is here, else that of the model's file."""
         if self.recipe is not None:
