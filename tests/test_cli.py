@@ -62,7 +62,7 @@ def test_run_leaves_records(finished: Path) -> None:
 
 def test_run_writes_no_secret(finished: Path) -> None:
     files = [path for path in finished.rglob("*") if path.is_file()]
-    assert {"mlflow.db", "log.txt", "config.yaml", "leaderboard.html"} <= {path.name for path in files}
+    assert {"mlflow.db", "log.txt", "config.yaml", "leaderboard.md"} <= {path.name for path in files}
     for path in files:
         content = path.read_bytes()
         assert b"hf_0123456789" not in content, path

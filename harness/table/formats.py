@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -12,24 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 from harness.base import files, terminal
 from harness.base.errors import UserError
-from harness.base.terminal import escaped, visible
+from harness.base.terminal import visible
 from harness.config import setting_label
 from harness.table import columns, compare, render
-from harness.table.columns import COLUMNS, DEFAULT, format_estimate, header_names, method_text, table_lines
+from harness.table.columns import COLUMNS, DEFAULT, format_estimate, header_names, method_text
 from harness.table.compare import Comparison
 from harness.table.frames import ROW, Frames, done_cells
 from harness.table.leaderboard import LeaderboardRow
-from harness.table.render import records_frame, row_notes, untrained_flags
+from harness.table.render import records_frame
 from harness.table.select import Part
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-STYLE = (
-    "body{font:15px/1.5 system-ui,sans-serif;margin:2rem;color:#222}table{border-collapse:collapse}"
-    "td,th{padding:.3rem .8rem;text-align:right;border-bottom:1px solid #ddd}"
-    "td:first-child,th:first-child{text-align:left}"
-)
 HEADINGS = {"md": "## {}\n\n", "latex": "% {}\n"}
 BULLETS = {"md": "- ", "latex": "% "}
 LATEX_SIGNS = str.maketrans(
@@ -119,7 +113,7 @@ def check_any_done(parts: Sequence[Part]) -> None:
     raise UserError(" ".join(sentences))
 
 
-# HTML, and the form in which MLflow keeps tables
+# The form in which MLflow keeps tables
 
 
 def as_mlflow_table(rows: Sequence[LeaderboardRow]) -> str:
@@ -146,27 +140,6 @@ def as_mlflow_table(rows: Sequence[LeaderboardRow]) -> str:
         lines.append(line)
     table = pandas.DataFrame(lines, dtype="object")
     return json.dumps(table.to_dict("split", index=False), allow_nan=False)
-
-
-def as_html(title: str, rows: Sequence[LeaderboardRow]) -> str:
-    """Return the table as a page, in which every text is shown and none is markup."""
-    import pandas
-
-    header, *lines = escaped(table_lines(rows))
-    frame = pandas.DataFrame(lines, columns=header, dtype="object")
-    with pandas.option_context("display.max_colwidth", None):  # the default cuts texts off at 50 characters
-        table = frame.to_html(index=False, border=0, justify="unset", na_rep="")
-    above = "".join(f"<p>{in_html(flag)}.</p>" for flag in untrained_flags(rows))
-    notes = "".join(f"<p>{in_html(note)}</p>" for note in row_notes(rows))
-    return (
-        f"<!doctype html><meta charset=utf-8><title>{in_html(title)}</title><style>{STYLE}</style>"
-        f"<h1>{in_html(title)}</h1>{above}{table}{notes}"
-    )
-
-
-def in_html(text: str) -> str:
-    """Return a text as a page shows it, with control characters written out."""
-    return html.escape(visible(text))
 
 
 # LaTeX: methods are rows, with a column for each score of a task; needs the package booktabs

@@ -13,7 +13,7 @@ from harness.config import Config
 from harness.matrix import Cell
 from harness.table import board
 from harness.table.board import Board, Experiment, opened_experiment
-from harness.table.formats import as_html, as_mlflow_table
+from harness.table.formats import as_mlflow_table
 from harness.table.frames import Frames, done_cells, read_frames
 from harness.table.leaderboard import LeaderboardRow, leaderboard_rows
 from harness.table.render import render_rows
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 TABLE = "leaderboard.json"
 WRITTEN = "entrobench.written"  # a tag: the digest of what the run was last written from, set when it was complete
 NOTE = (
-    "How to read it: `leaderboard.json` is the table with its numbers, `leaderboard.html` and `leaderboard.md` are the "
-    "same for people, `matrix.json` says which cells were expected and what they are compared with. "
+    "How to read it: `leaderboard.json` is the table with its numbers, `leaderboard.md` is the same for people, "
+    "`matrix.json` says which cells were expected and what they are compared with. "
     "`entrobench run` and `entrobench sync` replace them. The same table anywhere: "
     "`entrobench leaderboard --experiment NAME --uri URI`."
 )
@@ -67,7 +67,6 @@ def summary_texts(plan: Board, experiment: Experiment, rows: Sequence[Leaderboar
         board.FILE: plan.as_json(),
         board.OUTCOMES: json.dumps({identities.hash_of(outcome): outcome for outcome in outcomes.values()}),
         "leaderboard.md": render_rows(rows, "md"),
-        "leaderboard.html": as_html(plan.experiment, rows),
         TABLE: as_mlflow_table(rows),
     }
 

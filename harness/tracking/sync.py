@@ -64,9 +64,9 @@ KIND = {"mlflow.experimentKind": "custom_model_development"}
 NOTE_TAG = "mlflow.note.content"  # the tag that holds a description
 NOTE = (
     "A matrix of entrobench: every method on every task with every model and every seed, one run each. "
-    "The run named `leaderboard` holds the table: `leaderboard.json` (a table of MLflow), `leaderboard.html` and "
-    "`leaderboard.md`. The metrics `final/...` of the other runs are what it averages, so that this list can be "
-    "sorted by them; `method.<name>.<option>` are the options of a method. Where MLflow opens the view of apps and "
+    "The run named `leaderboard` holds the table: `leaderboard.json` (a table of MLflow) and `leaderboard.md`. "
+    "The metrics `final/...` of the other runs are what it averages, so that this list can be sorted by them; "
+    "`method.<name>.<option>` are the options of a method. Where MLflow opens the view of apps and "
     "agents, the switch at its upper left to model training shows the runs. From anywhere: "
     "`entrobench leaderboard --experiment NAME --uri URI`."
 )

@@ -223,9 +223,7 @@ def test_run_with_a_store_that_is_down(
     assert f"http://{masked} cannot be used" in call("doctor", nowhere)[1].replace("\n", "")
     assert "open-sesame" not in said
     written = [path for folder in (tmp_path, real.folder) for path in folder.rglob("*") if path.is_file()]
-    assert {"log.txt", "config.yaml", "mlflow.db", "outcome.json", "leaderboard.html"} <= {
-        each.name for each in written
-    }
+    assert {"log.txt", "config.yaml", "mlflow.db", "outcome.json", "leaderboard.md"} <= {each.name for each in written}
     for path in written:  # MLflow writes the values of runs into its database unchanged
         assert b"open-sesame" not in path.read_bytes(), path
 
