@@ -15,12 +15,12 @@ from harness.table.frames import BASE_MODEL, Axes, Frames, check_comparable, don
 from harness.table.leaderboard import place_text
 from harness.table.origins import mixed_rows
 from harness.table.render import (
+    TWO_SEEDS,
     doubt_near_bound,
     mixed_notes,
     render_document,
     ruleset_notes,
     trainer_notes,
-    two_seeds,
     verdict_note,
 )
 from harness.table.scores import Scores, TableScores, Tasks, pooled, table_scores
@@ -32,7 +32,6 @@ from harness.table.statistics import (
     difference_interval,
     iqm_interval,
     ranks,
-    seeds_needed,
     share_interval,
     wins,
 )
@@ -67,7 +66,6 @@ class Comparison:
     best: bool = False  # the highest mean, or not significantly below it
     verdict: str = ""  # wins, trades, loses or none, by both scores
     near_bound: bool = False  # both methods are so near 0 or 1 that the difference's interval may be too short
-    seeds_needed: int | None = None  # with two seeds: the number at which such a difference is significant, if any
     setting: str = ""  # the values at the further axes of the matrix
     mixed: list[str] = field(default_factory=list)  # how its cells, or the baseline's, are not of one experiment
     experiment: str | None = None  # set if a table has rows of several
@@ -208,8 +206,6 @@ def compare_scores(methods: Collection[str], scores: TableScores, tests: Differe
             numbers["improvement"] = share_interval(pooled(list(map(wins, pair.ours, pair.theirs))))
             numbers["difference"], numbers["detectable"] = difference_interval(x_SJ), detectable(x_SJ)
             numbers["near_bound"] = pair.is_near_bound
-            if len(x_SJ) == 2:  # two seeds say little: docs/statistics.md
-                numbers["seeds_needed"] = seeds_needed(x_SJ)
         compared[name] = numbers
     return compared
 
@@ -293,13 +289,8 @@ def comparison_notes(results: Sequence[Comparison]) -> list[str]:
     notes += [*ruleset_notes(results), *trainer_notes(results), *mixed_notes(results)]
     if any(result.seeds == 1 for result in results):
         notes.append("One seed cannot tell how much seeds differ: it gives no interval, no p-value, and any rank.")
-    needed: dict[str, dict[str, int | None]] = {}
-    for result in results:
-        if result.seeds == 2 and result.p is not None:
-            where = place_text(result.method, result.task, result.where)
-            needed.setdefault(where, {})[result.score] = result.seeds_needed
-    if needed:
-        notes.append(two_seeds(needed))
+    if any(result.seeds == 2 for result in results):
+        notes.append(TWO_SEEDS)
     if any(result.near_bound for result in results):
         notes.append(doubt_near_bound(baseline))
     if len({result.method for result in results} - {BASE_MODEL}) < results[0].ranked:

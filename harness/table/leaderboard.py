@@ -31,7 +31,6 @@ from harness.table.statistics import (
     difference_interval,
     geometric_interval,
     mean_interval,
-    seeds_needed,
     share_interval,
 )
 from harness.table.verdict import DifferenceTests, collapsed_and_exploded, verdicts
@@ -88,9 +87,6 @@ class LeaderboardRow:
     experiment: str | None = None  # set if a table has rows of several
     # Scores at which both methods are so near 0 or 1 that the interval of the difference may be too short.
     near_bound: list[str] = field(default_factory=list)
-    # By score, with two seeds: the number of seeds at which a difference as large as the present one is significant;
-    # None: no number.
-    seeds_needed: dict[str, int | None] = field(default_factory=dict)
     ruleset: str | None = None  # published or tuned; docs/tune.md
     collapsed_share: float | None = None  # of the seeds, by the definition in `verdict`
     exploded_share: float | None = None
@@ -152,7 +148,6 @@ def row_of(
     means: dict[int | None, Estimate] = {}
     deltas: dict[int | None, Estimate] = {}
     near_bound: list[str] = []
-    needed: dict[str, int | None] = {}
     for score_k, of_table in scores.items():
         if method in of_table.by_method:
             means[score_k] = share_interval(of_table.by_method[method].x_SJ)
@@ -160,13 +155,8 @@ def row_of(
             continue
         pair = of_table.pairs[method]
         deltas[score_k] = difference_interval(pair.difference)
-        if method == baseline or score_k not in (k, None):
-            continue
-        name = "Avg@K" if score_k is None else f"Pass@{k}"
-        if pair.is_near_bound:
-            near_bound.append(name)
-        if len(pair.difference) == 2 and deltas[score_k].low is not None:  # two seeds say little: docs/statistics.md
-            needed[name] = seeds_needed(pair.difference)
+        if method != baseline and score_k in (k, None) and pair.is_near_bound:
+            near_bound.append("Avg@K" if score_k is None else f"Pass@{k}")
     passes = {each: mean for each, mean in means.items() if each is not None}
     pass_deltas = {each: delta for each, delta in deltas.items() if each is not None}
     collapsed = done.dropna(subset="collapsed").astype({"collapsed": int})
@@ -192,7 +182,6 @@ def row_of(
         made_of=next(filter(None, cells["made_of"]), None),  # unknown for a cell without a run
         collapsed=collapsed.set_index("seed")["collapsed"].to_dict(),
         near_bound=near_bound,
-        seeds_needed=needed,
         ruleset=first["ruleset"] or None,
         collapsed_share=collapsed_share,
         exploded_share=exploded_share,

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 FLAG = " †"
-LISTED = 4  # rows named in a note: all rows of a table of fifty methods would fill the screen
+TWO_SEEDS = "Two seeds tell little: intervals are wide. `--compare` says which difference would be detected."
 FORMATS = ("table", "md", "csv", "json")
 # Characters that end a cell of Markdown, or begin a link, an image, code, emphasis or HTML in it.
 MARKDOWN = re.compile(r"[\\|`*\[\]]|<(?=[a-zA-Z/!])")
@@ -170,8 +170,8 @@ def row_notes(rows: Sequence[LeaderboardRow]) -> list[str]:
     texts += mixed_notes(rows)
     if any(row.seeds_done == 1 for row in rows):
         texts.append("One seed cannot tell how much seeds differ: rows with one seed have no interval and no mark.")
-    if needed := {row_place(row): row.seeds_needed for row in rows if row.seeds_needed}:
-        texts.append(two_seeds(needed))
+    if any(row.seeds_done == 2 for row in rows):
+        texts.append(TWO_SEEDS)
     if any(row.seeds_done < row.seeds_expected for row in rows):
         texts.append("Not every expected cell is done; differences use the seeds that both have.")
     entropies = [entropy for row in rows for entropy in (row.entropy_initial, row.entropy_final)]
@@ -270,21 +270,6 @@ def doubt_near_bound(baseline: str) -> str:
     return (
         f"{NEAR_BOUND}: the method and {baseline} both differ from 0 or 1 by less than {NEAR_BOUND_PROBLEMS} problems' "
         "worth; there the interval of a difference may be too short, but rarely has the wrong sign."
-    )
-
-
-def two_seeds(needed: Mapping[str, Mapping[str, int | None]]) -> str:
-    """Return the note on rows with two seeds; `needed`: by row and score, the seeds that would tell the difference."""
-    parts = []
-    for row, by_score in needed.items():
-        counts = [f"{'no number' if count is None else count} by {score}" for score, count in by_score.items()]
-        parts.append(f"{row}: {', '.join(counts)}")
-    if len(parts) > LISTED:
-        parts = [*parts[:LISTED], f"of {len(parts) - LISTED} more, `seeds_needed` in --format csv"]
-    return (
-        "Two seeds tell little: intervals are wide, and the variance between seeds is uncertain. With the same noise "
-        "a true difference as large as the measured one is significant in four of five experiments with about this "
-        f"many seeds (no number: it takes more problems): {'; '.join(parts)}."
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,7 +24,6 @@ LEAST_OF_SEEDS = 0.01
 # time, and 98 % with Wilson's (`python -m studies.intervals.simulation`). A higher border would widen intervals that
 # hold.
 NEAR_BOUND = 3
-MOST_SEEDS = 1000  # no experiment has more
 CONFIDENCE, POWER = 0.95, 0.8
 
 
@@ -246,30 +244,15 @@ def crossed_p_value(x_SJ: Floats) -> float | None:
 def detectable(x_SJ: Floats) -> float | None:
     """Return the least true mean that is significant with POWER in an experiment of the same size and noise."""
     spread = crossed(x_SJ)
-    return None if spread is None else detectable_with(spread, spread.seeds)
+    return None if spread is None else detectable_with(spread)
 
 
-def seeds_needed(x_SJ: Floats) -> int | None:
-    """Return how many seeds tell a true mean as large as this one from 0; None where MOST_SEEDS do not.
-
-    More seeds make the part of the seeds smaller; that of the problems stays.
-    """
-    spread = crossed(x_SJ)
-    if spread is None or detectable_with(spread, MOST_SEEDS) > abs(spread.mean):
-        return None
-    # bisect_left needs keys that rise, and the detectable difference falls with more seeds: both are negated.
-    numbers = range(2, MOST_SEEDS + 1)
-    place = bisect_left(numbers, -abs(spread.mean), key=lambda n: -detectable_with(spread, n))
-    return numbers[place]
-
-
-def detectable_with(spread: Spread, seeds: int) -> float:
-    """Return the least true mean that is significant with POWER for a number of seeds."""
+def detectable_with(spread: Spread) -> float:
+    """Return the least true mean that is significant with POWER, by the spread of one experiment."""
     # A deviation that few seeds give is too small on average, by this factor.
     df = spread.seeds - 1
     factor = math.sqrt(2 / df) * math.exp(math.lgamma((df + 1) / 2) - math.lgamma(df / 2))
-    of_seeds = spread.of_seeds / factor**2 * spread.seeds / seeds
-    planned = dataclasses.replace(spread, of_seeds=of_seeds, seeds=seeds)
+    planned = dataclasses.replace(spread, of_seeds=spread.of_seeds / factor**2)
     # Power counts one side: the quantile of 80 % is the end of the two-sided interval of 60 %.
     return planned.half(CONFIDENCE) + planned.half(2 * POWER - 1)
 

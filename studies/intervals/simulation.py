@@ -453,7 +453,7 @@ def detectable_values(x_SJ: Floats) -> Floats:
     squares = mean_squares(x_SJ)
     variances = np.stack(squares.parts(), axis=-1).tolist()
     spreads = (Spread(0, of_seeds, of_problems, squares.seeds, squares.problems) for of_seeds, of_problems in variances)
-    return np.array([detectable_with(spread, squares.seeds) for spread in spreads])
+    return np.array([detectable_with(spread) for spread in spreads])
 
 
 def power_table(experiments: int) -> None:

@@ -19,7 +19,7 @@ from harness.table.columns import format_estimate, table_lines
 from harness.table.compare import comparisons
 from harness.table.frames import Frames
 from harness.table.leaderboard import LeaderboardRow
-from harness.table.statistics import Estimate, seeds_needed
+from harness.table.statistics import Estimate
 
 SAMPLES = 8
 
@@ -42,48 +42,20 @@ def rows(frames: Frames) -> list[LeaderboardRow]:
     return leaderboard.leaderboard_rows(frames, "grpo", {"countdown": 4})
 
 
-def test_seeds_needed_with_two_seeds() -> None:
-    shares = {"grpo": [0.3, 0.35], "clip_b": [0.6, 0.5], "ppo": [0.33, 0.33]}
-    right = {method: draw(method, each) for method, each in shares.items()}
-    grpo, clip, ppo = right.values()
-    frames = made_up_frames(right)
-    base, better, alike = rows(frames)
-    assert base.seeds_needed == {}
-    wanted = {row.method: seeds_needed(avg(one) - avg(grpo)) for row, one in ((better, clip), (alike, ppo))}
-    assert {row.method: row.seeds_needed["Avg@K"] for row in (better, alike)} == wanted
-    assert list(better.seeds_needed) == ["Avg@K", "Pass@4"]
-    (note,) = (text for text in render.row_notes([base, better, alike]) if text.startswith("Two seeds tell little"))
-    counts = [wanted["clip_b"], better.seeds_needed["Pass@4"]]
-    words = [
-        f"{'no number' if n is None else n} by {score}" for n, score in zip(counts, ("Avg@K", "Pass@4"), strict=True)
-    ]
-    assert f"clip_b, countdown, tiny: {', '.join(words)}; ppo, countdown, tiny: " in note
-    compared = comparisons(frames, "grpo", {"countdown": 4})
-    assert [each.seeds_needed for each in compared][:3] == [None, wanted["clip_b"], wanted["ppo"]]
-    assert note in compare.comparison_notes(compared)
-
-
-ONES = {seed: np.ones((8, 8), dtype=int) for seed in range(2)}
-
-
-@pytest.mark.parametrize(
-    "right",
-    [{"grpo": ONES, "clip_b": ONES}, {"grpo": draw("grpo", [0.3] * 3), "clip_b": draw("clip_b", [0.6] * 3)}],
-    ids=["nothing varied", "three seeds"],
-)
-def test_no_seeds_needed(right: dict[str, dict[int, np.ndarray]]) -> None:
-    frames = made_up_frames(right)
-    assert [row.seeds_needed for row in rows(frames)] == [{}, {}]
-    notes = render.row_notes(rows(frames)) + compare.comparison_notes(comparisons(frames, "grpo", {"countdown": 4}))
-    assert not any(note.startswith("Two seeds") for note in notes)
-
-
 @pytest.mark.parametrize(("seeds", "sentence"), [(1, "There is one seed."), (2, "There are two seeds,"), (3, None)])
 def test_general_sentences_on_few_seeds(seeds: int, sentence: str | None) -> None:
     cells = page_cells({"seed": seed, "state": "done"} for seed in range(seeds))
     sentences = general_sentences(cast(PageContent, SimpleNamespace(cells=cells, rows=[], notes=[])))
     assert [text.startswith(sentence) for text in sentences[1:] if sentence] == [True] * (seeds < 3)
     assert len(sentences) == 1 + (seeds < 3)
+
+
+@pytest.mark.parametrize("seeds", [1, 2, 3])
+def test_note_on_two_seeds(seeds: int) -> None:
+    frames = made_up_frames({"grpo": draw("grpo", [0.3] * seeds), "clip_b": draw("clip_b", [0.6] * seeds)})
+    compared = comparisons(frames, "grpo", {"countdown": 4})
+    for notes in (render.row_notes(rows(frames)), compare.comparison_notes(compared)):
+        assert (render.TWO_SEEDS in notes) == (seeds == 2)
 
 
 def test_near_bound_mark() -> None:
@@ -132,11 +104,3 @@ def test_intervals_of_shares_stay_in_0_to_1(share: float) -> None:
         assert each.low is None or each.high is None or 0 <= each.low <= each.mean <= each.high <= 1
     for each in filter(None, [row.delta_to_baseline for row in board]):
         assert each.low is None or each.high is None or -1 <= each.low <= each.mean <= each.high <= 1
-
-
-def test_two_seeds() -> None:
-    needed = {f"method {number}": {"Avg@K": number} for number in range(9)}
-    note = render.two_seeds(needed)
-    assert "method 3: 3 by Avg@K; of 5 more, `seeds_needed` in --format csv." in note
-    assert "method 4" not in note
-    assert "more," not in render.two_seeds({"grpo": {"Avg@K": None}})
