@@ -5,19 +5,18 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from harness.base.errors import UserError
 from harness.base.terminal import console
 from harness.base.units import plural
 from harness.commands.common import Commands, check_out, command, config_or_candidates, with_candidates, with_config
 from harness.matrix import cells
-from harness.packs.archive import SUFFIX, unpacked, write_pack
+from harness.packs.archive import SUFFIX
 from harness.packs.exchange import pack_matrix, protocol_of_cells
 
 EXAMPLES = (
     "entrobench pack demo",
     "entrobench pack my.yaml train.steps=20 --plugin my_methods --out my.zip",
     "entrobench pack demo-tuned --candidates",
-    "entrobench pack demo.zip --slim --out demo-slim.zip",
+    "entrobench pack demo --slim --out demo-slim.zip",
 )
 
 
@@ -25,11 +24,7 @@ def add(commands: Commands) -> None:
     text = "write a matrix as one file: answers, verdicts, metrics, configurations and versions, no weights"
     parser = with_config(command(commands, "pack", text, EXAMPLES))
     with_candidates(parser)
-    parser.add_argument(
-        "--slim",
-        action="store_true",
-        help="leave the answers out, but for their counts and digests; CONFIG may then be a pack",
-    )
+    parser.add_argument("--slim", action="store_true", help="leave the answers out, but for their counts and digests")
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="where to write it (default: NAME.zip in the current folder)"
     )
@@ -37,10 +32,6 @@ def add(commands: Commands) -> None:
 
 def call(arguments: argparse.Namespace) -> int:
     check_out(arguments.out)
-    if arguments.slim and arguments.config.endswith(SUFFIX):
-        if arguments.overrides or arguments.plugin or arguments.candidates:
-            raise UserError(f"key=value, --plugin and --candidates go with a CONFIG; {arguments.config} is a pack")
-        return write_slim(Path(arguments.config), arguments.out)
     config = config_or_candidates(arguments)
     out = arguments.out or Path(f"{config.name}{SUFFIX}")
     packed, expected = pack_matrix(config, out, slim_form=arguments.slim)
@@ -49,15 +40,4 @@ def call(arguments: argparse.Namespace) -> int:
         f"wrote {out}: {packed} of {plural(expected, 'cell')}, {size / 1000:,.0f} kB, {size / packed / 1000:,.0f} kB a "
         f"cell, protocol {protocol_of_cells(cells(config)).name}"
     )
-    return 0
-
-
-def write_slim(whole: Path, out: Path | None) -> int:
-    if out is None:
-        raise UserError("--slim of a pack needs --out FILE")
-    with unpacked(whole) as pack:
-        write_pack(out, pack.matrix, pack.summary.decode(), pack.cells, pack.protocol, slim_form=True)
-        cells_packed = len(pack.cells)
-    sizes = f"{out.stat().st_size / 1000:,.0f} kB, of {whole.stat().st_size / 1000:,.0f} kB"
-    console.print(f"wrote {out}: {plural(cells_packed, 'cell')}, {sizes}")
     return 0

@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import lzma
+import re
 import shutil
 import tarfile
 import zipfile
@@ -231,7 +232,6 @@ def test_unpacked_in_a_full_temporary_folder(slim: bool, pack: Path, tmp_path: P
         (["leaderboard", "--pack", "a.zip", "--uri", "sqlite:///x.db"], "--uri goes with --experiment"),
         (["leaderboard", "--pack", "a.zip", "--plugin", "mine"], "--plugin goes with a CONFIG"),
         (["report", "--experiment", "e", "--plugin", "mine"], "--plugin goes with a CONFIG"),
-        (["pack", "a.zip", "train.lr=1", "--slim", "--out", "b.zip"], "key=value, --plugin and --candidates go with a"),
     ],
 )
 def test_pack_options_that_are_refused(arguments: list[str], words: str) -> None:
@@ -330,7 +330,8 @@ def test_unpacked_refuses_headers_without_sense(pack: Path, tmp_path: Path, name
     check_refused(path, "it is not a zip that `entrobench pack` writes")
 
 
-def test_commands_refuse_a_sealed_file_that_is_no_zip(pack: Path, tmp_path: Path) -> None:
+def test_a_sealed_file_that_is_no_zip_is_refused(sent: tuple[MadeUpMatrix, Path], tmp_path: Path) -> None:
+    made, pack = sent
     odd = edited(pack, tmp_path / "odd.zip", {"\u00e9.json": b"{}"}, mend=False)
     odd.write_bytes(odd.read_bytes().replace("\u00e9".encode(), b"\xff\xff"))  # a name that is not UTF-8
     other = tmp_path / "other.zip"
@@ -339,7 +340,8 @@ def test_commands_refuse_a_sealed_file_that_is_no_zip(pack: Path, tmp_path: Path
         seal.close_file(path)
         sentence = f"{path} is damaged: it is not a zip that `entrobench pack` writes"
         assert sentence in refusal("leaderboard", "--pack", str(path))
-        assert sentence in refusal("pack", str(pack), "--slim", "--out", str(path))
+        with pytest.raises(Damaged, match=re.escape(sentence)):
+            pack_matrix(made.config, path)
 
 
 def test_unpacked_refuses_a_bomb(pack: Path, tmp_path: Path) -> None:
@@ -368,11 +370,13 @@ def test_unpacked_refuses_a_large_manifest(pack: Path, tmp_path: Path) -> None:
 # The slim form
 
 
-def test_pack_slim_gives_the_same_table_and_page(pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    slim, again = tmp_path / "slim" / pack.name, tmp_path / "again" / pack.name
-    for path in (slim, again):
+def test_pack_slim_gives_the_same_table_and_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = smoke_matrix(tmp_path / "results", NO_STORE).write_all()
+    pack, slim, again = (tmp_path / name / "made.zip" for name in ("whole", "slim", "again"))
+    for path in (pack, slim, again):
         path.parent.mkdir()
-    run_command("pack", str(pack), "--slim", "--out", str(slim))
+    pack_matrix(made.config, pack)
+    pack_matrix(made.config, slim, slim_form=True)
     for arguments in (["--format", "json"], ["--format", "md", "--compare"]):
         texts = []
         for source in (pack, slim):
@@ -384,7 +388,9 @@ def test_pack_slim_gives_the_same_table_and_page(pack: Path, tmp_path: Path, mon
     monkeypatch.setattr(page, "datetime", clock)
     pages = [page.report_of_packs([source], tmp_path / "page.html").read_text() for source in (pack, slim)]
     assert pages[0] == pages[1]
-    run_command("pack", str(slim), "--slim", "--out", str(again))
+    with archive.unpacked(slim) as opened:  # its cells, as `unpack` puts them into a matrix
+        folders = [opened.folder / "cells" / cell.folder.name for cell in made.cells]
+        archive.write_pack(again, "made", opened.summary.decode(), folders, opened.protocol, slim_form=True)
     assert again.read_bytes() == slim.read_bytes()
 
 

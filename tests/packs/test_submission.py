@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from answered import Forgery, answered_pack
+from answered import SMALL, Forgery, answered_pack
 from commands import refusal, run_command, verify
 from places import REPOSITORY
 
@@ -32,7 +32,9 @@ def slim(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("slim")
     with pytest.MonkeyPatch.context() as patch:
         use_plugin(folder, patch)
-        run_command("pack", str(answered_pack(folder, *THEIRS)), "--slim", "--out", str(folder / "slim.zip"))
+        answered_pack(folder, *THEIRS)
+        given = [f"results={folder / 'results'}", *SMALL, *THEIRS]
+        run_command("pack", "smoke", *given, "--slim", "--out", str(folder / "slim.zip"))
     return folder / "slim.zip"
 
 
