@@ -29,7 +29,6 @@ from harness.plan import cost
 from harness.plan.cost import Footprint, Needs
 from harness.plan.lacks import Obstacles
 from harness.plan.prompts import with_longest_prompt
-from harness.runs.look import latest_look
 
 STATES = ("done", "running", "stale", "failed", "stopped", "planned")
 USUAL = 80 * 10**9  # bytes of the GPU that is assumed where none is known
@@ -228,8 +227,6 @@ def known_lengths(times: Times, progress: Sequence[tuple[Cell, Progress]]) -> li
         if counted:
             source = f"the mean of {plural(len(counted), 'finished cell')}"
             lengths.append(Length(fmean(counted), f"{model} on {task}, {source}"))
-        elif seen := latest_look(model, cell.shared.task(task), cell.config.rollout.max_new_tokens):
-            lengths.append(Length(seen.length, f"{model} on {task}, the mean of a look before training"))
     return lengths
 
 

@@ -103,17 +103,6 @@ def looked_at_split(task: Task) -> str:
     return "train" if "train" in task.splits else task.splits[0]
 
 
-def latest_look(name: str, task: Task, max_new_tokens: int) -> Look | None:
-    """Return the newest look at a model by its name, of any size, for which nothing of the model is read."""
-    files_of_looks = (files.default_cache() / LOOKS).glob("*.json")
-    for path in sorted(files_of_looks, key=lambda path: path.stat().st_mtime, reverse=True):
-        with contextlib.suppress(Damaged, TypeError):
-            seen = Look(**files.read_sealed(path))
-            if (seen.model, seen.task, seen.max_new_tokens) == (name, tasks.evaluation_name(task), max_new_tokens):
-                return seen
-    return None
-
-
 def kept(name: str, task: Task, config: Config, problems: int, samples: int) -> Look | None:
     """Return the look in the cache; None if there is none, or a damaged one."""
     try:

@@ -606,7 +606,7 @@ def test_time_of_a_longer_cell_follows_from_the_steps_and_evaluations_of_a_short
 
 
 def test_time_and_tokens_follow_from_the_length_of_responses(tmp_path: Path) -> None:
-    """As finished cells have it; before that, as a look has it; or as it is given."""
+    """As finished cells have it, or as it is given."""
     settings, cells = planned(tmp_path, "seeds=[0,1]", "train.steps=2", "eval.every=0")
 
     def plan(length: int | None = None) -> Plan:
@@ -634,26 +634,6 @@ def test_time_and_tokens_follow_from_the_length_of_responses(tmp_path: Path) -> 
     for wrong in (0, 21):
         with pytest.raises(UserError, match=rf"--length is {wrong}; allowed: 1 to 20 \(rollout.max_new_tokens\)"):
             plan(wrong)
-
-
-def test_length_of_a_look_is_that_of_the_newest_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ENTROBENCH_CACHE", str(tmp_path))
-
-    def keep(name: str, length: float, **changes: Any) -> None:
-        record: dict[str, Any] = {"model": "countdown-tiny", "task": "countdown", "prompt": "p", "shown": []}
-        record |= {"right": [[1, 0]], "distinct_right": 1.0, "ended": 1.0, "unparsed": 0.0}
-        record |= {"length": length, "seconds": 1.0, "max_new_tokens": 9, "notes": []}
-        record |= {"can_learn": True, "sentence": "trainable"}
-        files.write_sealed(tmp_path / "looks" / f"{name}.json", record | changes)
-        os.utime(tmp_path / "looks" / f"{name}.json", (length, length))
-
-    keep("older", 3.0)
-    keep("newer", 4.0)
-    keep("other", 5.0, max_new_tokens=20)
-    keep("another", 6.0, model="countdown-small")
-    (tmp_path / "looks" / "damaged.json").write_text("{}")
-    plan = plan_for(*planned(tmp_path, "rollout.max_new_tokens=9"), CPU)
-    assert plan.lengths == [Length(4, "countdown-tiny on countdown, the mean of a look before training")]
 
 
 # The machine
