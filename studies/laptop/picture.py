@@ -18,10 +18,10 @@ from studies.field.analysis import configuration, take_tables
 from studies.pages import ENTROPY, REFERENCE, REPEATABLE, draw_panel, recorded_curves
 
 LONGER, SMALL = "laptop-matrix-sorting-36-steps", "laptop-matrix-sentences-small-batches"
-HIGH, FOUR = "laptop-matrix-sentences-high-rate", "laptop-matrix-sentences-high-rate-four"
-OTHERS = ("entropy_bonus", "ppo", "ce_gppo", "adaptive_entropy")  # the methods of FOUR
+HIGH = "laptop-matrix-sentences-high-rate"
+FOUR, NEW = f"{HIGH}-four", f"{HIGH}-new"
 # Matrices evaluated during training, and their tasks.
-EVALUATED = {LONGER: "sorting", **dict.fromkeys((SMALL, HIGH, FOUR), "sentences(shots=0)")}
+EVALUATED = {LONGER: "sorting", **dict.fromkeys((SMALL, HIGH, FOUR, NEW), "sentences(shots=0)")}
 # Those with a picture.
 MATRICES = (
     "laptop-matrix",
@@ -34,6 +34,7 @@ MATRICES = (
 )
 FURTHER = (
     FOUR,
+    NEW,
     "laptop-matrix-sorting-chosen",
     "laptop-matrix-sorting-field",
     "laptop-matrix-sorting-new-seeds",
