@@ -29,7 +29,7 @@ STEP = re.compile(r".+-(\d+)\.jsonl?")  # an evaluation or samples, by the step
 
 
 def mend(folder: Path, spec: CellSpec) -> None:
-    """Repair a cell's records so that it can run, without an earlier failure, and write its spec.
+    """Repair a cell's records so that it can run, clear an earlier failure, and write its spec.
 
     No other process may be working on it.
     """

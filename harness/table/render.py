@@ -179,9 +179,8 @@ def row_notes(rows: Sequence[LeaderboardRow]) -> list[str]:
         texts.append("nan: at a seed of the row the entropy was no number, or was not recorded; `report` shows where.")
     for row in rows:
         if row.collapsed:
-            texts.append(
-                f"{row_place(row)}: the entropy of {collapse_text(row)} fell so low that training ended there."
-            )
+            place = place_text(row.method, row.task, row.where)
+            texts.append(f"{place}: the entropy of {collapse_text(row)} fell so low that training ended there.")
     return [*texts, *sorted({f"{FLAG.strip()} {row.task}: {flag}" for row in rows for flag in remarks(row)})]
 
 
@@ -259,10 +258,6 @@ def promise_notes(marks: Iterable[str]) -> list[str]:
             f"verified: {headers[AUTHOR]}."
         )
     return notes
-
-
-def row_place(row: LeaderboardRow) -> str:
-    return place_text(row.method, row.task, row.where)
 
 
 def doubt_near_bound(baseline: str) -> str:

@@ -51,8 +51,7 @@ SENDING = "lines.sending"  # a tag: some or all lines up to this number may be i
 MLFLOW_RUN = "mlflow.json"  # a file in the folder of a cell: the id of its run
 SOURCE = "mlflow.source.name"  # a tag, written after metrics and parameters: with it, the first sync was complete
 METRICS_PER_CALL = 1000  # MLflow refuses more
-# K is no parameter of a run: it decides how answers are read, and a cell is the same with another K. Runs of earlier
-# versions have it.
+# Not sent as parameters: the same run may be read with any K. Earlier versions sent them.
 K, BY_TASK = "eval.k", "eval.by_task"
 K_ALONE, K_OF_TASK = re.compile(r"""('[^']*'|"[^"]*"): {'k': \d+}(, )?"""), re.compile(r"'k': \d+, |, 'k': \d+")
 LONGEST_VALUE = 500  # characters of a parameter or tag that every version of MLflow takes
