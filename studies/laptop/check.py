@@ -90,6 +90,9 @@ def check_what_other_methods_lose() -> None:
     assert ((after["entropy_bonus"] == 0).sum(), (after["ce_gppo"] == 0).sum()) == (6, 4)
     changes = changes_of(picture.FOUR)
     PAGE.states(f"their Pass@8 changes by {shown(changes.pop('entropy_bonus'))} and {shown(changes.pop('ce_gppo'))}")
-    for method, change in (*changes.items(), *changes_of(picture.NEW).items()):
+    new, controls = changes_of(picture.NEW), changes_of(picture.CONTROLS)
+    PAGE.states(f"BBG's changes by {shown(new.pop('bbg'))} from before")
+    PAGE.states(f"theirs change by {shown(controls['clip_b'])} and {shown(controls['clip_v'])}")
+    for method, change in (*changes.items(), *new.items(), *controls.items()):
         assert change.high is not None, method
         assert change.high > 0, f"it is open whether {method} loses"

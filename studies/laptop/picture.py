@@ -19,9 +19,9 @@ from studies.pages import ENTROPY, REFERENCE, REPEATABLE, draw_panel, recorded_c
 
 LONGER, SMALL = "laptop-matrix-sorting-36-steps", "laptop-matrix-sentences-small-batches"
 HIGH = "laptop-matrix-sentences-high-rate"
-FOUR, NEW = f"{HIGH}-four", f"{HIGH}-new"
+FOUR, NEW, CONTROLS = f"{HIGH}-four", f"{HIGH}-new", f"{HIGH}-bfloat16"
 # Matrices evaluated during training, and their tasks.
-EVALUATED = {LONGER: "sorting", **dict.fromkeys((SMALL, HIGH, FOUR, NEW), "sentences(shots=0)")}
+EVALUATED = {LONGER: "sorting", **dict.fromkeys((SMALL, HIGH, FOUR, NEW, CONTROLS), "sentences(shots=0)")}
 # Those with a picture.
 MATRICES = (
     "laptop-matrix",
@@ -35,6 +35,7 @@ MATRICES = (
 FURTHER = (
     FOUR,
     NEW,
+    CONTROLS,
     "laptop-matrix-sorting-chosen",
     "laptop-matrix-sorting-field",
     "laptop-matrix-sorting-new-seeds",
