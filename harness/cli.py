@@ -87,7 +87,9 @@ def stop_on_signals() -> None:
 
 
 def write_any_character() -> None:
-    """Let stdout and stderr escape the characters that their encoding does not have."""
+    """Let stdout and stderr escape the characters that their encoding does not have; a closed stdout drops all."""
+    if sys.stdout is None:  # as by `>&-`; otherwise the next file that is opened would get its number
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

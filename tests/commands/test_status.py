@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 import pytest
-from commands import run_command
+from commands import run_command, run_python
 
 from harness.commands.status import leftover_lines
 
@@ -30,6 +30,12 @@ def test_leftover_lines(overrides: list[str], lines: list[str]) -> None:
     assert leftover_lines(Path("results/demo"), {None: 4, "clip_b": 1}, given) == lines
     assert leftover_lines(Path("results/demo"), {None: 1}, given)[0].startswith("1 more cell in results/demo of other")
     assert leftover_lines(Path("results/demo"), {}, given) == []
+
+
+@pytest.mark.processes
+def test_status_with_a_closed_stdout(tmp_path: Path) -> None:
+    words = "[sys.executable, '-m', 'entrobench', 'status', 'smoke']"
+    run_python("-c", f"import os, sys; os.close(1); os.execv(sys.executable, {words})", cwd=tmp_path)
 
 
 @pytest.mark.slow
