@@ -7,6 +7,7 @@ import json
 
 import baselines
 from harness.base import registry
+from harness.base.errors import UserError, shown
 from harness.base.terminal import console
 from harness.commands.common import Commands, command, config_of_arguments, with_config
 from harness.matrix import cells
@@ -34,6 +35,8 @@ def call(arguments: argparse.Namespace) -> int:
     cells(config)  # checks the configuration
     table = baselines.table(config.plugins)
     named = list(filter(None, registry.split(arguments.method, " "))) or [arguments.method]  # an empty one is refused
+    if "all" in named and len(named) > 1:
+        raise UserError(f"METHOD is {shown(arguments.method)}; `all` is the whole registry, without others")
     specs = list(table) if arguments.method == "all" else named
     methods = {spec: Method.of(spec, table, config.method_options) for spec in specs}
     from harness.theory import explain  # imports torch, so only after the names have been checked
