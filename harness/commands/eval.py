@@ -7,7 +7,7 @@ from pathlib import Path
 
 import tasks
 from harness.base import registry
-from harness.base.errors import CellFailure
+from harness.base.errors import CellFailure, UserError
 from harness.base.terminal import console
 from harness.commands.common import Commands, command, with_plugins
 from harness.rollout import models
@@ -42,6 +42,8 @@ def add(commands: Commands) -> None:
 
 
 def call(arguments: argparse.Namespace) -> int:
+    if arguments.out is not None and arguments.out.is_file():
+        raise UserError(f"--out {arguments.out} is a file; it must name a folder")
     model = models.resolve(arguments.model)
     specs = list(dict.fromkeys(map(str.strip, registry.split(arguments.tasks, ","))))
     chosen_tasks = [tasks.build_task(spec, arguments.plugin) for spec in specs]

@@ -286,6 +286,12 @@ def test_eval_command_mistakes(
     assert words in refusal("eval", *arguments, "--out", str(tmp_path / "out"))
 
 
+def test_eval_command_refuses_a_file_as_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    words = ["--model", "countdown-tiny", "--tasks", "countdown", "--out", str(tmp_path / "a")]
+    assert f"--out {tmp_path / 'a'} is a file; it must name a folder" in refusal("eval", *words)
+
+
 def test_assess_the_real_contests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tiny model knows nothing of mathematics: scores near 0 are right, and every part has done its work."""
     if not (REAL / "aime24.jsonl").is_file():
