@@ -262,6 +262,8 @@ def test_load_config_refuses_another_files_round(tmp_path: Path, with_rounds: st
     assert config.load_config(str(above)).seeds == [0, 1]
     with pytest.raises(UserError, match=r"above\.yaml has no round 'short'; it has none$"):
         config.load_config(str(above), ["round=short"])
+    with pytest.raises(UserError, match=r"round is given twice: 'short' and '5'; write one$"):
+        config.load_config(with_rounds, ["round=short", "round=5"])
 
 
 @pytest.mark.parametrize(

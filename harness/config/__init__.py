@@ -155,7 +155,9 @@ def load_config(name: str, overrides: Iterable[str] = (), *, with_choice: bool =
         if not isinstance(text, str):
             raise UserError(f"{shown(text)} is not an override; write each as a text, for example 'train.steps=10'")
         if text.startswith("round="):  # a name as it is written: YAML would read 1.10 as a number, and on as true
-            round_name = text.removeprefix("round=")
+            earlier, round_name = round_name, text.removeprefix("round=")
+            if earlier is not None:
+                raise UserError(f"round is given twice: {shown(earlier)} and {shown(round_name)}; write one")
         else:
             given.append(override(text))
     files = list(map(with_flat_axes, with_base(path, round_name=round_name)))
