@@ -162,6 +162,12 @@ def test_mistakes_are_one_sentence(words: list[str], sentence: str) -> None:
     assert sentence in refusal("look", *words)
 
 
+def test_a_task_of_fewer_problems_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(looks, "look", lambda *given: seen([[1, 0]] * 4))
+    assert "note: --problems is 5, but the task has 4" in look(str(folder), "countdown", *SMALL)[1]
+    assert "--problems" not in look(str(folder), "countdown", "--problems", "4")[1]
+
+
 def test_a_model_that_cannot_learn_ends_with_2(folder: Path) -> None:
     code, output = look(str(folder), "countdown", *SMALL, "rollout.max_new_tokens=2")
     assert code == 2

@@ -66,6 +66,8 @@ def call(arguments: argparse.Namespace) -> int:
         f"ended {seen.ended:.0%}, unreadable {seen.unparsed:.0%}, {seen.length:.1f} tokens a response, sampled in "
         f"{seen.seconds:.0f} s"
     )
+    if len(seen.right) < arguments.problems:
+        console.print(f"note: --problems is {arguments.problems}, but the task has {len(seen.right)}", style="yellow")
     for note in seen.notes:
         console.print(f"note: {note}", style="yellow")
     console.print(seen.sentence, style="green" if seen.can_learn else "red")
