@@ -50,6 +50,7 @@ def conditions(arguments: Sequence[str]) -> dict[str, str]:
         key, equals, value = argument.partition("=")
         if not (key and equals):
             raise UserError(f"--where is {argument!r}; write key=value, for example task=countdown")
+        value = "None" if value in ("null", "~") else value  # as parameters have it; YAML writes null
         if wanted.setdefault(key, value) != value:
             raise UserError(f"--where asks for {key}={wanted[key]} and {key}={value}, and no cell has both")
     return wanted

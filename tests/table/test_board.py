@@ -270,6 +270,8 @@ def test_leaderboard_refuses_bad_input(tmp_path: Path, mlflow_uri: str, at: list
     assert json_rows(*asked, "--where", "method.clip_b.share=2e-2") == json_rows(
         *asked, "--where", "method.clip_b.share=0.02"
     )
+    for unset in ("null", "None"):
+        assert json_rows(*asked, "--where", f"train.filter={unset}") == json_rows(*asked)
     share = ["--where", "method.clip_b.share=0.02"]
     assert "no cell meets all of" in show_table(*asked, "--where", "method=ppo", *share)
     assert "--baseline is 'grp'" in show_table(*asked, "--baseline", "grp")
