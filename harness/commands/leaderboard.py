@@ -70,10 +70,10 @@ def call(arguments: argparse.Namespace) -> int:
             print(f"{name:<18} {column.header.format(**columns.GENERAL_NAMES)}")
         return 0
     check_options(arguments)
-    chosen: Sequence[str] = arguments.columns.split(",") if arguments.columns else columns.DEFAULT
+    chosen: Sequence[str] = columns.DEFAULT if arguments.columns is None else arguments.columns.split(",")
     for name in chosen:
         one_of("--columns", name, columns.COLUMNS)
-    if arguments.sort:
+    if arguments.sort is not None:
         one_of("--sort", arguments.sort, columns.COLUMNS)
     parts = selected_parts(arguments)
     if arguments.format == "parquet":

@@ -89,7 +89,7 @@ def parts_of_experiment(experiment: Experiment, selection: Selection) -> list[Pa
         try:
             parts.append(part_of_board(board, experiment, selection, title))
         except UserError as error:
-            if not selection.where and not selection.baseline:
+            if not selection.where and selection.baseline is None:
                 raise
             refusals.append(error)
     if not parts:
@@ -98,7 +98,7 @@ def parts_of_experiment(experiment: Experiment, selection: Selection) -> list[Pa
 
 
 def part_of_board(board: Board, experiment: Experiment, selection: Selection, title: str) -> Part:
-    if selection.baseline:
+    if selection.baseline is not None:
         board = board.against(selection.baseline)
     check_conditions(board, selection.where)
     on_methods = {key: value for key, value in selection.where.items() if is_of_method(key)}

@@ -20,6 +20,8 @@ from pyarrow import parquet
         (["--format", "latex", "--sort", "hours"], "--sort chooses in the table of scores, and --format latex asks"),
         (["--before"], "leaderboard has no option '--before'"),
         (["--format", "csv", "--columns", "hours"], "--columns chooses what people see (--format table or md)"),
+        (["--columns", ""], "--columns is ''; allowed: "),
+        (["--sort", ""], "--sort is ''; allowed: "),
         (["--where", "seed=1", "--where", "seed=2"], "--where asks for seed=1 and seed=2, and no cell has both"),
     ],
 )

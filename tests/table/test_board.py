@@ -275,6 +275,7 @@ def test_leaderboard_refuses_bad_input(tmp_path: Path, mlflow_uri: str, at: list
     share = ["--where", "method.clip_b.share=0.02"]
     assert "no cell meets all of" in show_table(*asked, "--where", "method=ppo", *share)
     assert "--baseline is 'grp'" in show_table(*asked, "--baseline", "grp")
+    assert "--baseline is ''; allowed: " in show_table(*asked, "--baseline", "")
     given = ["smoke", f"tracking.uri={mlflow_uri}", "name=made", "methods=[grpo,clip_b,ppo]", "seeds=[0,1]"]
     assert show_table(*given, "train.lr=5e-4").endswith(
         "no run of 'made' is of this configuration; the experiment holds 6 others\n"
