@@ -238,6 +238,14 @@ def test_run_tuning_writes_the_choice(tmp_path: Path, monkeypatch: pytest.Monkey
         loaded(tmp_path, "ruleset=tuned", "tune.slack=0.5", with_choice=True)
 
 
+def test_run_tuning_replaces_only_choices(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("base: smoke\n")
+    for name, sentence in (("mine.yaml", "is not a choice of `entrobench tune`"), (".", "is not a file")):
+        with pytest.raises(UserError, match=sentence):
+            run_tuning(loaded(tmp_path, f"tune.file={tmp_path / name}"))
+    assert (tmp_path / "mine.yaml").read_text() == "base: smoke\n"
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("mlflow_uri")
 def test_run_tuning_with_a_broken_candidate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

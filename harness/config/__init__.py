@@ -220,6 +220,15 @@ def tuning_rules(config: Config) -> dict[str, Any]:
     return {"candidates": candidates, "seeds": list(config.tune.seeds), "slack": config.tune.slack}
 
 
+def read_choice(path: Path) -> dict[str, Any]:
+    """Return a choice of `entrobench tune`, of which only the specs of the methods are checked."""
+    record = safe_yaml.load_yaml(path)
+    chosen = record.get("methods") if isinstance(record, dict) else None
+    if not isinstance(chosen, dict) or not all(isinstance(spec, str) for spec in chosen.values()):
+        raise UserError(f"{short(str(path))} is not a choice of `entrobench tune`: it must name methods")
+    return record
+
+
 def include_choice(config: Config) -> None:
     """Replace the methods of a configuration by the choice of `entrobench tune`, as a matrix of their own."""
     path = choice_path(config)
@@ -228,10 +237,8 @@ def include_choice(config: Config) -> None:
             f"ruleset is 'tuned', but the choice {short(str(path))} is missing; `entrobench tune` makes it, or "
             "tune.file names another"
         )
-    record = safe_yaml.load_yaml(path)
-    chosen = record.get("methods") if isinstance(record, dict) else None
-    if not isinstance(chosen, dict) or not all(isinstance(spec, str) for spec in chosen.values()):
-        raise UserError(f"{short(str(path))} is not a choice of `entrobench tune`: it must name methods")
+    record = read_choice(path)
+    chosen = record["methods"]
     check_candidate_counts(config)
     for key, value in tuning_rules(config).items():
         recorded = record.get(key)

@@ -98,6 +98,8 @@ def part_names(spec: str, config: Config) -> list[str]:
 def run_tuning(config: Config, jobs: int | None = None, launcher: str = "local") -> int:
     """Run the missing cells of the candidates, and write the choice; return the exit code."""
     matrix = tuning_matrix(config)
+    if (path := configs.choice_path(config)).exists():
+        configs.read_choice(path)  # refuses a folder, or another file, which the choice would replace
     code = runs.run_matrix(matrix, jobs, launcher)
     # Even if cells failed: a candidate counts only if all of its seeds are done, and the others decide without it.
     lines, choice = choose(config, runs.matrix_rows(matrix, cells(matrix)))
