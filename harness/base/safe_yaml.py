@@ -1,7 +1,7 @@
 """YAML written by people: plain values in a file of sensible size.
 
 Anchors and aliases are refused, since they can repeat a value without bound, tags, since they construct objects, and
-OmegaConf's `${...}`, which can read the environment.
+OmegaConf's `${...}`, which can read the environment, and `???`, which it replaces by the default.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def check_yaml_text(text: str, where: str) -> None:
 
 def check_scalar(text: str, where: str) -> None:
     """Refuse references, and characters that files and databases do not take."""
-    if "${" in text:
-        raise UserError(f"{where} has {short(text)!r}; ${{...}} is not replaced; write the value itself")
+    if "${" in text or text == "???":
+        raise UserError(f"{where} has {short(text)!r}; ${{...}} and ??? are not replaced; write the value itself")
     if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
         raise UserError(f"{where} has {short(ascii(text))}, with a character that is not valid")
 
