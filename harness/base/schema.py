@@ -179,7 +179,7 @@ def check_list(value: Any, key: str, declared: dataclasses.Field[Any], kind: typ
         example = ", ".join(map(str, items))
         raise UserError(f"{key} is {shown(value)}; it must be a list, for example {short(f'{key}=[{example}]')}")
     for i, item in enumerate(value):
-        if isinstance(item, list | Mapping):
+        if isinstance(item, list | Mapping | None):
             raise UserError(f"{key}[{i}] is {shown(item)}; it must be {KINDS[kind]}")
 
 
