@@ -75,11 +75,13 @@ def test_run_matrix_retries_failed_and_damaged_cells(tmp_path: Path, monkeypatch
     assert announced == [failed, damaged]
 
 
-def test_local_launcher_refuses_more_ranks_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_launcher_refuses_more_than_this_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "this_machine", lambda config: Machine(1, 8, 1, (GPU,) * 4))
     monkeypatch.setattr(runs.devices, "gpus", lambda: ["a", "b"])
     with pytest.raises(UserError, match=r"hardware.ranks is 4, and each rank needs its own GPU, but this .* 2 GPUs"):
         runs.local_launcher(config.load_config("demo", ["hardware.device=cuda", "hardware.ranks=4"]), None)
+    with pytest.raises(UserError, match=r"hardware.nodes is 2; allowed: 1, since one machine starts"):
+        runs.local_launcher(config.load_config("demo", ["hardware.nodes=2"]), None)
 
 
 RUNS = ":5000/#/experiments/3/runs?workflowType=machine_learning"

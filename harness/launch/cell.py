@@ -33,6 +33,7 @@ from harness.cells.source_digest import harness_digest, source_digest
 from harness.cells.spec import CellSpec, changed_parts
 from harness.cells.state import State, is_stopped
 from harness.config import OWN, Hardware
+from harness.launch.machine import check_one_machine
 from harness.launch.status_writer import StatusWriter
 from harness.methods.composition import method_classes
 from harness.rollout import models
@@ -71,11 +72,8 @@ def main(
     status.end_with_launcher()
     with status.ending():
         hardware = CellSpec.read(place).config.hardware
-        if "RANK" not in os.environ and hardware.nodes > 1:
-            raise UserError(
-                f"hardware.nodes is {hardware.nodes}; allowed: 1, since one machine starts this cell (others: "
-                "--launcher ray or slurm, or torchrun)"
-            )
+        if "RANK" not in os.environ:
+            check_one_machine(hardware)
     if "RANK" in os.environ or hardware.ranks == 1:
         work(place, wait, status, leaving)
     elif wait == 0 and lease.holder(place):

@@ -44,6 +44,15 @@ def this_machine(config: Config) -> Machine:
     return Machine(ram, usable_cores(), shutil.disk_usage(there).free, cuda_devices())
 
 
+def check_one_machine(hardware: Hardware) -> None:
+    """Refuse several machines for a cell that one of them starts."""
+    if hardware.nodes > 1:
+        raise UserError(
+            f"hardware.nodes is {hardware.nodes}; allowed: 1, since one machine starts this cell (others: --launcher "
+            "ray or slurm, or torchrun)"
+        )
+
+
 # GPUs
 
 

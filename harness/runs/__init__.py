@@ -20,7 +20,7 @@ from harness.cells.state import STOP_MARK, STOPPED, State, is_stopped
 from harness.config import Config, setting_label, variants
 from harness.launch.launcher import Launcher
 from harness.launch.local import Local
-from harness.launch.machine import GpuPool, this_machine
+from harness.launch.machine import GpuPool, check_one_machine, this_machine
 from harness.matrix import Cell, cells, claim
 from harness.methods.refusals import trainer_obstacle
 from harness.rollout import choice, digests, models
@@ -210,6 +210,7 @@ def launcher_of(where: str, config: Config, jobs: int | None) -> Launcher:
 def local_launcher(config: Config, jobs: int | None) -> Local:
     """Return the launcher for this machine; without `jobs` it runs as many cells as GPUs or cores allow."""
     hardware, machine = config.hardware, this_machine(config)
+    check_one_machine(hardware)
     pool = None
     if hardware.device == "cuda":
         pool = GpuPool(devices.gpus())
