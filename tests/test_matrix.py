@@ -131,6 +131,7 @@ def test_cells_build_shared_parts_once(monkeypatch: pytest.MonkeyPatch) -> None:
         ("{train: {}}", "axes.train is {}; it must be a list of values"),
         ("{train: [1]}", "axes names 'train', which is not a value that results depend on"),
         ("{train.filter: [null]}", "axes names 'train.filter', which is not a value that results depend on"),
+        ("{train.lora.rank: [4, 8]}", r"axes varies .*, but train.lora is null; set it, for example train.lora=\{\}$"),
         ("{hardware.threads: [1, 2]}", "axes names 'hardware.threads', which is not a value that results depend on"),
         ("{seeds: [1]}", "axes names 'seeds', which is not a value that results depend on"),
         ("{train.lr: 3}", r"axes.train.lr is 3; it must be a list of values, for example \[1, 2\]"),

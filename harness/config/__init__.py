@@ -387,18 +387,21 @@ def check_axis(config: Config, key: str, values: Any) -> None:
     known = scalars(config)
     if key not in known:
         raise UserError(f"axes names {shown(key)}, which is not a value that results depend on; {nearest(key, known)}")
+    where = key.rpartition(".")[0]
+    if value_at(config, where) is None:
+        raise UserError(f"axes varies {key}, but {where} is null; set it, for example {where}={{}}")
 
 
 def scalars(settings: Any, where: str = "") -> list[str]:
-    """Return the keys that may be axes: scalars on which results depend."""
+    """Return the keys that may be axes: scalars on which results depend, also those of sections that are null."""
     keys = []
     hints = get_type_hints(type(settings))
     for declared in dataclasses.fields(settings):
-        value, key = getattr(settings, declared.name), f"{where}{declared.name}"
+        value, key, inner = getattr(settings, declared.name), f"{where}{declared.name}", section(hints[declared.name])
         if key in NO_AXES:
             continue
-        if dataclasses.is_dataclass(value):
-            keys += scalars(value, f"{key}.")
-        elif not isinstance(value, list | dict) and section(hints[declared.name]) is None:
+        if inner is not None:
+            keys += scalars(value or inner(), f"{key}.")
+        elif not isinstance(value, list | dict):
             keys.append(key)
     return keys
