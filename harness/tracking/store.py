@@ -73,7 +73,7 @@ def unusable_store(uri: str, error: Exception) -> UserError:
         if "://" not in uri:
             return UserError(
                 f"the MLflow store at {visible_address(uri)} has no scheme in its address; write sqlite:///PATH for a "
-                "file, http://HOST:PORT for a server"
+                "file, http://HOST for a server"
             )
         return UserError(
             f"the MLflow store at {visible_address(uri)} is of no kind that MLflow knows; {nearest(scheme, SCHEMES)}"

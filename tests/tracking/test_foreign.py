@@ -225,7 +225,8 @@ def test_leaderboard_from_a_closed_port(tmp_path: Path) -> None:
         ("htp://host", "the MLflow store at htp://host is of no kind that MLflow knows; allowed: "),
         (
             "results/mlflow.db",
-            "the MLflow store at results/mlflow.db has no scheme in its address; write sqlite:///PATH",
+            "the MLflow store at results/mlflow.db has no scheme in its address; write sqlite:///PATH for a file, "
+            "http://HOST for a server\n",
         ),
         ("me:s3cRet@host", "the MLflow store at *** has no scheme in its address; write sqlite:///PATH for a file, "),
     ],
