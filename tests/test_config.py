@@ -120,6 +120,7 @@ def test_field_has_every_method_of_its_time() -> None:
         ("methods=[grpo", ["the override 'methods=[grpo' cannot be read"]),
         ("tune.candidates.grpo=[[1]]", ["tune.candidates.grpo[0] is [1]; it must be text"]),
         ("tune.candidates.grpo=[null]", ["tune.candidates.grpo[0] is null; it must be text"]),
+        ("eval.beyond_context=4096", ["eval.beyond_context is 4096; it must be true or false"]),
         ("method_options=3", ["method_options is 3; it must be a mapping of keys"]),
         ("seeds=", ["seeds is null; it must be a list, for example seeds=[0]"]),
         ("seeds.0=1", ["'seeds.0' is not a key", "a list as a whole, such as seeds=[0,1]"]),

@@ -148,6 +148,8 @@ def check_keys(values: Mapping[Any, Any], schema: Any, where: str) -> None:
         is_text = hint in (str, str | None, list[str]) and ALLOWED not in known[name].metadata
         for place, item in with_items(key, value):
             check_size(place, item)
+            if hint is bool and type(item) is int and item not in (0, 1):  # else it would be true
+                raise UserError(f"{place} is {item}; it must be {KINDS[bool]}")
             if is_text and isinstance(item, bool | float):
                 raise UserError(f"{place} is {item}; it must be text, so write on, off, yes, no and 1.0 in quotes")
         # None is the value of a section only if its type allows that; otherwise `mapping` refuses it.
