@@ -131,7 +131,9 @@ def no_script() -> Iterator[None]:
 def run_forked_cell(folder: str, gpus: Sequence[str]) -> None:
     from harness.launch import cell
 
-    cell.main(folder, gpus, wait=0)
+    launcher = multiprocessing.parent_process()
+    if launcher is None or launcher.is_alive():  # it may have been stopped while the server was still importing
+        cell.main(folder, gpus, wait=0)
 
 
 @contextmanager

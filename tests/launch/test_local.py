@@ -48,6 +48,13 @@ def test_server_of_cells_does_not_import_torchao(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", program], env=environment, check=True)
 
 
+def test_forked_cell_ends_without_its_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which was interrupted before the process began, and has removed the folder of a measured cell."""
+    monkeypatch.setattr(multiprocessing, "parent_process", lambda: SimpleNamespace(is_alive=lambda: False))
+    local.run_forked_cell(str(tmp_path / "gone"), ())
+    assert not list(tmp_path.iterdir())
+
+
 fork = multiprocessing.get_context("fork")
 begun = fork.Event()  # set by the process of a cell; until then, the clock of time limits stands still
 
