@@ -100,10 +100,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     stop_on_signals()
     write_any_character()
     sys.path.append(os.getcwd())  # users keep plugin modules there; last, because other files there may hide ours
-    # Only now, since `python -m` has removed the current folder from the front of the path (see below).
-    from harness.base.terminal import visible
-
     try:
+        # Only now, since `python -m` has removed the current folder from the front of the path (see below).
+        from harness.base.terminal import visible
+
         arguments = parse_command(argv)
         if arguments.version:
             print(describe_version())

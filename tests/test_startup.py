@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import companions
@@ -57,6 +58,25 @@ def test_commands_without_a_table_load_no_pandas(tmp_path: Path) -> None:
     commands = ["--help"], ["list", "methods"], ["status", "demo"], ["plan", "demo"], ["doctor", "--help"]
     loaded, _ = loaded_by(tmp_path, *commands)
     assert loaded & (HEAVY | TABLE) == set()
+
+
+STOPPED = """
+import os, signal, sys
+from harness import cli
+
+class Stop:
+    def find_spec(self, name, *_):
+        if name == "rich":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+sys.meta_path.insert(0, Stop())
+cli.main(["list", "methods"])
+"""
+
+
+def test_command_that_is_stopped_while_it_imports() -> None:
+    stopped = run_python("-c", STOPPED, cwd=REPOSITORY, code=128 + signal.SIGTERM)
+    assert stopped.stderr == "\nentrobench: interrupted; finished work is kept, and the same command continues\n"
 
 
 @pytest.mark.slow
