@@ -132,7 +132,8 @@ def existing_path(origin: str) -> Path:
     path = Path(origin).expanduser()
     if not path.exists():
         raise UserError(
-            f"--from is {origin!r}, which is not a local file or folder; download another copy from the Hub first"
+            f"--from or ENTROBENCH_DATA is {origin!r}, which is not a local file or folder; download another copy from "
+            "the Hub first"
         )
     return path
 

@@ -627,7 +627,7 @@ def test_prepare_offline(monkeypatch: pytest.MonkeyPatch) -> None:
         (lambda: kept.problem_rows("aime42"), "unknown problem set 'aime42'; .* did you mean"),
         (lambda: kept.card("amc23"), "the problem set amc23 is not prepared"),
         (lambda: prepare.prepare_sets(["math5000"], DOCS), "unknown problem set 'math5000'; .* did you mean 'math500'"),
-        (lambda: prepare.prepare_sets(["aime24"], "nowhere"), "--from is 'nowhere', which is not a local file or"),
+        (lambda: prepare.prepare_sets(["aime24"], "nowhere"), "--from or ENTROBENCH_DATA is 'nowhere', which is not"),
         (lambda: prepare.prepare_sets(["math500"], DOCS), "docs contains no file of math500; its name must"),
         (lambda: prepare.prepare_sets([], DOCS), "contains no file that is named after one of the sets"),
         (check.check_overlaps, "the problem set dapo_math is not prepared"),
