@@ -47,6 +47,8 @@ def call(arguments: argparse.Namespace) -> int:
         raise UserError(
             f"--for {arguments.trainer} is about methods; write entrobench list methods --for {arguments.trainer}"
         )
+    if arguments.plugin and arguments.what not in ("methods", "tasks"):
+        raise UserError(f"--plugin adds methods and tasks, and no {arguments.what}; leave it out")
     if arguments.what != "methods":
         groups = {arguments.what: list_others(arguments.what, arguments.plugin)}
     else:

@@ -63,6 +63,7 @@ def test_studies_come_with_their_rounds() -> None:
     assert "rounds" not in about["sign"]
 
 
-def test_list_refuses_tasks_for_trl() -> None:
+def test_list_refuses_options_without_effect() -> None:
     sentence = "--for verl is about methods; write entrobench list methods --for verl"
     assert sentence in refusal("list", "tasks", "--for", "verl")
+    assert "--plugin adds methods and tasks, and no models" in refusal("list", "models", "--plugin", "my_tasks")
