@@ -26,7 +26,7 @@ import tarfile
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +34,7 @@ from typing import IO, Any
 
 from harness.base import files, seal
 from harness.base.errors import Damaged, UserError, root_cause
+from harness.cells import evaluations
 from harness.config import flat
 from harness.packs import slim
 from harness.packs.protocol import PARTS, Protocol
@@ -121,7 +122,7 @@ def write_pack(
         "files": dict(sorted(sums.items())),
     }
     if path.exists():
-        check_replaceable(path, sums)
+        check_replaceable(path, sums, folders)
     with files.temporary_path(path) as temporary:
         with zipfile.ZipFile(temporary, "w") as archive:
             add_member(archive, MANIFEST, json.dumps(manifest, indent=1).encode())
@@ -135,20 +136,31 @@ def write_pack(
         os.replace(temporary, path)
 
 
-def check_replaceable(path: Path, sums: Mapping[str, Any]) -> None:
+def check_replaceable(path: Path, sums: Mapping[str, Any], folders: Sequence[Path]) -> None:
     """Refuse to replace a file with answers that the new pack lacks; `sums`: those of the new pack's files.
 
     It may come from another person under the same name, and be the only copy.
     """
     check_whole(path)
     with opened_zip(path) as archive:
-        manifest = checked_manifest(read_text(archive, MANIFEST, path), path)
-    for name, entry in sorted(manifest["files"].items()):
-        is_result = name == COLUMNS_FILE or name.split("/")[2:3] in (["evals"], ["samples"])
-        if is_result and sums.get(name) != entry:
+        kept = checked_manifest(read_text(archive, MANIFEST, path), path)["files"]
+    if COLUMNS_FILE in kept:  # one file, which changes with each cell that is added
+        with unpacked(path) as pack:
+            kept, sums = evaluations_of(pack.cells), evaluations_of(folders)
+    for name, entry in sorted(kept.items()):
+        if name.split("/")[2:3] in (["evals"], ["samples"]) and sums.get(name) != entry:
             raise UserError(
                 f"{path} holds answers that the new pack lacks ({name}); --out names another file, or remove this one"
             )
+
+
+def evaluations_of(folders: Iterable[Path]) -> dict[str, Any]:
+    """Return the evaluations of cells as a slim pack has them, by their names in a whole one."""
+    return {
+        f"{CELLS}/{folder.name}/{evaluations.FOLDER}/{path.name}": slim.slim_evaluation(path, record)
+        for folder in folders
+        for path, record in evaluations.all_evaluations(folder)
+    }
 
 
 def add_member(archive: zipfile.ZipFile, name: str, content: bytes) -> None:

@@ -24,7 +24,7 @@ from frames import made_up_frames
 from full_disk import files_of_at_most
 
 import entrobench
-from harness.base import seal
+from harness.base import files, seal
 from harness.base.errors import Damaged, UserError
 from harness.cells import checksums
 from harness.packs import archive
@@ -104,25 +104,27 @@ def test_pack_matrix_twice(tmp_path: Path) -> None:
     assert contents[0] == contents[1]
 
 
-def test_pack_matrix_keeps_answers_that_it_lacks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("slim_form", [False, True])
+def test_pack_matrix_keeps_answers_that_it_lacks(slim_form: bool, tmp_path: Path) -> None:
     """The file may come from another person, and hold the only copy of its answers."""
     made = smoke_matrix(tmp_path / "results", NO_STORE, name="made")
     for cell in made.cells[:4]:
         made.write(cell)
     path = tmp_path / "made.zip"
-    pack_matrix(made.config, path)
+    pack_matrix(made.config, path, slim_form=slim_form)
     for cell in made.cells[4:]:
         made.write(cell)
-    pack_matrix(made.config, path)  # with more cells
+    pack_matrix(made.config, path, slim_form=slim_form)  # with more cells
     whole = path.read_bytes()
     part = dataclasses.replace(made.config, seeds=[0])
     with pytest.raises(UserError, match=r"made\.zip holds answers that the new pack lacks \(cells/clip_b-"):
-        pack_matrix(part, path)
+        pack_matrix(part, path, slim_form=slim_form)
     changed = made.cells[0].folder / "evals" / "countdown-000001.json"
-    changed.write_bytes(changed.read_bytes().replace(b"1", b"0"))
+    record = files.read_sealed(changed)
+    files.write_sealed(changed, record | {"right": record["right"][::-1]})
     checksums.write_checksums(made.cells[0].folder)
     with pytest.raises(UserError, match=r"\(cells/grpo-.*--out names another file"):
-        pack_matrix(made.config, path)
+        pack_matrix(made.config, path, slim_form=slim_form)
     assert path.read_bytes() == whole
     notes = tmp_path / "notes.zip"
     notes.write_text("mine")
