@@ -82,6 +82,20 @@ def unwritten(error: BaseException) -> str | None:
     return None
 
 
+def check_folder(folder: Path, what: str, *, make: bool = False) -> None:
+    """Refuse a folder in which nothing can be written; `what`: to be written; `make`: a missing folder is made."""
+    present = next(each for each in (folder, *folder.parents) if os.path.lexists(each))
+    if not present.is_dir():
+        reason = f"{present} is not a folder"
+    elif present != folder and not make:
+        reason = f"the folder {folder} does not exist; make it first"
+    elif not os.access(present, os.W_OK | os.X_OK):
+        reason = f"the folder {present} is read-only; name another"
+    else:
+        return
+    raise UserError(f"{what} cannot be written: {reason}")
+
+
 def remove_path(path: Path) -> None:
     """Remove a file or a folder, if it exists."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness import config as configs
+from harness.base import files
 from harness.base.errors import UserError
 from harness.config import Config
 
@@ -86,11 +87,12 @@ def words_of_config(arguments: argparse.Namespace) -> list[str]:
 
 
 def check_out(out: Path | None) -> None:
-    """Refuse to write to a folder, or into one that does not exist, before anything is read."""
-    if out is not None and out.is_dir():
+    """Refuse a file that cannot be written, before anything is read."""
+    if out is None:
+        return
+    if out.is_dir():
         raise UserError(f"--out {out} is a folder; it must name a file")
-    if out is not None and not out.parent.is_dir():
-        raise UserError(f"--out {out} is in the folder {out.parent}, which does not exist; make it first")
+    files.check_folder(out.parent, f"--out {out}")
 
 
 def with_candidates(parser: argparse.ArgumentParser) -> None:

@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 
 import tasks
-from harness.base import registry
-from harness.base.errors import CellFailure, UserError
+from harness.base import files, registry
+from harness.base.errors import CellFailure
 from harness.base.terminal import console
 from harness.commands.common import Commands, command, with_plugins
 from harness.rollout import models
@@ -42,8 +42,8 @@ def add(commands: Commands) -> None:
 
 
 def call(arguments: argparse.Namespace) -> int:
-    if arguments.out is not None and arguments.out.is_file():
-        raise UserError(f"--out {arguments.out} is a file; it must name a folder")
+    if arguments.out is not None:
+        files.check_folder(arguments.out, f"--out {arguments.out}", make=True)
     model = models.resolve(arguments.model)
     specs = list(dict.fromkeys(map(str.strip, registry.split(arguments.tasks, ","))))
     chosen_tasks = [tasks.build_task(spec, arguments.plugin) for spec in specs]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import sys
 from pathlib import Path
@@ -79,11 +78,7 @@ def check_place(path: Path) -> None:
     """Refuse a file that exists, or that could not be written."""
     if path.exists():
         raise UserError(f"{path} exists, and is never overwritten; give another name, or --print")
-    folder = path.absolute().parent
-    if not folder.is_dir():
-        raise UserError(f"{path} is in the folder {path.parent}, which does not exist; make it first")
-    if not os.access(folder, os.W_OK):
-        raise UserError(f"{path} cannot be written, as the folder {path.parent} is read-only; name another, or --print")
+    files.check_folder(path.parent, str(path))
 
 
 def answer(name: str) -> str:

@@ -81,8 +81,7 @@ def check_place(folder: Path, size: int) -> None:
     """Refuse a folder that exists, that cannot be made, or that has no room for this many bytes."""
     if folder.exists():
         raise UserError(f"{folder} exists; name a folder that does not, or remove it")
-    if not folder.absolute().parent.is_dir():
-        raise UserError(f"{folder} is in the folder {folder.parent}, which does not exist; make it first")
+    files.check_folder(folder.parent, str(folder))
     devices.check_room(f"export to {folder}", folder.absolute().parent, disk=size, memory=0)
 
 

@@ -14,7 +14,7 @@ from full_disk import files_of_at_most
 
 from harness import cli
 from harness.base import files
-from harness.base.errors import Damaged, Unwritten
+from harness.base.errors import Damaged, Unwritten, UserError
 from harness.commands import leaderboard
 
 ROOM = 64 * 1024  # bytes
@@ -70,6 +70,24 @@ def test_command_on_a_full_disk_names_file_and_cause(
     assert ended.value.code == 2
     assert capsys.readouterr().err.startswith(f"entrobench: {place / 'table.txt'} cannot be written: {why}; ")
     assert not os.listdir(place)
+
+
+@pytest.mark.parametrize(
+    ("place", "make", "sentence"),
+    [
+        ("new/x", False, "the folder new does not exist; make it first"),
+        ("afile/x", False, "afile is not a folder"),
+        ("afile/new/x", True, "afile is not a folder"),
+        ("x", False, r"the folder \. is read-only; name another"),
+        ("new/x", True, r"the folder \. is read-only; name another"),
+    ],
+)
+def test_check_folder(place: str, make: bool, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("afile").touch()
+    monkeypatch.setattr(os, "access", lambda *given: False)  # root may write everywhere
+    with pytest.raises(UserError, match=f"^--out {place} cannot be written: {sentence}$"):
+        files.check_folder(Path(place).parent, f"--out {place}", make=make)
 
 
 def test_atomic_folder_is_readable_by_others(tmp_path: Path) -> None:

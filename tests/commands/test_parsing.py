@@ -35,7 +35,7 @@ OF_CONFIG = "CONFIG is a YAML file, or a name that `entrobench list configs` sho
         ),
         (
             ["leaderboard", "demo", "--out", "nowhere/table.md"],
-            "--out nowhere/table.md is in the folder nowhere, which does not exist; make it first",
+            "--out nowhere/table.md cannot be written: the folder nowhere does not exist; make it first",
         ),
         (
             ["plan", "smoke", "--plugin", "my.py"],

@@ -289,7 +289,7 @@ def test_eval_command_mistakes(
 def test_eval_command_refuses_a_file_as_its_folder(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
     words = ["--model", "countdown-tiny", "--tasks", "countdown", "--out", str(tmp_path / "a")]
-    assert f"--out {tmp_path / 'a'} is a file; it must name a folder" in refusal("eval", *words)
+    assert f"--out {tmp_path / 'a'} cannot be written: {tmp_path / 'a'} is not a folder" in refusal("eval", *words)
 
 
 def test_assess_the_real_contests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -190,7 +190,7 @@ def test_export_refuses_other_cells(
     ("words", "sentence"),
     [
         (["{out}"], "exists; name a folder that does not, or remove it"),
-        (["{out}/../no/such"], "which does not exist; make it first"),
+        (["{out}/../no/such"], "no does not exist; make it first"),
         (["{out}/new", "--push", "mine"], "--push is 'mine'; write USER/NAME"),
         (["{out}/new", "--push", "me/mine"], "--push needs a token with the right to write: `hf auth login`"),
     ],
