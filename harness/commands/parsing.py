@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
+from pathlib import Path
 from typing import Any, NoReturn
 
 from harness.base.errors import UserError, nearest, one_of, short, shown
@@ -16,7 +17,7 @@ from harness.config.checks import all_keys
 MISSING = "the following arguments are required: "
 INVALID = re.compile(r"argument (\S+): invalid (\w+) value: (.+)")
 SYNONYMS = {"--limit": "--problems", "--output_path": "--out"}  # options of lm-eval, with ours
-KIND = {kind.__name__: words for kind, words in KINDS.items()}
+KIND = {kind.__name__: words for kind, words in KINDS.items()} | {"Path": "the name of a file or a folder"}
 
 
 def hint(name: str, allowed: list[str]) -> str:
@@ -47,6 +48,12 @@ class Parser(argparse.ArgumentParser):
         elif action.choices is not None:
             name = action.option_strings[0] if action.option_strings else action.dest
             one_of(name, value, action.choices)
+
+    # Another one, since Path("") is the current folder.
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        if action.type is Path and not arg_string:
+            raise argparse.ArgumentError(action, f"invalid Path value: {arg_string!r}")
+        return super()._get_value(action, arg_string)
 
     def error(self, message: str) -> NoReturn:
         if message.startswith(MISSING):

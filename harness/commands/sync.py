@@ -7,6 +7,7 @@ from pathlib import Path
 from shlex import quote
 
 from harness import runs
+from harness.base import files
 from harness.base.addresses import visible_address
 from harness.base.terminal import console
 from harness.base.units import plural
@@ -33,6 +34,9 @@ def add(commands: Commands) -> None:
 def call(arguments: argparse.Namespace) -> int:
     from harness.table.publish import publish
 
+    for option, folder in (("--tensorboard", arguments.tensorboard), ("--wandb", arguments.wandb)):
+        if folder:
+            files.check_folder(folder, f"{option} {folder}", make=True)
     config = config_of_arguments(arguments)
     matrix = cells(config)
     fed, damaged = runs.sync_matrix(config, matrix)

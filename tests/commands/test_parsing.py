@@ -52,6 +52,8 @@ OF_CONFIG = "CONFIG is a YAML file, or a name that `entrobench list configs` sho
         (["explain", "grpo", "demo", "--batches", "0"], "--batches is 0; allowed: 1 and more"),
         (["dynamics", "demo", "--steps", "0"], "--steps is 0; allowed: 1 and more"),
         (["run", "demo", "--jobs", "two"], "--jobs is 'two'; it must be a whole number"),
+        (["sync", "demo", "--tensorboard", ""], "--tensorboard is ''; it must be the name of a file or a folder"),
+        (["verify", ""], "FILE is ''; it must be the name of a file or a folder"),
         (["run", "demo", "--jobs"], "run: --jobs: expected one argument"),
         (["list", "models", "more"], "list does not take the argument 'more'; see entrobench list --help"),
         (["data", "prepar"], "unknown action 'prepar'; did you mean 'prepare'?"),

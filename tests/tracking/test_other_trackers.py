@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from boards import smoke_matrix
+from boards import NO_STORE, smoke_matrix
 from cells import write_cell
-from commands import run_command
+from commands import refusal, run_command
 from matrices import specs
 
 from harness.base.errors import UserError
@@ -94,6 +94,18 @@ def test_export_without_its_package(
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(UserError, match=rf"pip install -e '\.\[{package}\]'"):
         write(tmp_path, tmp_path / "logs")
+
+
+@pytest.mark.parametrize("option", ["--tensorboard", "--wandb"])
+def test_sync_refuses_a_place_before_it_feeds(option: str, tmp_path: Path) -> None:
+    """A store in this folder would be made if MLflow were fed."""
+    smoke_matrix(tmp_path, NO_STORE, name="smoke").write_all()
+    (tmp_path / "afile").touch()
+    before = sorted(tmp_path.rglob("*"))
+    for place in ("afile", "afile/x"):
+        sentence = f"entrobench: {option} {place} cannot be written: afile is not a folder\n"
+        assert refusal("sync", "smoke", f"results={tmp_path}", option, place, cwd=tmp_path) == sentence
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_sync_exports_adopted_cells(tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
