@@ -223,7 +223,8 @@ def end_cells(matrix: Config, broken: tuple[str, ...] = ()) -> int:
 def test_run_tuning_writes_the_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "run_matrix", lambda matrix, *_: end_cells(matrix))
     config = loaded(tmp_path)
-    assert run_tuning(config) == 0
+    for _ in range(2):  # the same run replaces its own choice and table
+        assert run_tuning(config) == 0
     choice = configs.choice_path(config)
     assert choice == tmp_path / "smoke-tune" / "choice.yaml"
     text = choice.with_name("candidates.md").read_text()
@@ -240,10 +241,32 @@ def test_run_tuning_writes_the_choice(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_run_tuning_replaces_only_choices(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("base: smoke\n")
-    for name, sentence in (("mine.yaml", "is not a choice of `entrobench tune`"), (".", "is not a file")):
+    for name, sentence in (
+        ("mine.yaml", "is not a choice of `entrobench tune`"),
+        (".", "is not a file"),
+        ("mine.yaml/choice.yaml", r"choice\.yaml cannot be written: .*mine\.yaml is not a folder"),
+    ):
         with pytest.raises(UserError, match=sentence):
             run_tuning(loaded(tmp_path, f"tune.file={tmp_path / name}"))
     assert (tmp_path / "mine.yaml").read_text() == "base: smoke\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "has_choice"),
+    [
+        ("my notes", True),
+        ("**Candidates of smoke-long, validation problems, seeds 5**", True),
+        ("**Candidates of smoke, validation problems, seeds 5**", False),  # the table of a choice elsewhere
+    ],
+)
+def test_run_tuning_replaces_only_its_own_table(text: str, has_choice: bool, tmp_path: Path) -> None:
+    table = tmp_path / "candidates.md"
+    table.write_text(text)
+    if has_choice:
+        (tmp_path / "mine.yaml").write_text("methods: {grpo: grpo}")
+    with pytest.raises(UserError, match=r"candidates\.md is not the table of .*mine\.yaml; move it, or name"):
+        run_tuning(loaded(tmp_path, f"tune.file={tmp_path / 'mine.yaml'}"))
+    assert table.read_text() == text
 
 
 @pytest.mark.slow

@@ -98,8 +98,7 @@ def part_names(spec: str, config: Config) -> list[str]:
 def run_tuning(config: Config, jobs: int | None = None, launcher: str = "local") -> int:
     """Run the missing cells of the candidates, and write the choice; return the exit code."""
     matrix = tuning_matrix(config)
-    if (path := configs.choice_path(config)).exists():
-        configs.read_choice(path)  # refuses a folder, or another file, which the choice would replace
+    check_choice_place(config)
     code = runs.run_matrix(matrix, jobs, launcher)
     # Even if cells failed: a candidate counts only if all of its seeds are done, and the others decide without it.
     lines, choice = choose(config, runs.matrix_rows(matrix, cells(matrix)))
@@ -107,6 +106,17 @@ def run_tuning(config: Config, jobs: int | None = None, launcher: str = "local")
     print(visible(boxed(f"candidates of {config.name}", lines, width_of(console), [], "--format csv")))
     console.print(f"wrote {path}; `entrobench run` with ruleset=tuned runs these methods")
     return code
+
+
+def check_choice_place(config: Config) -> None:
+    """Refuse a folder, a file or the table of another choice in the place of the choice and of its table."""
+    path = configs.choice_path(config)
+    if path.exists():
+        configs.read_choice(path)
+    files.check_folder(path.parent, str(path), make=True)
+    table = path.with_name(configs.CANDIDATES)
+    if table.exists() and not (path.exists() and table.read_bytes().startswith(f"**{table_title(config)},".encode())):
+        raise UserError(f"{table} is not the table of {path}; move it, or name another folder in tune.file")
 
 
 # The choice
@@ -188,6 +198,12 @@ def write_choice(config: Config, lines: Sequence[Sequence[str]], choice: Mapping
         "# the candidates whose Avg@K is at most `slack` below the baseline's; if there is none, the highest Avg@K.\n"
     )
     files.write_text(path, heading + yaml.safe_dump(record, sort_keys=False))
-    title = f"Candidates of {config.name}, validation problems, seeds {', '.join(map(str, config.tune.seeds))}"
-    files.write_text(path.with_name(configs.CANDIDATES), as_markdown(title, lines))
+    seeds = ", ".join(map(str, config.tune.seeds))
+    table = as_markdown(f"{table_title(config)}, seeds {seeds}", lines)
+    files.write_text(path.with_name(configs.CANDIDATES), table)
     return path
+
+
+def table_title(config: Config) -> str:
+    """Return what the table of the candidates begins with."""
+    return f"Candidates of {config.name}, validation problems"
