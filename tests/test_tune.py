@@ -5,20 +5,24 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 import yaml
 from boards import MadeUpMatrix
+from commands import run_command
 
 import baselines
+from harness import cli, runs
 from harness import config as configs
-from harness import runs
 from harness.base.errors import UserError
 from harness.cells.spec import training_key
+from harness.commands.common import config_of_arguments
 from harness.config import Config
 from harness.matrix import cells
 from harness.methods.composition import Method
+from harness.runs import tune
 from harness.runs.tune import Candidate, check_candidates, chosen_candidates, run_tuning, tuning_matrix
 from harness.table.publish import publish
 
@@ -267,6 +271,16 @@ def test_run_tuning_replaces_only_its_own_table(text: str, has_choice: bool, tmp
     with pytest.raises(UserError, match=r"candidates\.md is not the table of .*mine\.yaml; move it, or name"):
         run_tuning(loaded(tmp_path, f"tune.file={tmp_path / 'mine.yaml'}"))
     assert table.read_text() == text
+
+
+def test_tune_prints_the_command_that_runs_the_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune, "run_tuning", lambda *_: 0)
+    methods, file = {"grpo": "grpo", "clip_b": "clip_b(share=0.05)"}, f"tune.file={tmp_path}/my choice.yaml"
+    write_choice_by_hand(tmp_path, methods, file)
+    said = run_command("tune", "smoke", *GIVEN, f"results={tmp_path}", file, "--plugin", "registered")
+    _, command, _ = said.split("`")
+    arguments = cli.parse_command(shlex.split(command)[1:])
+    assert config_of_arguments(arguments).methods == list(methods.values())
 
 
 @pytest.mark.slow

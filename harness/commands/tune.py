@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 
-from harness.commands.common import Commands, command, config_of_arguments, with_config
+from harness.base.terminal import console
+from harness.commands.common import Commands, command, config_of_arguments, with_config, words_of_config
+from harness.config import choice_path
 from harness.runs import LAUNCHERS
 
 EXAMPLES = (
@@ -26,4 +29,7 @@ def call(arguments: argparse.Namespace) -> int:
 
     # Without the choice of an earlier call, which this one makes again.
     config = config_of_arguments(arguments, with_choice=False)
-    return tune.run_tuning(config, arguments.jobs, arguments.launcher)
+    code = tune.run_tuning(config, arguments.jobs, arguments.launcher)
+    chosen = shlex.join(["entrobench", "run", *words_of_config(arguments), "ruleset=tuned"])
+    console.print(f"wrote {choice_path(config)}; `{chosen}` runs these methods")
+    return code

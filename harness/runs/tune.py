@@ -102,9 +102,8 @@ def run_tuning(config: Config, jobs: int | None = None, launcher: str = "local")
     code = runs.run_matrix(matrix, jobs, launcher)
     # Even if cells failed: a candidate counts only if all of its seeds are done, and the others decide without it.
     lines, choice = choose(config, runs.matrix_rows(matrix, cells(matrix)))
-    path = write_choice(config, lines, choice)
+    write_choice(config, lines, choice)
     print(visible(boxed(f"candidates of {config.name}", lines, width_of(console), [], "--format csv")))
-    console.print(f"wrote {path}; `entrobench run` with ruleset=tuned runs these methods")
     return code
 
 
@@ -188,8 +187,8 @@ def choose(config: Config, rows: Sequence[LeaderboardRow]) -> tuple[list[list[st
     return lines, choice
 
 
-def write_choice(config: Config, lines: Sequence[Sequence[str]], choice: Mapping[str, Candidate]) -> Path:
-    """Write the choice, and next to it the table that it follows from; return the path of the choice."""
+def write_choice(config: Config, lines: Sequence[Sequence[str]], choice: Mapping[str, Candidate]) -> None:
+    """Write the choice, and next to it the table that it follows from."""
     path = configs.choice_path(config)
     methods = {method: candidate.spec for method, candidate in choice.items()}
     record = {"methods": methods, **configs.tuning_rules(config)}
@@ -201,7 +200,6 @@ def write_choice(config: Config, lines: Sequence[Sequence[str]], choice: Mapping
     seeds = ", ".join(map(str, config.tune.seeds))
     table = as_markdown(f"{table_title(config)}, seeds {seeds}", lines)
     files.write_text(path.with_name(configs.CANDIDATES), table)
-    return path
 
 
 def table_title(config: Config) -> str:
