@@ -27,7 +27,7 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -200,10 +200,13 @@ def add_records(archive: zipfile.ZipFile, sources: Mapping[str, Path], sums: Map
 def unpacked(path: Path) -> Iterator[Pack]:
     """Check a pack, and yield it with its files in a temporary folder."""
     check_whole(path)
-    with tempfile.TemporaryDirectory(prefix="entrobench-pack-") as folder:
+    with ExitStack() as deletion:
+        folder = Path(tempfile.mkdtemp(prefix="entrobench-pack-"))
+        for _ in range(2):  # a signal may stop the first deletion
+            deletion.callback(files.remove_path, folder)
         try:
-            manifest = extracted(path, Path(folder))
-            yield Pack(path, Path(folder), manifest, read_board(path, Path(folder)))
+            manifest = extracted(path, folder)
+            yield Pack(path, folder, manifest, read_board(path, folder))
         except UserError as error:
             # The folder is gone when the message is read, and says nothing about the pack.
             error.args = (str(error).replace(f"{folder}/", f"{path}: "),)

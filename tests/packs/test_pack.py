@@ -10,6 +10,7 @@ import lzma
 import re
 import shutil
 import tarfile
+import tempfile
 import zipfile
 from datetime import UTC, datetime
 from pathlib import Path
@@ -208,6 +209,24 @@ def test_check_whole_notices_every_byte(pack: Path, tmp_path: Path) -> None:
         changed.write_bytes(each)
         with pytest.raises(UserError, match=r"is not a pack|it was cut off|it was edited"):
             archive.check_whole(changed)
+
+
+def test_unpacked_leaves_no_folder_if_a_signal_stops_its_deletion(
+    pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    deletions = []
+
+    def interrupted(folder: Any, rmtree: Any = shutil.rmtree, **options: Any) -> None:
+        deletions.append(folder)
+        if len(deletions) == 1:
+            raise KeyboardInterrupt
+        rmtree(folder, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", interrupted)
+    with pytest.raises(KeyboardInterrupt), archive.unpacked(pack):
+        pass
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("slim", [False, True])
