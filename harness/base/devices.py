@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from math import ceil
 from pathlib import Path, PurePosixPath
 
 from harness.base.errors import UserError
@@ -70,7 +71,8 @@ def check_room(purpose: str, folder: Path, *, disk: int, memory: int) -> None:
         ("memory are needed", memory, available_memory()),
     ):
         if free < needed:
-            raise UserError(f"to {purpose}, {needed / 1e9:.1f} GB of {what}, and {free / 1e9:.1f} GB are free")
+            # Rounded apart, so that the two are never equal.
+            raise UserError(f"to {purpose}, {ceil(needed / 1e6):,} MB of {what}, and {int(free / 1e6):,} MB are free")
 
 
 def cpu_quotas(mount: Path, own: Path) -> Iterator[float]:

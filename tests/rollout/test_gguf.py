@@ -242,11 +242,12 @@ def test_room_is_checked_before_any_work(file: Path, tmp_path: Path, monkeypatch
     recipe = GgufFile(str(file))
     with monkeypatch.context() as patch:
         patch.setattr(devices.shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
-        with pytest.raises(UserError, match=r"to convert tiny.Q8_0.gguf, 0.0 GB of disk are needed at /.* are free"):
+        sentence = r"^to convert tiny.Q8_0.gguf, 1 MB of disk are needed at /.*, and 0 MB are free$"
+        with pytest.raises(UserError, match=sentence):
             recipe.build(tmp_path / "folder", print)
     with monkeypatch.context() as patch:
         patch.setattr(devices, "available_memory", lambda: 10**8)
-        with pytest.raises(UserError, match=r"0.5 GB of memory are needed, and 0.1 GB are free"):
+        with pytest.raises(UserError, match=r"538 MB of memory are needed, and 100 MB are free"):
             recipe.build(tmp_path / "folder", print)
     monkeypatch.setattr(gguf, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"converted without gguf and accelerate; pip install -e '.\[laptop\]'"):
