@@ -29,7 +29,8 @@ def call(arguments: argparse.Namespace) -> int:
         why = "that is not of this configuration" if edited is None else f"of an earlier version of {edited}"
         left[folder] = f"a cell {why}"
     if not left:
-        console.print(f"{config.folder} holds only cells of this configuration: nothing to clean")
+        found = "holds only cells of this configuration" if config.folder.exists() else "does not exist"
+        console.print(f"{config.folder} {found}: nothing to clean")
         return 0
     if (kept := config.folder / BASE_ANSWERS).exists():  # some may be of these cells; a further cell samples them again
         left[kept] = "answers of untrained models"

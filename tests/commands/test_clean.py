@@ -136,5 +136,5 @@ def test_clean_refuses_folders_of_others(marker: str | None, words: str, results
 
 
 def test_clean_without_results(tmp_path: Path) -> None:
-    clean(tmp_path, "--yes")
+    assert clean(tmp_path, "--yes") == f"{tmp_path}/smoke does not exist: nothing to clean\n"
     assert not list(tmp_path.iterdir())
