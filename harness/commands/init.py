@@ -42,7 +42,7 @@ def add(commands: Commands) -> None:
 def call(arguments: argparse.Namespace) -> int:
     path: Path = arguments.file
     if path.suffix not in (".yaml", ".yml"):
-        raise UserError(f"FILE is {path}; its name must end with .yaml")
+        raise UserError(f"FILE is {path}; it must be a name that ends with .yaml, for example mine.yaml")
     check_names(Config(name=path.stem))  # of the matrix
     if not arguments.print:
         check_place(path)

@@ -167,7 +167,8 @@ def test_configuration_runs_as_it_is(tmp_path: Path) -> None:
     [
         (["mine.yaml", "--data", "countdown"], "--model is missing: a folder, a GGUF file"),
         (["mine.yaml", "--model", "countdown-tiny"], "--data is missing: a file of problems"),
-        (["mine", "--model", "countdown-tiny", "--data", "countdown"], "its name must end with .yaml"),
+        (["mine", "--model", "countdown-tiny", "--data", "countdown"], "mine; it must be a name that ends with .yaml"),
+        ([".yaml", "--model", "countdown-tiny", "--data", "countdown"], ".yaml; it must be a name that ends with"),
         (["eval.yaml", "--model", "countdown-tiny", "--data", "countdown"], "'eval', which is reserved in the results"),
         (["mine!.yaml", "--model", "countdown-tiny", "--data", "countdown"], "name is 'mine!'; allowed: up to 100"),
         (["no/mine.yaml", "--model", "countdown-tiny", "--data", "countdown"], "the folder no does not exist"),
