@@ -181,7 +181,7 @@ def test_run_failing_cells(tmp_path: Path, put_store: Callable[[Path], None], mo
         (["report", "demo"], "found no MLflow store"),
         pytest.param(
             ["run", "demo", "rollout.engine=vllm"],
-            "vLLM is not installed here; pip install -e '.[",
+            "rollout.engine=vllm needs vLLM, which is not installed here; pip install -e '.[",
             marks=pytest.mark.skipif(choice.installed_vllm() is not None, reason="vLLM is installed here"),
         ),
         (["run", "demo", "eval.tasks=[aime24]"], "aime24 is not prepared; run `entrobench data prepare aime24`"),

