@@ -25,7 +25,7 @@ from baselines import METHODS
 from harness import cli, runs
 from harness.base.errors import SENTENCE, UserError
 from harness.base.terminal import visible
-from harness.config import Config, scalars
+from harness.config import scalars
 
 pytestmark = pytest.mark.slow
 
@@ -57,7 +57,7 @@ value = st.recursive(
 
 def keys() -> list[str]:
     """Return keys of a configuration, those of its sections, lists and mappings, and some that are none."""
-    listed = [*scalars(Config())]
+    listed = scalars()
     listed += ["name", "results", "baseline", "methods", "tasks", "models", "seeds", "axes", "plugins", "base"]
     listed += ["axes.train.lr", "method_options.clip_b.share", "eval.tasks", "eval.by_task.countdown.k", "tracking.uri"]
     listed += [f"hardware.{name}" for name in ("ranks", "nodes", "share", "threads", "micro_tokens", "cache_gib")]

@@ -12,7 +12,7 @@ exist.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from math import inf, isfinite
 from typing import Any, cast, get_args, get_origin
@@ -133,6 +133,16 @@ def section(hint: Any) -> Any:
     return None
 
 
+def keys_with_types(schema: Any, where: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the full keys of a dataclass's fields with their types, each section before the fields in it."""
+    hints = hints_of(schema)
+    for declared in dataclasses.fields(schema):
+        key, hint = f"{where}{declared.name}", hints[declared.name]
+        yield key, hint
+        if (inner := section(hint)) is not None:
+            yield from keys_with_types(inner, f"{key}.")
+
+
 def check_keys(values: Mapping[Any, Any], schema: Any, where: str) -> None:
     """Refuse unknown keys, and a scalar, a list or a mapping where another of the three belongs."""
     hints, known = hints_of(schema), {declared.name: declared for declared in dataclasses.fields(schema)}
@@ -203,10 +213,7 @@ def unswitched(values: Mapping[str, Any], schema: Any) -> dict[str, Any]:
 
 def kind_of(schema: Any, full_key: str) -> str:
     """Return the type of the value under a key such as train.betas[0], in words."""
-    hint = None
-    for name in full_key.partition("[")[0].split("."):
-        hint = hints_of(schema)[name]
-        schema = section(hint)
+    hint = dict(keys_with_types(schema))[full_key.partition("[")[0]]
     return next(KINDS[kind] for kind in (hint, *get_args(hint)) if kind in KINDS)
 
 

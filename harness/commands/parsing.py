@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from harness.base.errors import UserError, nearest, one_of, short, shown
-from harness.base.schema import KINDS
+from harness.base.schema import KINDS, keys_with_types
 from harness.config import Config
-from harness.config.checks import all_keys
 
 # The texts of argparse's own messages, which `error` rewords.
 MISSING = "the following arguments are required: "
@@ -81,7 +80,7 @@ class Parser(argparse.ArgumentParser):
         if first.startswith("-"):
             name, _, value = first.partition("=")
             remedy = hint(name, self.options)
-            if (key := name.lstrip("-")) in all_keys(Config):
+            if (key := name.lstrip("-")) in dict(keys_with_types(Config)):
                 value = value or (others[0] if others else "VALUE")
                 remedy = f"a key of the configuration is written without dashes: {key}={value}"
             elif SYNONYMS.get(name) in self.options:

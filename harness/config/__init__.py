@@ -10,14 +10,14 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast, get_origin, get_type_hints
+from typing import Any, cast, get_origin
 
 from omegaconf import DictConfig, OmegaConf
 
 from harness.base import safe_yaml
 from harness.base.errors import UserError, nearest, short, shown
 from harness.base.registry import split
-from harness.base.schema import section, typed
+from harness.base.schema import keys_with_types, section, typed
 from harness.config.checks import (
     check_adapters_fit,
     check_candidate_counts,
@@ -312,22 +312,13 @@ def override(text: str) -> dict[str, Any]:
         layer = OmegaConf.from_dotlist([text])
     except Exception as error:  # YAML's and OmegaConf's parsers share no base class
         raise UserError(f"the override {shown(text)} cannot be read: {safe_yaml.reason(error)}") from error
-    if is_list(key):
+    if get_origin(dict(keys_with_types(Config)).get(key)) is list:
         parsed = OmegaConf.select(layer, key)
         if isinstance(parsed, str) and len(split(parsed, ",")) > 1:
             raise UserError(f"{key} is {shown(parsed)}; write several in brackets: '{key}=[{parsed}]'")
         if isinstance(parsed, str | int | float) and parsed != "":
             OmegaConf.update(layer, key, [parsed])  # seeds=0 is seeds=[0]
     return cast(dict[str, Any], OmegaConf.to_container(layer))
-
-
-def is_list(key: str) -> bool:
-    """Return whether the value of a key such as eval.tasks is a list."""
-    hint: Any = Config
-    for name in key.split("."):
-        schema = section(hint)
-        hint = get_type_hints(schema).get(name) if schema else None
-    return get_origin(hint) is list
 
 
 def setting_label(setting: Mapping[str, Any]) -> str:
@@ -384,7 +375,7 @@ def check_axis(config: Config, key: str, values: Any) -> None:
     for value in values:
         if values.count(value) > 1:
             raise UserError(f"axes.{short(key)} names {shown(value)} twice")
-    known = scalars(config)
+    known = scalars()
     if key not in known:
         raise UserError(f"axes names {shown(key)}, which is not a value that results depend on; {nearest(key, known)}")
     where = key.rpartition(".")[0]
@@ -392,16 +383,11 @@ def check_axis(config: Config, key: str, values: Any) -> None:
         raise UserError(f"axes varies {key}, but {where} is null; set it, for example {where}={{}}")
 
 
-def scalars(settings: Any, where: str = "") -> list[str]:
+def scalars() -> list[str]:
     """Return the keys that may be axes: scalars on which results depend, also those of sections that are null."""
     keys = []
-    hints = get_type_hints(type(settings))
-    for declared in dataclasses.fields(settings):
-        value, key, inner = getattr(settings, declared.name), f"{where}{declared.name}", section(hints[declared.name])
-        if key in NO_AXES:
-            continue
-        if inner is not None:
-            keys += scalars(value or inner(), f"{key}.")
-        elif not isinstance(value, list | dict):
+    for key, hint in keys_with_types(Config):
+        is_scalar = section(hint) is None and get_origin(hint) not in (list, dict)
+        if is_scalar and key.partition(".")[0] not in NO_AXES:
             keys.append(key)
     return keys

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 from harness.base.addresses import may_be_written
 from harness.base.errors import UserError, one_of, short, shown
-from harness.base.schema import section
+from harness.base.schema import keys_with_types, section
 from harness.base.shape import ARCHITECTURES, LINEAR, Shape
 from harness.config.sections import ADAMW8BIT, MOST_CANDIDATES, Config, Eval, Filter, Hardware, Lora, Resample
 
@@ -43,35 +42,19 @@ SYNONYMS = {
 
 def check_misplaced_keys(values: Mapping[str, Any], schema: Any, where: str = "") -> None:
     """Refuse an unknown key whose name is that of a setting in another section or in another library."""
-    sections = section_types(schema)
+    known = dict(keys_with_types(Config))
     for name, value in values.items():
-        if name in sections:
-            inner = sections[name]
+        if f"{where}{name}" in known:
+            inner = section(known[f"{where}{name}"])
             if inner is not None and isinstance(value, Mapping):
                 check_misplaced_keys(value, inner, f"{where}{name}.")
             continue
         wanted = SYNONYMS.get(name, name)
-        keys = [key for key in all_keys(Config) if key.rpartition(".")[2] == wanted]
+        keys = [key for key in known if key.rpartition(".")[2] == wanted]
         if f"{where}{wanted}" in keys:  # the key of this section, not those of others with its name
             keys = [f"{where}{wanted}"]
         if keys and name not in getattr(schema, "refused", ()):
             raise UserError(f"unknown key {short(f'{where}{name}')}; did you mean {' or '.join(map(repr, keys))}?")
-
-
-def section_types(schema: Any) -> dict[str, Any]:
-    """Return the fields of a section with the dataclass of each; None for a field that is not a section."""
-    hints = get_type_hints(schema)
-    return {declared.name: section(hints[declared.name]) for declared in dataclasses.fields(schema)}
-
-
-def all_keys(schema: Any, where: str = "") -> list[str]:
-    """Return the keys of all values and sections in a section, and of those in its sections."""
-    keys = []
-    for name, inner in section_types(schema).items():
-        keys.append(f"{where}{name}")
-        if inner is not None:
-            keys += all_keys(inner, f"{where}{name}.")
-    return keys
 
 
 def check_names(config: Config) -> None:
