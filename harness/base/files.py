@@ -42,6 +42,14 @@ def default_cache() -> Path:
         raise UserError("this user has no home folder, where models are kept; set ENTROBENCH_CACHE") from error
 
 
+def make_cache_folder(folder: Path) -> None:
+    """Make a folder in the cache; raise UserError where that is not possible."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"the cache {folder} cannot be written ({error.strerror}); set ENTROBENCH_CACHE") from error
+
+
 TEMPORARY = re.compile(r"\..+\.(\d+)")  # a file that is being written, with the id of the process that writes it
 
 # The lease's directory of each cell that this process holds, by the cell's folder: files of a cell are written there

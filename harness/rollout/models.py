@@ -18,7 +18,7 @@ from typing import Any
 import tasks
 from harness.base import identities, safe_yaml
 from harness.base.errors import UserError, nearest, short, shown
-from harness.base.files import default_cache
+from harness.base.files import default_cache, make_cache_folder
 from harness.base.hub import hub_errors, hub_reason
 from harness.base.locks import lock
 from harness.base.schema import typed
@@ -104,10 +104,7 @@ class Model:
         folder = self.cache_folder(cache)
         if folder.is_dir() and digests.model_damage(folder) is None:
             return folder
-        try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"the cache {cache} cannot be written ({error.strerror}); set ENTROBENCH_CACHE") from error
+        make_cache_folder(folder.parent)
         with lock(folder.with_name(f"{folder.name}.lock")):
             # Another process may have made the model while this one waited for the lock.
             damage = digests.model_damage(folder) if folder.is_dir() else None

@@ -15,11 +15,12 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+from harness import ranks
 from harness.base import files, identities, locks
 from harness.base.errors import Damaged, UserError
 from harness.base.task import Problem, Task, Verdict
 from harness.cells.source_digest import source_digest
-from harness.config import Filter, RolloutConfig
+from harness.config import Config
 from harness.ranks import Work
 from harness.rollout.protocol import no_progress
 from harness.train.evaluate import Evaluator
@@ -49,21 +50,20 @@ class Asker:
     model: dict[str, Any]  # its identity
     task: Task
     evaluator: Evaluator  # on an engine with the model's weights
-    rollout: RolloutConfig
-    dtype: str  # of the computation
-    limit_s: float  # for the verdict on a response
+    config: Config
     on_progress: Callable[[], None] = no_progress  # called while another process measures the same counts
 
     def identity(self, prompts: Mapping[Problem, list[int]], n: int) -> dict[str, Any]:
-        """Return everything that determines the counts."""
+        """Return everything that determines the responses."""
         as_seen = [[problem.id, prompt, problem.answer] for problem, prompt in prompts.items()]
+        rollout = self.config.rollout
         return {
             "version": VERSION,
             "model": self.model,
             "task": identities.component_identity(self.task),
             "problems": identities.hash_of(as_seen),
-            "engine": self.rollout.engine,  # engines draw different responses by the same seed
-            "sampling": [n, self.rollout.temperature, self.rollout.max_new_tokens],
+            "engine": rollout.engine,  # engines draw different responses by the same seed
+            "sampling": [n, rollout.temperature, rollout.max_new_tokens],
         }
 
     def verdicts(self, problems: Sequence[Problem], *, n: int, key: str) -> list[list[Verdict]]:
@@ -73,44 +73,28 @@ class Asker:
             problems,
             seed=("filter", key),
             n=n,
-            temperature=self.rollout.temperature,
-            max_new_tokens=self.rollout.max_new_tokens,
+            temperature=self.config.rollout.temperature,
+            max_new_tokens=self.config.rollout.max_new_tokens,
         )
         return [record["verdicts"] for record in records]
 
 
-def training_pool(asker: Asker, ask: Work, given: Filter | None, cache: Path, at_once: int, say: Say) -> TrainingPool:
+def training_pool(asker: Asker, ask: Work, say: Say) -> TrainingPool:
     """Return the training problems that are not too long and, with a filter, neither too hard nor too easy.
 
-    Problems whose counts are not cached are sampled `at_once` at a time, by `ask`: the asker's `verdicts` on all ranks.
+    `ask`: the asker's `verdicts` on all ranks.
     """
-    problems, longest = asker.task.problems("train"), asker.rollout.max_prompt_tokens
+    given, rollout = asker.config.train.filter, asker.config.rollout
+    problems, longest = asker.task.problems("train"), rollout.max_prompt_tokens
     record = {"given": len(problems)}
     if given is not None or longest is not None:  # otherwise no prompt needs to be rendered
         prompts = {problem: asker.evaluator.rendered(problem) for problem in problems}
     if longest is not None:
         problems = [problem for problem in problems if len(prompts[problem]) <= longest]
         record["too_long"] = len(prompts) - len(problems)
-    asker.evaluator.check_room(asker.task.name, problems, asker.rollout.max_new_tokens)
+    asker.evaluator.check_room(asker.task.name, problems, rollout.max_new_tokens)
     if given is not None:
-        prompts = {problem: prompts[problem] for problem in problems}
-        identity = asker.identity(prompts, given.n)
-        key, say_once = identities.key(identity), functools.cache(say)
-
-        def right(batch: Sequence[Problem]) -> list[int]:
-            rows: list[list[Verdict]] = ask(batch, n=given.n, key=key)
-            check_failures(chain.from_iterable(rows), asker.evaluator.max_failures)
-            return [row.count(Verdict.RIGHT) for row in rows]
-
-        def waiting() -> None:
-            say_once("waiting for another process, which measures the difficulty of the same problems")
-            asker.on_progress()
-
-        # The seeds of responses, which `key` decides, stay the same when the code that judges them is corrected.
-        computed = {"source": source_digest(type(asker.task)), "dtype": asker.dtype, "limit_s": asker.limit_s}
-        judged = identity | computed
-        path = cache / "filters" / f"{asker.task.name}-{identities.key(judged)}.json"
-        counts = measured_counts(path, judged, problems, right, at_once, say, waiting)
+        counts = measured_counts(asker, {problem: prompts[problem] for problem in problems}, given.n, ask, say)
         fewest, most = given.bounds()
         record["too_hard"] = sum(counts[problem.id] < fewest for problem in problems)
         record["too_easy"] = sum(counts[problem.id] > most for problem in problems)
@@ -126,41 +110,43 @@ def training_pool(asker: Asker, ask: Work, given: Filter | None, cache: Path, at
     return TrainingPool(problems, {f"problems/{what}": float(number) for what, number in record.items()})
 
 
-def measured_counts(
-    path: Path,
-    identity: dict[str, Any],
-    problems: Sequence[Problem],
-    right: Callable[[Sequence[Problem]], list[int]],
-    at_once: int,
-    say: Say,
-    waiting: Callable[[], None],
-) -> dict[str, int]:
-    """Return the number of right responses to each problem, by its id: the cached counts, or new ones.
+def measured_counts(asker: Asker, prompts: Mapping[Problem, list[int]], n: int, ask: Work, say: Say) -> dict[str, int]:
+    """Return the number of right responses among n to each problem, by its id: the cached counts, or new ones.
 
     They are written batch by batch, so that a killed process loses one batch. The first process measures; others wait.
     """
-    assert len({problem.id for problem in problems}) == len(problems)
+    assert len({problem.id for problem in prompts}) == len(prompts)
+    identity, settings = asker.identity(prompts, n), asker.config
+    # The seeds of responses, which `key` decides, stay the same when the code that judges them is corrected.
+    key = identities.key(identity)
+    computed = {"dtype": settings.train.dtype, "limit_s": settings.verify.limit_s}
+    judged = {**identity, "source": source_digest(type(asker.task)), **computed}
+    path = files.default_cache() / "filters" / f"{asker.task.name}-{identities.key(judged)}.json"
     counts = cached_counts(path)
-    if len(counts) == len(problems):  # all of them: the name of the file has the hash of the problems
+    if len(counts) == len(prompts):  # all of them: the name of the file has the hash of the problems
         return counts
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"the cache {path.parent} cannot be written ({error.strerror}); set ENTROBENCH_CACHE"
-        ) from error
+    files.make_cache_folder(path.parent)
+    say_once = functools.cache(say)
+
+    def waiting() -> None:
+        say_once("waiting for another process, which measures the difficulty of the same problems")
+        asker.on_progress()
+
     with locks.held(path.with_suffix(".lock"), waiting):
         counts = cached_counts(path)  # again: another process may have measured them in the meantime
-        todo = [problem for problem in problems if problem.id not in counts]
+        todo = [problem for problem in prompts if problem.id not in counts]
+        at_once = ranks.count() * max(RESPONSES // n, 1)
         started = time.monotonic()
         for start in range(0, len(todo), at_once):
             batch = todo[start : start + at_once]
-            for problem, count in zip(batch, right(batch), strict=True):
-                counts[problem.id] = count
-            files.write_json(path, {"identity": identity, "right": counts})
+            rows: list[list[Verdict]] = ask(batch, n=n, key=key)
+            check_failures(chain.from_iterable(rows), asker.evaluator.max_failures)
+            for problem, row in zip(batch, rows, strict=True):
+                counts[problem.id] = row.count(Verdict.RIGHT)
+            files.write_json(path, {"identity": judged, "right": counts})
             done = start + len(batch)
             left = (time.monotonic() - started) / done * (len(todo) - done)
-            say(f"difficulty filter: {len(counts):,} of {len(problems):,} problems asked, {ceil(left / 60)} min left")
+            say(f"difficulty filter: {len(counts):,} of {len(prompts):,} problems asked, {ceil(left / 60)} min left")
     return counts
 
 

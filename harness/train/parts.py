@@ -31,7 +31,7 @@ from harness.rollout.protocol import Engine
 from harness.rollout.rendering import Chat, with_instruction
 from harness.train import gpu_memory
 from harness.train.evaluate import Evaluator, evaluate_cell
-from harness.train.filter import RESPONSES, Asker, TrainingPool, training_pool
+from harness.train.filter import Asker, TrainingPool, training_pool
 from harness.train.policy import Critic, Policy, check_vocabulary
 from harness.train.weights import opened
 from tasks import Task, Verifier
@@ -161,20 +161,17 @@ def build_parts(
         gpu_memory.limit(config.hardware.share)  # again, since the engine counts from now on, also while it sleeps
     torch.manual_seed(spec.key.seed)  # after the engine, since vLLM sets the process-wide seed
     task = with_instruction(tasks.build_task(spec.key.task, config.plugins), model.chat)
-    given = config.train.filter
-    if given is not None:
+    if config.train.filter is not None:
         engine.load(policy.module)  # not trained yet
         check_engine_weights(engine, policy.module, dtype, spec.key.seed)
     # By the weights themselves: the filter's counts are kept for later cells, and a model's folder may change.
     weights = {**model.identity(), "digest": model.digest(base)}
     evaluator = Evaluator.of_config(config, engine, tokenizer, verifier, model.chat, policy.module)
-    computed = (config.train.dtype, config.verify.limit_s)
-    asker = Asker(weights, task, evaluator, config.rollout, *computed, heartbeat.forward)
+    asker = Asker(weights, task, evaluator, config, heartbeat.forward)
     selected = None
     with heartbeat.at("filter"), ranks.on_all_ranks(asker.verdicts) as ask:
         if ask is not None:
-            at_once = 0 if given is None else ranks.count() * max(RESPONSES // given.n, 1)
-            selected = training_pool(asker, ask, given, models.default_cache(), at_once, say)
+            selected = training_pool(asker, ask, say)
     problems = ranks.of_first(selected)
     assert problems is not None
     reference = None

@@ -119,10 +119,7 @@ def write_problem_set(
         "dropped": dict(+counts.dropped),  # + leaves out counts of 0
         "repaired": dict(counts.repaired),
     }
-    try:
-        folder().mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"the cache {folder()} cannot be written ({error.strerror}); set ENTROBENCH_CACHE") from error
+    files.make_cache_folder(folder())
     with lock(folder() / f"{name}.lock"):
         before = find_usable_card(name)
         is_same = before is not None and before["fingerprint"] == content_print

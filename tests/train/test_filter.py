@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,7 +22,7 @@ from trainers import asked, planned
 from harness.base import files, locks
 from harness.base.errors import UserError
 from harness.base.task import Answer, Problem, Verdict, Verifier
-from harness.config import Filter, RolloutConfig
+from harness.config import Config, Filter, RolloutConfig, Train, Verify, replaced
 from harness.methods.batch import Rollout
 from harness.rollout import models
 from harness.rollout.rendering import Chat
@@ -98,8 +98,12 @@ def asker(**changes: Any) -> Asker:
     for name in ("engine", "chat", "context"):
         if name in changes:
             sampling[name] = changes.pop(name)
-    values: dict[str, Any] = {"model": {"path": "m"}, "task": Counting(), "rollout": RolloutConfig(max_new_tokens=8)}
-    values |= {"dtype": "float32", "limit_s": 5.0}
+    config = Config(
+        train=Train(dtype=changes.pop("dtype", "float32")),
+        rollout=changes.pop("rollout", RolloutConfig(max_new_tokens=8)),
+        verify=Verify(limit_s=changes.pop("limit_s", 5.0)),
+    )
+    values: dict[str, Any] = {"model": {"path": "m"}, "task": Counting(), "config": config}
     return Asker(**(values | changes), evaluator=Evaluator(**sampling))
 
 
@@ -108,8 +112,18 @@ def calls_of(who: Asker) -> list[dict[str, Any]]:
     return who.evaluator.engine.calls
 
 
-def ask(who: Asker, cache: Path, given: Filter | None = Filter(), at_once: int = 5) -> TrainingPool:  # noqa: B008
-    return filter.training_pool(who, who.verdicts, given, cache, at_once, lambda text: None)
+def ask(
+    who: Asker,
+    cache: Path,
+    given: Filter | None = Filter(),  # noqa: B008
+    say: Callable[[str], None] = lambda text: None,
+) -> TrainingPool:
+    """Ask five problems at a time."""
+    filtering = dataclasses.replace(who, config=replaced(who.config, "train.filter", given))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ENTROBENCH_CACHE", str(cache))
+        patch.setattr(filter, "RESPONSES", 5 * (1 if given is None else given.n))
+        return filter.training_pool(filtering, who.verdicts, say)
 
 
 def ids(pool: TrainingPool) -> list[str]:
@@ -232,7 +246,7 @@ def test_training_pool_with_a_failing_verifier(tmp_path: Path) -> None:
 def test_training_pool_in_a_read_only_cache(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"the cache .* cannot be written \(Not a directory\); set ENTROBENCH_CACHE"):
-        ask(asker(), tmp_path / "file")
+        ask(asker(), tmp_path / "file" / "cache")
 
 
 # Killed, and several at once
@@ -255,9 +269,9 @@ def test_training_pool_after_a_kill(tmp_path: Path) -> None:
     messages: list[str] = []
     first, second = asker(engine=Mortal(2)), asker()
     with pytest.raises(Killed):
-        filter.training_pool(first, first.verdicts, Filter(), tmp_path / "killed", 5, messages.append)
+        ask(first, tmp_path / "killed", say=messages.append)
     assert messages[-1].startswith("difficulty filter: 10 of 17 problems asked")
-    pool = filter.training_pool(second, second.verdicts, Filter(), tmp_path / "killed", 5, messages.append)
+    pool = ask(second, tmp_path / "killed", say=messages.append)
     assert messages[-1] == "training problems: 17 given, 2 too hard, 2 too easy, 13 kept"
 
     def asked(*who: Asker) -> list[tuple[list[int], int]]:
@@ -286,8 +300,7 @@ class Slow(Numbered):
 
 def cell_process(cache: Path, out: Path) -> None:
     messages: list[str] = []
-    who = asker(engine=Slow(cache / "log"))
-    pool = filter.training_pool(who, who.verdicts, Filter(), cache, 5, messages.append)
+    pool = ask(asker(engine=Slow(cache / "log")), cache, say=messages.append)
     files.write_json(out / f"{os.getpid()}.json", {"kept": ids(pool), "said": messages})
 
 
@@ -332,8 +345,7 @@ def test_training_pool_gives_signs_of_progress_while_another_process_measures(
         if len(signs) == 3:
             of_another.release()
 
-    who = asker(on_progress=on_progress)
-    pool = filter.training_pool(who, who.verdicts, Filter(), tmp_path, 5, said.append)
+    pool = ask(asker(on_progress=on_progress), tmp_path, say=said.append)
     assert ids(pool) == [f"p{i}" for i in range(2, 15)]
     assert signs == [1, 1, 1]
     assert said[0] == "waiting for another process, which measures the difficulty of the same problems"
@@ -375,6 +387,6 @@ def test_trainer_with_a_filter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     digest = model.digest(model.folder())
     assert files.read_json(path)["identity"]["model"]["digest"] == digest, "another machine may make other weights"
     path.unlink()
-    monkeypatch.setattr(parts, "RESPONSES", 24)  # in threes of 8
+    monkeypatch.setattr(filter, "RESPONSES", 24)  # in threes of 8
     parts.build_parts(spec, UNASKED, print)
     assert counted(cache) == right, "nor does it matter how many problems are asked at a time"
