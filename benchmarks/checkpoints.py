@@ -19,6 +19,7 @@ from torch.multiprocessing import spawn
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.common import show
+from benchmarks.memory import forget_peak, memory_mib
 from harness import ranks
 from harness.config import Hardware, Train
 from harness.train import weights
@@ -44,19 +45,6 @@ def write_random_model(millions: int, folder: Path) -> None:
         tie_word_embeddings=True, **heads,
     )  # fmt: skip
     Qwen2ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
-
-
-def peak_mib() -> float:
-    """Return the most memory that this process has used since `reset_peak`."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    (line,) = [line for line in lines if line.startswith("VmHWM")]
-    return int(line.split()[1]) / 1024
-
-
-def reset_peak() -> float:
-    """Reset the peak to the memory that is used now, and return that."""
-    Path("/proc/self/clear_refs").write_text("5")
-    return peak_mib()
 
 
 @contextmanager
@@ -86,27 +74,27 @@ def result_file(folder: Path, count: int, way: str) -> Path:
 
 def load_and_save(results: dict[str, float], way: str, checkpoint_folder: Path, model: Path) -> None:
     """Load a model, and in the way `parts` also save and restore a checkpoint of it."""
-    before = reset_peak()
+    before = forget_peak()
     # Without stored weights, a policy falls back to transformers' loading of the whole model.
     stored = (lambda *_: {}) if way == "whole" else weights.stored
     with mock.patch.object(weights, "stored", stored):
         policy = Policy(model, Train(), 1.0, "cpu", torch.float32, Hardware())
     results["parameters"] = sum(x.numel() for x in policy.weights.values())
-    results["loading"] = peak_mib() - before
+    results["loading"] = memory_mib("VmHWM") - before
     if way == "whole":
         return
     # One update, since a checkpoint holds AdamW's moments, too.
     for weight in policy.weights.values():
         weight.grad = torch.ones_like(weight)
     policy.apply(1e-6)
-    checkpoints, before = Checkpoints(checkpoint_folder, "benchmark"), reset_peak()
+    checkpoints, before = Checkpoints(checkpoint_folder, "benchmark"), forget_peak()
     start, start_of_thread = time.process_time(), time.thread_time()
     checkpoints.save(1, policy.state(), {})
     # Training waits for the copy only: a second thread writes it.
     results["copy"] = time.thread_time() - start_of_thread
     checkpoints.written(wait=True)
     results["write"] = time.process_time() - start - results["copy"]
-    results["memory"] = peak_mib() - before
+    results["memory"] = memory_mib("VmHWM") - before
     start = time.process_time()
     saved = checkpoints.latest()
     assert saved is not None

@@ -23,7 +23,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from benchmarks.common import show
-from benchmarks.rollout import NEVER, Setting, transformers_generate
+from benchmarks.rollout import NEVER, Setting, interleaved_seconds, transformers_generate
 from harness.elsewhere.assess import BATCH, KeepingEvaluator
 from harness.methods.batch import Rollout
 from harness.rollout import models
@@ -47,18 +47,6 @@ class EndlessEngine(VllmEngine):
         params = super()._params(*settings)
         params.stop_token_ids = []
         return params
-
-
-def interleaved_seconds(contenders: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
-    """Return the seconds of each contender in interleaved rounds, sorted, without a first round to warm up."""
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    for repeat in range(repeats + 1):
-        for name, run in contenders.items():
-            start = time.perf_counter()
-            run()
-            if repeat:
-                seconds[name].append(time.perf_counter() - start)
-    return {name: sorted(times) for name, times in seconds.items()}
 
 
 def row_of_size(setting: Setting, repeats: int, folder: Path) -> list[str]:

@@ -6,16 +6,12 @@ The runs are invented and written directly into the database, since MLflow takes
 from __future__ import annotations
 
 import json
-import os
 import resource
-import signal
-import socket
 import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -23,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.common import show
+from benchmarks.startup import mlflow_server
 from harness import config
 from harness.base import files, identities
 from harness.cells.evaluations import OUTCOME, OUTCOME_TAG
@@ -56,15 +53,12 @@ def measure(seeds: int) -> Iterator[list[str]]:
         artifacts = folder / FOLDER
         invent(demo, matrix, uri, artifacts)
         number = str(len(matrix))
-        by_experiment, by_config = ["--experiment", "demo", "--uri"], ["demo", *settings, "--uri"]
-        yield ["SQLite, no summary yet", number, *timed(*by_experiment, uri)]
-        with server(uri, artifacts) as address:
-            yield ["server, no summary yet", number, *timed(*by_experiment, address)]
+        by_experiment = ["--experiment", "demo", "--uri"]
         start = time.perf_counter()
         publish(demo, matrix)
         yield ["the summary is written", number, f"{time.perf_counter() - start:.1f} s", ""]
         yield ["SQLite", number, *timed(*by_experiment, uri)]
-        yield ["SQLite, with a configuration", number, *timed(*by_config, uri)]
+        yield ["SQLite, with a configuration", number, *timed("demo", *settings, f"tracking.uri={uri}")]
         with server(uri, artifacts) as address:
             yield ["server", number, *timed(*by_experiment, address)]
 
@@ -165,31 +159,10 @@ def invented_outcome(cell: Cell) -> dict[str, object]:
 def server(uri: str, artifacts: Path) -> Iterator[str]:
     """Run an MLflow server on this machine that also serves the artifacts; yield its address."""
     move_artifacts(uri, artifacts.as_uri(), "mlflow-artifacts:")
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri, "--host", "127.0.0.1"]
-    command += ["--port", str(port), "--workers", "1", "--artifacts-destination", str(artifacts)]
-    environment = os.environ | {"MLFLOW_DISABLE_TELEMETRY": "true"}
-    process = subprocess.Popen(
-        command,
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,  # its workers end with its process group
-    )
     try:
-        for _ in range(600):
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5)
-                break
-            except OSError:
-                assert process.poll() is None, "the server ended"
-                time.sleep(0.2)
-        yield f"http://127.0.0.1:{port}"
+        with mlflow_server(artifacts.parent, uri, artifacts, "--workers", "1") as address:
+            yield address
     finally:
-        os.killpg(process.pid, signal.SIGTERM)
-        process.wait()
         move_artifacts(uri, "mlflow-artifacts:", artifacts.as_uri())
 
 

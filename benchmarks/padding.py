@@ -63,17 +63,21 @@ def positions(part: TokenBatch) -> int:
     return len(part) * max(map(len, part.sequences))
 
 
+def ways_of(batch: TokenBatch, tokens: int) -> dict[str, list[TokenBatch]]:
+    """Return the micro-batches of a batch, by the way in which they are formed."""
+    return {
+        "padded, as they come": in_order(batch, tokens),
+        "padded, by length": list(batch.micro_batches(tokens)),
+        "packed": list(batch.micro_batches(tokens, packing=True)),
+    }
+
+
 def padding_rows(median: int) -> list[list[str]]:
     """Return the padding of each way to form micro-batches."""
     batch = batch_of(random_groups(median, LIMIT, PROMPTS // RANKS), LIMIT)
-    ways = {
-        "padded, as they come": in_order(batch, MICRO),
-        "padded, by length": list(batch.micro_batches(MICRO)),
-        "packed": list(batch.micro_batches(MICRO, packing=True)),
-    }
     tokens = sum(map(len, batch.sequences))
     rows = []
-    for name, parts in ways.items():
+    for name, parts in ways_of(batch, MICRO).items():
         computed = sum(map(positions, parts))
         padding = 0.0 if name == "packed" else 1 - tokens / computed
         rows.append(
@@ -116,11 +120,7 @@ def pass_rows(limit: int = 1000, tokens: int = 4096) -> list[list[str]]:
     model = Qwen2ForCausalLM(config)
     packing.prepare_for_packing(model)
     batch = batch_of(random_groups(200, limit, 3, prompt=100), limit)
-    ways = {
-        "padded, as they come": in_order(batch, tokens),
-        "padded, by length": list(batch.micro_batches(tokens)),
-        "packed": list(batch.micro_batches(tokens, packing=True)),
-    }
+    ways = ways_of(batch, tokens)
     best = dict.fromkeys(ways, float("inf"))
     for _ in range(3):
         for name, parts in ways.items():

@@ -25,7 +25,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, product
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +168,8 @@ def peer_step(place: Place, model: Path, folder: Path, recompute: bool, steps: i
     """Yield the seconds of each rollout batch with its updates in trl, and those of sampling."""
     from trl import GRPOConfig, GRPOTrainer
 
+    from benchmarks.door import step_times
+
     prompts = [problem.prompt for problem in tasks.build_task("countdown").problems("train")]
     arguments = GRPOConfig(
         output_dir=str(folder / "trl"),
@@ -198,9 +200,8 @@ def peer_step(place: Place, model: Path, folder: Path, recompute: bool, steps: i
         processing_class=AutoTokenizer.from_pretrained(model),
     )
     peer.remove_callback(PrinterCallback)
-    marks: list[float] = []
     sampling: list[float] = []
-    generate, step = peer._generate, peer.training_step  # of the pinned release
+    generate = peer._generate  # of the pinned release
 
     def timed_generate(*given: Any, **named: Any) -> Any:
         start = time.perf_counter()
@@ -208,16 +209,8 @@ def peer_step(place: Place, model: Path, folder: Path, recompute: bool, steps: i
         sampling.append(time.perf_counter() - start)
         return result
 
-    def timed_step(*given: Any, **named: Any) -> Any:
-        if peer._step % UPDATES == 0:
-            marks.append(time.perf_counter())
-        return step(*given, **named)
-
-    peer._generate, peer.training_step = timed_generate, timed_step
-    peer.train()
-    marks.append(time.perf_counter())
-    whole = [after - before for before, after in pairwise(marks)]
-    yield from zip(whole, sampling, strict=True)
+    peer._generate = timed_generate
+    yield from zip(step_times(peer, UPDATES), sampling, strict=True)
 
 
 RIVALS: dict[str, tuple[Callable[..., Iterator[tuple[float, float]]], bool]] = {

@@ -88,6 +88,18 @@ def transformers_generate(model: Qwen2ForCausalLM, ids_BL: Tensor, new_tokens: i
     return out.sequences, model.compute_transition_scores(out.sequences, out.scores, normalize_logits=True)
 
 
+def interleaved_seconds(contenders: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
+    """Return the seconds of each contender in interleaved rounds, sorted, without a first round to warm up."""
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    for repeat in range(repeats + 1):
+        for name, run in contenders.items():
+            start = time.perf_counter()
+            run()
+            if repeat:
+                seconds[name].append(time.perf_counter() - start)
+    return {name: sorted(times) for name, times in seconds.items()}
+
+
 def compare(setting: Setting, repeats: int) -> None:
     """Print the speeds of the engine and its alternatives in one setting."""
     model = setting.model()
@@ -107,14 +119,9 @@ def compare(setting: Setting, repeats: int) -> None:
         LOOP: lambda: decode_loop(model, ids_BL, setting.new_tokens),
         "transformers generate": lambda: transformers_generate(model, ids_BL, setting.new_tokens),
     }
-    best = dict.fromkeys(contenders, float("inf"))
     with torch.inference_mode():
-        for repeat in range(repeats + 1):
-            for name, run in contenders.items():
-                start = time.perf_counter()
-                run()
-                if repeat:  # the first one warms up
-                    best[name] = min(best[name], time.perf_counter() - start)
+        seconds = interleaved_seconds(contenders, repeats)
+    best = {name: times[0] for name, times in seconds.items()}
     tokens = len(ids_BL) * setting.new_tokens
     show(
         f"Rollout, {setting.name}; {torch.get_num_threads()} threads, best of {repeats}",

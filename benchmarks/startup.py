@@ -57,14 +57,13 @@ def timed(tree: Path, *arguments: str, environment: dict[str, str] | None = None
 
 
 @contextmanager
-def new_server(folder: Path) -> Iterator[str]:
-    """Run an MLflow server with its defaults and an empty SQLite database; yield its address."""
+def mlflow_server(folder: Path, store: str, artifacts: Path, *options: str) -> Iterator[str]:
+    """Run an MLflow server of a store that also serves the artifacts; yield its address."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-    command = [sys.executable, "-m", "mlflow", "server", "--port", str(port)]
-    command += ["--backend-store-uri", f"sqlite:///{folder / 'server.db'}"]
-    command += ["--artifacts-destination", str(folder / "served")]
+    command = [sys.executable, "-m", "mlflow", "server", "--port", str(port), *options]
+    command += ["--backend-store-uri", store, "--artifacts-destination", str(artifacts)]
     process = subprocess.Popen(
         command,
         cwd=folder,
@@ -102,7 +101,7 @@ def time_sync(tree: Path, config: str, overrides: Sequence[str], results: Path) 
         shutil.copytree(results, folder / "results")
         for kept in (folder / "results").rglob("mlflow.json"):
             kept.unlink()
-        with new_server(folder) as address:
+        with mlflow_server(folder, f"sqlite:///{folder / 'server.db'}", folder / "served") as address:
             environment = {"MLFLOW_TRACKING_URI": address}
             return timed(tree, "sync", config, *overrides, f"results={folder / 'results'}", environment=environment)
 
