@@ -216,8 +216,10 @@ def answer_rows(frames: Frames) -> DataFrame:
     order = cells.groupby(ROW, sort=False).ngroup()
     cells = cells.assign(order=order).sort_values(["order", "seed"], kind="stable")
     cells = cells.assign(setting=[setting_label(dict(pairs)) for pairs in cells["setting"]])
-    answers = frames.answers.assign(problem=frames.answers["problem"].astype("object"))
-    return cells.merge(answers, how="left", on=["cell", "evaluated", "moment"])
+    answers = frames.answers_of(cells)
+    columns = ["problem", *ANSWER_COUNTS]
+    of_cells = {name: [vars(of_cell)[name] for of_cell in answers] for name in columns}
+    return cells.assign(**of_cells).explode(columns)
 
 
 # Python: the leaderboard as a frame for scripts and notebooks

@@ -1,4 +1,4 @@
-"""A matrix as two pandas frames, from which all tables and files are computed; they are read in one place.
+"""A matrix as a pandas frame of its cells with their answers, from which all tables and files are computed.
 
 **cells**: a row for each cell and each task that it is evaluated on, in the order of the matrix, done or not.
 
@@ -30,16 +30,6 @@
 A missing number is NaN, a missing text is empty. Of a cell that is not done, only its key, its state and `made_of` are
 known.
 
-**answers**: a row for each cell that is done, evaluation task, moment and problem, in the order of the problem set.
-
-| column | holds |
-| --- | --- |
-| cell, evaluated, moment | the row of `cells` that it belongs to |
-| problem | its name in the task |
-| right, samples | how many of its samples were right, and how many were drawn |
-| right_distinct | how many distinct right answers they hold |
-| solutions | how many right answers the problem has; NaN if the task cannot count them |
-
     MLflow -> Experiment (runs, outcomes) -> Frames -> LeaderboardRow -> table, md, csv, json, MLflow, page, Python
                                                     -> Comparison     -> table, md, csv, json, LaTeX
                                                     -> export         -> Parquet
@@ -50,8 +40,7 @@ problems, so that `Frames.counts` gives a matrix of seeds by problems, the form 
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -69,6 +58,7 @@ from harness.table.board import NO_RUN, Expected, Experiment
 from harness.table.statistics import Floats
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from pandas import DataFrame
 
     from harness.tracking.reader import Run
@@ -89,40 +79,34 @@ COLUMNS = (*KEYS, *NUMBERS, "flags", *TEXTS)
 
 Axes = tuple[str, str, str, tuple[tuple[str, str], ...]]  # the values of TABLE
 AnswerKey = tuple[str, str, str]  # cell, evaluated, moment
-Answers = tuple[AnswerKey, Mapping[str, Sequence[Any]]]  # the columns of one cell's answers
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The answers of a cell to one task at one moment: a value for each problem, in the order of the problem set."""
+
+    problem: Sequence[str]  # its name in the task
+    right: NDArray[np.int64]  # how many of its samples were right
+    samples: NDArray[np.int64]  # how many were drawn
+    right_distinct: Floats  # how many distinct right answers they hold
+    solutions: Floats  # how many right answers the problem has; NaN if the task cannot count them
 
 
 @dataclass(frozen=True)
 class Frames:
-    """The cells of a matrix and their answers; see above."""
+    """The cells of a matrix and the answers of those that are done; see above."""
 
     cells: DataFrame
-    answers: DataFrame
+    answers: Mapping[AnswerKey, Answers]
 
-    @cached_property
-    def places(self) -> dict[AnswerKey, slice]:
-        """The rows of `answers` of each cell, evaluation task and moment."""
-        keys = zip(self.answers["cell"], self.answers["evaluated"], self.answers["moment"], strict=True)
-        places = {}
-        start = 0
-        # Rows with the same key are next to each other, since `answers_frame` adds them together.
-        for key, rows in itertools.groupby(keys):
-            end = start + len(list(rows))
-            places[key] = slice(start, end)
-            start = end
-        return places
-
-    @cached_property
-    def columns(self) -> dict[str, np.ndarray]:
-        """The columns of `answers` as arrays; problems as numbers, since they are only compared."""
-        numbers = ("right", "samples", "right_distinct", "solutions")
-        problems = self.answers["problem"].cat.codes.to_numpy()
-        return {"problem": problems, **{name: self.answers[name].to_numpy() for name in numbers}}
+    def answers_of(self, cells: DataFrame) -> list[Answers]:
+        """Return the answers of each of these finished cells."""
+        keys = zip(cells["cell"], cells["evaluated"], cells["moment"], strict=True)
+        return [self.answers[key] for key in keys]
 
     def counts(self, cells: DataFrame, column: str) -> np.ndarray:
         """Return a column of the answers by seed and problem, with a line for each of these finished cells."""
-        keys = zip(cells["cell"], cells["evaluated"], cells["moment"], strict=True)
-        return np.array([self.columns[column][self.places[key]] for key in keys])
+        return np.array([vars(answers)[column] for answers in self.answers_of(cells)])
 
     def scores(self, cells: DataFrame, k: int | None) -> Floats:
         """Return Avg@K (k is None) or Pass@k by seed and problem."""
@@ -172,7 +156,7 @@ def read_frames(experiment: Experiment, expected: Sequence[Expected], baseline: 
     outcomes = experiment.outcomes_of([cell.cell for cell in expected])
     newest, runs = experiment.newest, experiment.done
     rows: list[dict[str, Any]] = []
-    answers: list[Answers] = []
+    answers: dict[AnswerKey, Answers] = {}
     for cell in expected:
         outcome = outcomes.get(cell.cell)
         state = newest[cell.cell].tags["status"] if cell.cell in newest else NO_RUN
@@ -193,9 +177,10 @@ def read_frames(experiment: Experiment, expected: Sequence[Expected], baseline: 
                     row["flags"] = [*row["flags"], f"{cell.method} seed {cell.seed}: {NO_SIGNAL} ({why})"]
                 if ended := outcome.get("ended"):
                     row["flags"] = [*row["flags"], f"{cell.method} seed {cell.seed}: {ended}"]
-                answers += answers_of(record, cell.cell, evaluated)
+                for moment, of_moment in answers_in(record, f"{evaluated} of cell {cell.cell}").items():
+                    answers[cell.cell, evaluated, moment] = of_moment
             rows.append(row)
-    frames = Frames(cells_frame(rows), answers_frame(answers))
+    frames = Frames(cells_frame(rows), answers)
     check_all_comparable(frames, baseline)
     return frames
 
@@ -252,24 +237,22 @@ def version_text(tags: Mapping[str, str]) -> str:
     return " ".join(filter(None, (tags.get("code.version"), commit)))
 
 
-def answers_of(record: Mapping[str, Any], cell: str, evaluated: str) -> Iterator[Answers]:
-    """Yield the answers of a cell to one task: after training, and before it if they were recorded."""
-    moments = [(AFTER, record["right"], right_distinct(record, f"{evaluated} of cell {cell}"))]
+def answers_in(record: Mapping[str, Any], name: str) -> dict[str, Answers]:
+    """Return the answers to one task by moment: after training, and before it if they were recorded."""
+    moments = {AFTER: (record["right"], right_distinct(record, name))}
     if record["before"] is not None:
-        moments.append((BEFORE, record["before"], record["right_distinct_before"]))
-    problems = len(record["problems"])
-    unknown = [np.nan] * problems
-    solutions = unknown if record["solutions"] is None else record["solutions"]
-    for moment, lines, distinct in moments:
-        right = [line.count("1") for line in lines]  # a line has 1 or 0 for each sample
-        columns = {
-            "problem": record["problems"],
-            "right": right,
-            "samples": list(map(len, lines)),
-            "right_distinct": unknown if distinct is None else distinct,
-            "solutions": solutions,
-        }
-        yield (cell, evaluated, moment), columns
+        moments[BEFORE] = (record["before"], record["right_distinct_before"])
+    unknown = [np.nan] * len(record["problems"])
+    answers = {}
+    for moment, (lines, distinct) in moments.items():
+        answers[moment] = Answers(
+            problem=record["problems"],
+            right=np.array([line.count("1") for line in lines]),  # a line has 1 or 0 for each sample
+            samples=np.array(list(map(len, lines))),
+            right_distinct=np.array(unknown if distinct is None else distinct, dtype=float),
+            solutions=np.array(unknown if record["solutions"] is None else record["solutions"], dtype=float),
+        )
+    return answers
 
 
 def cells_frame(rows: Sequence[Mapping[str, Any]]) -> DataFrame:
@@ -283,32 +266,6 @@ def cells_frame(rows: Sequence[Mapping[str, Any]]) -> DataFrame:
         values = [row.get(name, defaults.get(name, "")) for row in rows]
         columns[name] = pandas.Series(values, dtype=types.get(name, "object"))
     return pandas.DataFrame(columns)
-
-
-def answers_frame(answers: Sequence[Answers]) -> DataFrame:
-    import pandas
-
-    types = {
-        "cell": "object",
-        "evaluated": "object",
-        "moment": "object",
-        "problem": "object",
-        "right": "int64",
-        "samples": "int64",
-        "right_distinct": "float64",
-        "solutions": "float64",
-    }
-    columns: dict[str, list[Any]] = {name: [] for name in types}
-    for (cell, evaluated, moment), of_cell in answers:
-        problems = len(of_cell["problem"])
-        columns["cell"] += [cell] * problems
-        columns["evaluated"] += [evaluated] * problems
-        columns["moment"] += [moment] * problems
-        for name, values in of_cell.items():
-            columns[name].extend(values)
-    series = {name: pandas.Series(columns[name], dtype=kind) for name, kind in types.items()}
-    # As a category, problems have numbers, which `columns` compares instead of names.
-    return pandas.DataFrame(series).astype({"problem": "category"})
 
 
 # The base model, and what is comparable
@@ -340,7 +297,7 @@ def base_model_cells(frames: Frames, methods: Mapping[str, DataFrame]) -> DataFr
     by_seed: dict[int, dict[str, Any]] = {}
     for cells in methods.values():
         for row in done_cells(cells).to_dict("records"):
-            if (row["cell"], row["evaluated"], BEFORE) in frames.places:
+            if (row["cell"], row["evaluated"], BEFORE) in frames.answers:
                 by_seed.setdefault(row["seed"], before_training(row))
     # The other seeds are expected of the base model, too, but have no evaluation before training so far.
     for cells in methods.values():
@@ -361,26 +318,22 @@ def before_training(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_comparable(frames: Frames, cells: DataFrame, reference: DataFrame) -> None:
     """Refuse cells that answered other problems than the reference: no mean or difference of them makes sense."""
-    rows = done_cells(reference).to_dict("records") + done_cells(cells).to_dict("records")
-    if not rows:
-        return
-    first = rows[0]
-    first_place = frames.places[first["cell"], first["evaluated"], first["moment"]]
-    problems, samples = frames.columns["problem"], frames.columns["samples"]
-    for row in rows[1:]:
-        place = frames.places[row["cell"], row["evaluated"], row["moment"]]
-        same_problems = np.array_equal(problems[place], problems[first_place])
-        if not same_problems or not np.array_equal(samples[place], samples[first_place]):
+    done = [done_cells(reference), done_cells(cells)]
+    rows = [row for frame in done for row in frame.to_dict("records")]
+    answers = [of_cell for frame in done for of_cell in frames.answers_of(frame)]
+    for row, own in zip(rows[1:], answers[1:], strict=True):
+        first, theirs = rows[0], answers[0]
+        if own.problem != theirs.problem or not np.array_equal(own.samples, theirs.samples):
             raise UserError(
                 f"{row['method']} seed {row['seed']} was not evaluated on the same problems and samples of "
-                f"{row['evaluated']} as {first['method']} seed {first['seed']}: {shape_text(frames, place)} and "
-                f"{shape_text(frames, first_place)}"
+                f"{row['evaluated']} as {first['method']} seed {first['seed']}: {shape_text(own)} and "
+                f"{shape_text(theirs)}"
             )
 
 
-def shape_text(frames: Frames, place: slice) -> str:
-    problems, samples = frames.answers["problem"].iloc[place], frames.answers["samples"].iloc[place]
-    return f"{len(problems)} problems x {samples.iloc[0]} samples beginning with {problems.iloc[0]!r}"
+def shape_text(answers: Answers) -> str:
+    problems = answers.problem
+    return f"{len(problems)} problems x {answers.samples[0]} samples beginning with {problems[0]!r}"
 
 
 def check_all_comparable(frames: Frames, baseline: str) -> None:

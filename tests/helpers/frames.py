@@ -10,7 +10,7 @@ import pandas
 
 from harness.table.board import NO_RUN
 from harness.table.compare import Comparison
-from harness.table.frames import AFTER, DONE, Frames, answers_frame, cells_frame
+from harness.table.frames import AFTER, DONE, Answers, Frames, cells_frame
 from harness.table.leaderboard import LeaderboardRow
 from harness.table.statistics import Estimate
 
@@ -27,7 +27,7 @@ def made_up_frames(
 
     `columns`: further columns of cells and of answers by method and seed, as `right_distinct` and `distinct`.
     """
-    rows, answers = [], []
+    rows, answers = [], {}
     for method, by_seed in right.items():
         for seed in by_seed or (0,):
             cell = f"{method}-{seed}-{trained_on}"
@@ -38,16 +38,15 @@ def made_up_frames(
         for seed, right_JN in by_seed.items():
             names = problems or [f"{task} {i}" for i in range(len(right_JN))]
             unknown = [np.nan] * len(names)
-            counts = {"right": right_JN.sum(axis=1), "samples": [right_JN.shape[1]] * len(names)}
+            counts = {"right": right_JN.sum(axis=1), "samples": np.array([right_JN.shape[1]] * len(names))}
             for name in ("right_distinct", "solutions"):
-                counts[name] = columns.get(name, {}).get((method, seed), unknown)
-            answers.append(((f"{method}-{seed}-{trained_on}", task, AFTER), {"problem": names, **counts}))
-    return Frames(cells_frame(rows), answers_frame(answers))
+                counts[name] = np.array(columns.get(name, {}).get((method, seed), unknown), dtype=float)
+            answers[f"{method}-{seed}-{trained_on}", task, AFTER] = Answers(names, **counts)
+    return Frames(cells_frame(rows), answers)
 
 
 def joined_frames(*parts: Frames) -> Frames:
-    answers = pandas.concat([part.answers.assign(problem=part.answers["problem"].astype("object")) for part in parts])
-    answers = answers.assign(problem=answers["problem"].astype("category"))
+    answers = {key: of_cell for part in parts for key, of_cell in part.answers.items()}
     return Frames(pandas.concat([part.cells for part in parts], ignore_index=True), answers)
 
 
