@@ -35,7 +35,7 @@ from harness.table.statistics import (
     share_interval,
     wins,
 )
-from harness.table.verdict import DifferenceTests, significance, verdicts
+from harness.table.verdict import significance, verdicts
 from harness.table.verified import mark_of_row
 
 if TYPE_CHECKING:
@@ -97,15 +97,14 @@ def comparisons(frames: Frames, baseline: str, ks: Mapping[str, int]) -> list[Co
     for label, tables in labeled_tables(frames):
         _, _, model, pairs = tables[0]
         methods = methods_of_tables(frames, tables)
-        scores, tests = {}, {}
+        scores = {}
         for score, score_ks in scores_of_tables(tables, ks):
             scores[score] = table_scores(frames, methods, score_ks, baseline)
-            tests[score] = DifferenceTests(scores[score].differences)
         check_all_alike(frames, methods, scores["Avg@K"].by_method)
-        average, headline = tests.values()
+        average, headline = scores.values()
         verdict_of = verdicts(headline, average)
         for score, of_score in scores.items():
-            compared = compare_scores(methods, of_score, tests[score])
+            compared = compare_scores(methods, of_score)
             for method, numbers in compared.items():
                 # In their order, each once.
                 sentences = dict.fromkeys(chain.from_iterable(mixed.get((method, axes), []) for axes in tables))
@@ -174,7 +173,7 @@ def check_all_alike(frames: Frames, methods: Mapping[str, Tasks], done: Collecti
             check_comparable(frames, ours, first)
 
 
-def compare_scores(methods: Collection[str], scores: TableScores, tests: DifferenceTests) -> dict[str, dict[str, Any]]:
+def compare_scores(methods: Collection[str], scores: TableScores) -> dict[str, dict[str, Any]]:
     """Return the numbers of each method's comparison with the baseline, with its ranks among all trained methods."""
     done = scores.by_method
     means = {name: share_interval(ours.x_SJ) for name, ours in done.items()}
@@ -189,8 +188,8 @@ def compare_scores(methods: Collection[str], scores: TableScores, tests: Differe
     for name in methods:
         numbers: dict[str, Any] = {
             "mean": means.get(name),
-            "p": tests.p.get(name),
-            "p_holm": tests.p_holm.get(name),
+            "p": scores.p.get(name),
+            "p_holm": scores.p_holm.get(name),
             "ranked": len(trained),
             "best": name in best,
         }

@@ -33,7 +33,7 @@ from harness.table.statistics import (
     mean_interval,
     share_interval,
 )
-from harness.table.verdict import DifferenceTests, collapsed_and_exploded, verdicts
+from harness.table.verdict import collapsed_and_exploded, verdicts
 from harness.table.verified import mark_of_row
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def leaderboard_rows(frames: Frames, baseline: str, ks: Mapping[str, int]) -> li
         k = ks[axes[1]]
         by_k = scores_by_k(frames, methods, k, baseline)
         scores[axes] = by_k
-        verdicts_of[axes] = verdicts(*(DifferenceTests(by_k[each].differences) for each in (k, None)))
+        verdicts_of[axes] = verdicts(headline=by_k[k], average=by_k[None])
     rows = []
     for (method, axes), cells in frames.rows.items():
         row = row_of(frames, cells, scores[axes], baseline, ks[axes[1]])

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from harness.cells.evaluations import powers_of_two
-from harness.table.frames import Frames, done_cells
-from harness.table.statistics import Floats, is_near_bound
+from harness.table.frames import BASE_MODEL, Frames, done_cells
+from harness.table.statistics import Floats, crossed_p_value, holm, is_near_bound
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -91,6 +91,18 @@ class TableScores:
     def differences(self) -> dict[str, Floats]:
         """The difference of each other method from the baseline."""
         return {method: pair.difference for method, pair in self.pairs.items() if method != self.baseline}
+
+    @cached_property
+    def p(self) -> dict[str, float]:
+        """The p-value of each method whose difference has one."""
+        p_values = {method: crossed_p_value(x_SJ) for method, x_SJ in self.differences.items()}
+        return {method: p for method, p in p_values.items() if p is not None}
+
+    @cached_property
+    def p_holm(self) -> dict[str, float]:
+        """The p-values after Holm's correction; the base model, which all methods begin from, counts as no test."""
+        tested = {method: p for method, p in self.p.items() if method != BASE_MODEL}
+        return dict(zip(tested, holm(list(tested.values())), strict=True))
 
 
 def table_scores(frames: Frames, methods: Mapping[str, Tasks], ks: Sequence[int | None], baseline: str) -> TableScores:

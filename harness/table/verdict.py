@@ -8,17 +8,13 @@ headline score. All others have no verdict.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
 from math import isfinite
 from typing import TYPE_CHECKING
 
-from harness.table.frames import BASE_MODEL
-from harness.table.statistics import Floats, crossed_p_value, holm
-
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+    from harness.table.scores import TableScores
 
 WINS, TRADES, LOSES = "wins", "trades", "loses"
 SIGNIFICANT = 0.05  # the chance, over all methods of a table, of any difference that is called significant by mistake
@@ -38,34 +34,14 @@ def significance(difference: float, p_holm: float | None) -> int:
     return 1 if difference > 0 else -1
 
 
-@dataclass(frozen=True)
-class DifferenceTests:
-    """The tests of a table by one score."""
-
-    differences: Mapping[str, Floats]  # from the baseline, of each method by seed and problem
-
-    @cached_property
-    def p(self) -> dict[str, float]:
-        """The p-value of each method whose difference has one."""
-        p_values = {method: crossed_p_value(x_SJ) for method, x_SJ in self.differences.items()}
-        return {method: p for method, p in p_values.items() if p is not None}
-
-    @cached_property
-    def p_holm(self) -> dict[str, float]:
-        """The p-values after Holm's correction; the base model, which all methods begin from, counts as no test."""
-        tested = {method: p for method, p in self.p.items() if method != BASE_MODEL}
-        return dict(zip(tested, holm(list(tested.values())), strict=True))
-
-    def sign(self, method: str) -> int:
-        """Return 1 for a significant gain, -1 for a significant loss, 0 for neither, or without a difference."""
-        if method not in self.differences:
-            return 0
-        return significance(self.differences[method].mean(), self.p_holm.get(method))
-
-
-def verdicts(headline: DifferenceTests, average: DifferenceTests) -> dict[str, str]:
+def verdicts(headline: TableScores, average: TableScores) -> dict[str, str]:
     """Return the verdict on each method that is compared with the baseline."""
-    return {method: verdict(headline.sign(method), average.sign(method)) for method in headline.differences}
+    return {method: verdict(sign(headline, method), sign(average, method)) for method in headline.differences}
+
+
+def sign(scores: TableScores, method: str) -> int:
+    """Return the significance of a method's difference from the baseline."""
+    return significance(scores.differences[method].mean(), scores.p_holm.get(method))
 
 
 # Entropies that collapsed or exploded

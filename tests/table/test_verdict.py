@@ -7,7 +7,8 @@ from frames import made_up_frames
 from harness.table.compare import comparisons
 from harness.table.frames import BASE_MODEL
 from harness.table.leaderboard import leaderboard_rows
-from harness.table.verdict import DifferenceTests, significance, verdict
+from harness.table.scores import TableScores
+from harness.table.verdict import significance, verdict
 
 
 @pytest.mark.parametrize(
@@ -36,9 +37,9 @@ def test_significance_at_its_bound(difference: float, p_holm: float | None, expe
 
 
 def test_p_holm_leaves_the_base_model_out() -> None:
-    tests = DifferenceTests({})
-    vars(tests)["p"] = {"a": 0.01, BASE_MODEL: 0.001, "b": 0.04}
-    assert tests.p_holm == {"a": 0.02, "b": 0.04}
+    scores = TableScores({}, "grpo")
+    vars(scores)["p"] = {"a": 0.01, BASE_MODEL: 0.001, "b": 0.04}
+    assert scores.p_holm == {"a": 0.02, "b": 0.04}
 
 
 SEEDS, PROBLEMS, SAMPLES = range(6), 40, 8
