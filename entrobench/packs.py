@@ -32,10 +32,11 @@ class Packs:
         """Return the table, with the columns of Matrix.leaderboard; `checked` says how far a row was verified."""
         from harness.packs.reader import opened_packs
         from harness.table.formats import leaderboard_frame
-        from harness.table.select import Selection, part_of_packs
+        from harness.table.select import parts_of_boards
 
         with opened_packs(self.files) as experiment:
-            return leaderboard_frame(part_of_packs(experiment, Selection()).rows())
+            [part] = parts_of_boards(experiment, experiment.boards(), where={})
+            return leaderboard_frame(part.rows())
 
     def report(self, out: str | Path | None = None) -> Path:
         """Write one self-contained HTML page with the table and the curves, and return its path."""

@@ -120,16 +120,18 @@ def selected_parts(arguments: argparse.Namespace) -> list[Part]:
     from harness.table import select
     from harness.table.board import opened_experiment
 
-    selection = select.Selection(select.conditions(arguments.where), arguments.baseline)
+    selection = select.conditions(arguments.where), arguments.baseline
     if arguments.pack:
         with opened_packs(arguments.pack) as experiment:
-            return [select.part_of_packs(experiment, selection)]
+            return select.parts_of_boards(experiment, experiment.boards(), *selection)
     if arguments.config:
         config = config_of_arguments(arguments)
         with opened_experiment(config.name, config.tracking_uri) as experiment:
-            return [select.part_of_config(experiment.board_of(config, cells(config)), experiment, selection)]
+            board = experiment.board_of(config, cells(config))
+            select.check_begun(experiment, board)
+            return select.parts_of_boards(experiment, [board], *selection)
     parts: list[Part] = []
     for name in dict.fromkeys(",".join(arguments.experiment).split(",")):
         with opened_experiment(name, arguments.uri or Config().tracking_uri) as experiment:
-            parts += select.parts_of_experiment(experiment, selection)
+            parts += select.parts_of_boards(experiment, experiment.boards(), *selection)
     return parts

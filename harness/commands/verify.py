@@ -73,8 +73,8 @@ def call(arguments: argparse.Namespace) -> int:
         console.print(f"{cells} of {len(audited.cells)} contradict their own records or answers", style="red")
     elif arguments.row is not None:
         with opened_packs([arguments.row, arguments.file]) as experiment:
-            part = select.part_of_packs(experiment, select.Selection())
-            print(visible(formats.render_parts([part], "table", width=width_of(console))), end="")
+            parts = select.parts_of_boards(experiment, experiment.boards(), where={})
+            print(visible(formats.render_parts(parts, "table", width=width_of(console))), end="")
     return 1 if wrong or audited.findings else 0
 
 

@@ -27,7 +27,7 @@ from harness.rollout.models import HUB_NAME, Model
 from harness.rollout.rendering import Chat
 from harness.table.board import opened_experiment
 from harness.table.frames import BASE_MODEL
-from harness.table.select import Selection, part_of_board
+from harness.table.select import part_of_board
 from harness.train.weights import opened
 
 GENERATION, TEMPLATE = "generation_config.json", "chat_template.jinja"
@@ -104,7 +104,7 @@ def standing(cell: Path, spec: CellSpec) -> Standing:
             for own in board.expected:
                 if own.cell == spec.id:
                     where = {"task": own.task, "model": own.model, **own.setting}
-                    part = part_of_board(board, experiment, Selection(where), board.title)
+                    part = part_of_board(experiment, board, board.title, where)
                     shown_methods = (BASE_MODEL, board.baseline, own.method)
                     rows = [row for row in part.rows() if row.method in shown_methods]
                     return Standing(own.method, rows)

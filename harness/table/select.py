@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from harness.base.errors import UserError, nearest
 from harness.base.units import plural
@@ -56,40 +56,27 @@ def conditions(arguments: Sequence[str]) -> dict[str, str]:
     return wanted
 
 
-@dataclass(frozen=True)
-class Selection:
-    """The rows that are asked for, and what they are compared with."""
-
-    where: Params = field(default_factory=dict)  # the values of --where
-    baseline: str | None = None  # None: the configured one
-
-
-def part_of_config(board: Board, experiment: Experiment, selection: Selection) -> Part:
-    """Return the table of a configuration; refuse one without any run if its experiment holds runs of others."""
+def check_begun(experiment: Experiment, board: Board) -> None:
+    """Refuse a matrix without any run in an experiment that holds runs of others."""
     expected = {cell.cell for cell in board.expected}
     if experiment.runs and not expected & experiment.newest.keys():
         others = plural(len(experiment.runs), "other")
         raise UserError(f"no run of {experiment.name!r} is of this configuration; the experiment holds {others}")
-    return part_of_board(board, experiment, selection, board.experiment)
 
 
-def part_of_packs(experiment: Experiment, selection: Selection) -> Part:
-    [board] = experiment.boards()
-    return part_of_board(board, experiment, selection, board.experiment)
-
-
-def parts_of_experiment(experiment: Experiment, selection: Selection) -> list[Part]:
-    """Return a table for each matrix that an experiment holds.
+def parts_of_boards(
+    experiment: Experiment, boards: Sequence[Board], where: Params, baseline: str | None = None
+) -> list[Part]:
+    """Return the table of each of these matrices; `where`: the values of --where, `baseline`: None as configured.
 
     If there are several, matrices without the selected values are left out, unless all are without them.
     """
-    boards = experiment.boards()
     parts, refusals = [], []
     for board, title in zip(boards, board_titles(boards), strict=True):
         try:
-            parts.append(part_of_board(board, experiment, selection, title))
+            parts.append(part_of_board(experiment, board, title, where, baseline))
         except UserError as error:
-            if not selection.where and selection.baseline is None:
+            if not where and baseline is None:
                 raise
             refusals.append(error)
     if not parts:
@@ -97,17 +84,17 @@ def parts_of_experiment(experiment: Experiment, selection: Selection) -> list[Pa
     return parts
 
 
-def part_of_board(board: Board, experiment: Experiment, selection: Selection, title: str) -> Part:
-    if selection.baseline is not None:
-        board = board.against(selection.baseline)
-    check_conditions(board, selection.where)
-    on_methods = {key: value for key, value in selection.where.items() if is_of_method(key)}
-    on_others = {key: value for key, value in selection.where.items() if not is_of_method(key)}
+def part_of_board(experiment: Experiment, board: Board, title: str, where: Params, baseline: str | None = None) -> Part:
+    if baseline is not None:
+        board = board.against(baseline)
+    check_conditions(board, where)
+    on_methods = {key: value for key, value in where.items() if is_of_method(key)}
+    on_others = {key: value for key, value in where.items() if not is_of_method(key)}
     visible = {cell.method for cell in board.expected if meets(cell, on_methods)}
     # Conditions on the method choose rows. All methods are read: the correction of a verdict is for their number.
     expected = [cell for cell in board.expected if meets(cell, on_others)]
     if not any(cell.method in visible for cell in expected):
-        listed = " and ".join(f"--where {key}={value}" for key, value in selection.where.items())
+        listed = " and ".join(f"--where {key}={value}" for key, value in where.items())
         raise UserError(f"no cell meets all of {listed}")
     frames = read_frames(experiment, expected, board.baseline)
     return Part(title, board, frames, visible, missing_sentences(board, experiment))

@@ -18,7 +18,7 @@ from harness.base.errors import Damaged, UserError
 from harness.packs.archive import SUMMARY, read_board, unpacked, write_pack
 from harness.packs.reader import PackReader
 from harness.table.board import Experiment
-from harness.table.select import Selection, part_of_packs
+from harness.table.select import parts_of_boards
 
 pytestmark = pytest.mark.slow
 
@@ -73,9 +73,10 @@ def test_odd_values_give_a_table_or_one_sentence(small: Path) -> None:
                 except Damaged:
                     refused += 1
                     continue
-                reader = PackReader([dataclasses.replace(pack, board=board)])
+                experiment = Experiment(PackReader([dataclasses.replace(pack, board=board)]), board.experiment, "packs")
                 with contextlib.suppress(UserError):
-                    part_of_packs(Experiment(reader, board.experiment, "packs"), Selection()).rows()
+                    [part] = parts_of_boards(experiment, experiment.boards(), where={})
+                    part.rows()
     assert refused > 100
 
 
