@@ -94,10 +94,13 @@ class Progress:
     state: str  # planned | running | done | failed | stale | stopped
     reason: str | None = None
     step: int = 0
-    metrics: dict[str, float] = field(default_factory=dict)  # of that step
-    seconds: float = 0.0
+    recent: list[dict[str, float]] = field(default_factory=list)  # metrics of the last steps, up to that one
     record: State = field(default_factory=State, compare=False)  # state.json as it was read for this
-    recent: list[dict[str, float]] = field(default_factory=list, compare=False)  # metrics of the last steps
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The metrics of its last step."""
+        return self.recent[-1] if self.recent else {}
 
     @property
     def missing(self) -> bool:
@@ -129,9 +132,8 @@ class Progress:
                 raise Damaged(folder / MADE, "it is missing")
             checksums.check_sizes(folder)
         lines = last_lines(folder, recent)
-        last = lines[-1] if lines else {}
-        metrics = [line["metrics"] for line in lines]
-        reason = f"stopped by hand at step {last.get('step', 0)}" if name == STOPPED else now.description
+        step = lines[-1]["step"] if lines else 0
+        reason = f"stopped by hand at step {step}" if name == STOPPED else now.description
         if name == "running" and len(lines) >= WATCHED and (why := why_no_signal(lines)):
             reason = "; ".join(filter(None, (reason, f"no signal in the last {len(lines)} steps: {why}")))
-        return cls(name, reason, last.get("step", 0), last.get("metrics", {}), now.seconds, now, metrics)
+        return cls(name, reason, step, [line["metrics"] for line in lines], now)

@@ -53,7 +53,7 @@ def test_leftovers_with_a_cell_of_an_earlier_version(cell: matrix.Cell) -> None:
     [other] = matrix.cells(dataclasses.replace(cell.config, seeds=[1]))
     assert matrix.leftovers(cell.config, [other]) == {folder: None}
     progress = Progress.read(folder)
-    assert (progress.state, progress.step, progress.seconds) == ("done", cell.config.train.steps, 60.0)
+    assert (progress.state, progress.step, progress.record.seconds) == ("done", cell.config.train.steps, 60.0)
     assert not list(checksums.changed_records(folder))
 
 

@@ -44,7 +44,7 @@ def test_change_state_by_field(tmp_path: Path) -> None:
     checksums.write_checksums(tmp_path)
     provenance.begin_attempt(tmp_path, {"grpo": "1"}, "cpu", None)
     state.change(tmp_path, state="done", reason=None)
-    assert Progress.read(tmp_path) == Progress("done", None, 7, {"entropy/mean": 0.5}, 2.5)
+    assert Progress.read(tmp_path) == Progress("done", None, 7, [{"entropy/mean": 0.5}])
     state.change(tmp_path, collapsed=7)
     assert Progress.read(tmp_path).reason == "collapsed at step 7"
     state.change(tmp_path, reason="warning: hm")
