@@ -12,9 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.base import terminal
-from harness.base.errors import Damaged
 from harness.base.units import duration, plural, sparkline
-from harness.cells.provenance import Made
 from harness.cells.state import STOPPED
 from harness.launch.launcher import Snapshot, Watcher
 from harness.matrix import Cell
@@ -47,7 +45,7 @@ class LiveView(Watcher):
             self.steps_todo += cell.config.train.steps - self.steps_before[cell.id]
         self.steps_ended = 0
         self.last_line = time.monotonic()
-        self.fed: dict[str, tuple[tuple[str | None, int], float]] = {}  # by cell, its attempt and step, and when
+        self.fed: dict[str, tuple[int, float]] = {}  # by cell, its step and when
         self.started = False
         # The step count and time at which the first step was seen. The time left is estimated from there on, because
         # loading models and the first evaluation take long and say nothing about the speed of steps.
@@ -125,17 +123,11 @@ class LiveView(Watcher):
 
     def feed(self, snapshot: Snapshot, *, last: bool = False) -> None:
         """Bring MLflow up to the last step of a cell; one of quick steps is fed every PACE seconds."""
-        cell = snapshot.cell
-        try:
-            made = Made.read(cell.folder)
-        except Damaged:  # no store takes such a cell; the next run repairs it
-            return
-        # The attempt counts as well as the step: a cell that restarts may come to the same step again.
-        newest = made.attempt if made else None, snapshot.progress.step
+        cell, step = snapshot.cell, snapshot.progress.step
         before, at = self.fed.get(cell.id, (None, -PACE))
         now = time.monotonic()
-        if last or (snapshot.progress.metrics and newest != before and now - at >= PACE):
-            self.fed[cell.id] = newest, now
+        if last or (snapshot.progress.metrics and step != before and now - at >= PACE):
+            self.fed[cell.id] = step, now
             self.feeder.feed(cell.folder)
 
     def summary(self, running: list[Snapshot], waiting: int) -> str:
