@@ -113,9 +113,9 @@ def test_leaderboard(matrix: entrobench.Matrix) -> None:
         table.loc["clip_b", "avg_at_k.mean"] - table.loc["grpo", "avg_at_k.mean"]
     )
     from harness import runs
-    from harness.table.render import render_rows
+    from harness.table.render import as_csv
 
-    csv = render_rows(runs.matrix_rows(matrix.config, matrix.cells), "csv")
+    csv = as_csv(runs.matrix_rows(matrix.config, matrix.cells))
     assert ",".join(matrix.leaderboard().columns) == csv.splitlines()[0]
 
 

@@ -233,7 +233,7 @@ def render_comparisons(results: Sequence[Comparison], how: str, width: int | Non
     for (where, score), section in sections.items():
         lines = [HEADER, *map(comparison_line, section)]
         tables.append((f"{where}: {score}", lines, ()))
-    return render_document(results, tables, comparison_notes(results), how, width)
+    return render_document(tables, comparison_notes(results), how, width)
 
 
 def comparison_line(result: Comparison) -> list[str]:

@@ -97,7 +97,7 @@ def render_data(parts: Sequence[Part], how: str, sort: str | None, comparing: bo
         name = part.title if len(parts) > 1 else None
         for record in part.comparisons() if comparing else sorted_part(part, sort):
             records.append(replace(record, experiment=name))
-    return render.render_document(records, tables=(), notes=(), how=how)
+    return render.as_json(records) if how == "json" else render.as_csv(records)
 
 
 def sorted_part(part: Part, sort: str | None) -> list[LeaderboardRow]:

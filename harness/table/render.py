@@ -1,4 +1,4 @@
-"""The leaderboard as a table for the terminal, as Markdown, CSV or JSON."""
+"""The leaderboard as a table for the terminal or as Markdown, and all of its numbers as CSV or JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from harness.base import terminal
-from harness.base.errors import one_of
 from harness.cells.log import NO_SIGNAL
 from harness.config import PUBLISHED, TUNED
 from harness.table.columns import (
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 
 FLAG = " †"
 TWO_SEEDS = "Two seeds tell little: intervals are wide. `--compare` says which difference would be detected."
-FORMATS = ("table", "md", "csv", "json")
 # Characters that end a cell of Markdown, or begin a link, an image, code, emphasis or HTML in it.
 MARKDOWN = re.compile(r"[\\|`*\[\]]|<(?=[a-zA-Z/!])")
 PROSE = re.compile(r"[\\\[\]]|<(?=[a-zA-Z/!])")  # the same in our own sentences, which may have code and emphasis
@@ -48,7 +46,7 @@ Table = tuple[str, list[list[str]], Sequence[Collection[str]]]
 def render_rows(
     rows: Sequence[LeaderboardRow], how: str, width: int | None = None, columns: Sequence[str] = DEFAULT
 ) -> str:
-    """Return the rows as text; a table drops the columns that do not fit into `width`."""
+    """Return the rows as a table or as Markdown (md); a table drops the columns that do not fit into `width`."""
     sections: dict[tuple[str, str], list[LeaderboardRow]] = {}
     for row in rows:
         sections.setdefault((row.task, row.model), []).append(row)
@@ -60,26 +58,13 @@ def render_rows(
         lines = table_lines(section, columns)
         tables.append((title, lines, drop_order(lines[0])))
     above = [f"{flag}." for flag in untrained_flags(rows)]
-    return render_document(rows, tables, row_notes(rows), how, width, above=above)
+    return render_document(tables, row_notes(rows), how, width, above=above)
 
 
 def render_document(
-    records: Sequence[Any],
-    tables: Sequence[Table],
-    notes: Sequence[str],
-    how: str,
-    width: int | None = None,
-    *,
-    above: Sequence[str] = (),
+    tables: Sequence[Table], notes: Sequence[str], how: str, width: int | None = None, *, above: Sequence[str] = ()
 ) -> str:
-    """Return the records as JSON or CSV, or the tables of them with their notes; `above`: sentences before them."""
-    one_of("--format", how, FORMATS)
-    if how == "json":
-        # Not from a frame: estimates are objects here, and three columns everywhere else.
-        plain = [finite_values(dataclasses.asdict(record)) for record in records]
-        return json.dumps(plain, indent=2, allow_nan=False) + "\n"
-    if how == "csv":
-        return as_csv(records)
+    """Return tables with their notes; `above`: sentences before them."""
     parts = [f"{as_text(sentence, how, width)}\n" for sentence in above]
     for title, lines, order in tables:
         if how == "md":
@@ -94,6 +79,15 @@ def render_document(
 def as_text(sentence: str, how: str, width: int | None) -> str:
     """Return a sentence of ours in Markdown, or folded to the width of a terminal."""
     return as_prose(sentence) if how == "md" else terminal.folded(terminal.visible(sentence), width)
+
+
+# Rows and comparisons as data
+
+
+def as_json(records: Sequence[Any]) -> str:
+    # Not from a frame: estimates are objects here, and three columns everywhere else.
+    plain = [finite_values(dataclasses.asdict(record)) for record in records]
+    return json.dumps(plain, indent=2, allow_nan=False) + "\n"
 
 
 def finite_values(value: Any) -> Any:
@@ -149,6 +143,9 @@ def flat_fields(value: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[st
             yield f"{prefix}{key}", "; ".join(child)
         elif child is not None or key in ("low", "high"):
             yield f"{prefix}{key}", child
+
+
+# The sentences below a table
 
 
 def row_notes(rows: Sequence[LeaderboardRow]) -> list[str]:

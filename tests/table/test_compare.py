@@ -14,6 +14,7 @@ from known import known
 from harness.base.errors import UserError
 from harness.table import compare, formats
 from harness.table.compare import Comparison, comparisons
+from harness.table.render import as_csv, as_json
 from harness.table.scores import pooled
 from harness.table.statistics import (
     Estimate,
@@ -201,10 +202,8 @@ def test_render_comparisons_as_tables() -> None:
 
 
 def test_render_comparisons_as_data() -> None:
-    listed = json.loads(compare.render_comparisons([BASE, ROW], "json"))
+    listed = json.loads(as_json([BASE, ROW]))
     assert (listed[0]["p"], listed[1]["p"], listed[1]["rank_worst"]) == (None, 0.05, 2)
     assert listed[1]["improvement"] == {"mean": 0.25, "low": 0.125, "high": 0.375}
-    base, row = csv.DictReader(io.StringIO(compare.render_comparisons([BASE, ROW], "csv")))
+    base, row = csv.DictReader(io.StringIO(as_csv([BASE, ROW])))
     assert (base["p"], row["p"], row["difference.low"], row["method"]) == ("", "0.05", "-0.25", "clip|b")
-    with pytest.raises(UserError, match="--format is 'latex'; allowed: csv, json, md, table"):
-        compare.render_comparisons([BASE, ROW], "latex")

@@ -175,8 +175,8 @@ def test_flags_are_footnotes_of_their_task(matrix: Matrix) -> None:
         assert sum("†" in line for line in lines) == 2
         assert any(line.strip("* ") == "amc, tiny †" for line in lines)
         assert lines[-1].removeprefix("- ") == "† amc: contaminated: 3 of 6"
-    assert [each["flags"] for each in json.loads(render.render_rows(board, "json"))].count([]) == 4
-    lines_of_csv = csv.DictReader(io.StringIO(render.render_rows(board, "csv")))
+    assert [each["flags"] for each in json.loads(render.as_json(board))].count([]) == 4
+    lines_of_csv = csv.DictReader(io.StringIO(render.as_csv(board)))
     assert sorted(line["flags"] for line in lines_of_csv) == ["", "", "", "", *["contaminated: 3 of 6"] * 2]
 
 
@@ -296,8 +296,8 @@ def test_render_rows_of_two_tasks() -> None:
     assert [line[1] for line in columns.table_lines(board)] == ["task", "countdown", "countdown", "aime", "aime"]
 
 
-def test_render_rows_as_json() -> None:
-    listed = json.loads(render.render_rows(BOARD, "json"))
+def test_rows_as_json() -> None:
+    listed = json.loads(render.as_json(BOARD))
     assert len(listed) == len(BOARD)
     assert listed[1]["pass_at_k"] == {
         "1": {"mean": 0.625, "low": 0.615, "high": 0.635},
@@ -312,8 +312,8 @@ def test_render_rows_as_json() -> None:
     assert set(names.split()) <= listed[0].keys()
 
 
-def test_render_rows_as_csv() -> None:
-    read = list(csv.DictReader(io.StringIO(render.render_rows(BOARD, "csv"))))
+def test_rows_as_csv() -> None:
+    read = list(csv.DictReader(io.StringIO(render.as_csv(BOARD))))
     assert [line["method"] for line in read] == [row.method for row in BOARD]
     assert float(read[1]["delta_pass_at_k.16.high"]) == 0.1875
     assert (read[4]["delta_to_baseline.low"], read[5]["avg_at_k.mean"]) == ("", "")
