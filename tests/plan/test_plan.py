@@ -25,7 +25,7 @@ from places import REPOSITORY
 from rich.console import Console
 
 import tasks
-from harness import config, matrix
+from harness import config, matrix, runs
 from harness.base import files
 from harness.base.errors import UserError
 from harness.base.shape import Shape, shape_of_config
@@ -826,9 +826,16 @@ def test_plan_for_data_and_models_that_are_there(empty: Path) -> None:
     assert lacking("standard", BIG) == unknown, "the folder says, not the file"
     with pytest.raises(UserError, match=r"^model 'qwen2\.5-0\.5b-instruct': .*tokenizer\.json is no tokenizer \(EOF "):
         lacking("standard", BIG, "rollout.max_prompt_tokens=null", "tasks=[countdown]", "eval.problems=8")
-    shape = {"model_type": "qwen2", "vocab_size": 9, "hidden_size": 8, "num_hidden_layers": 1}
-    (snapshot / "config.json").write_text(json.dumps({**shape, "num_attention_heads": 2, "intermediate_size": 8}))
+    shape = {"model_type": "qwen2", "vocab_size": 9, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    stated = {**shape, "intermediate_size": 8, "max_position_embeddings": 769}
+    (snapshot / "config.json").write_text(json.dumps(stated))
     assert lacking("standard", BIG) == ""
+    longer = "rollout.max_new_tokens=769"
+    assert lacking("standard", BIG, longer, "eval.beyond_context=true") == ""
+    words = r"^rollout\.max_new_tokens is 769, but a prompt and its response have at most 769 tokens in qwen2"
+    assert re.search(words, lacking("standard", BIG, longer))
+    with pytest.raises(UserError, match=words):
+        runs.check_engines(matrix.cells(config.load_config("standard", [longer, "hardware.device=cpu"])))
 
 
 # What people see
