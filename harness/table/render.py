@@ -58,7 +58,7 @@ def render_rows(
         lines = table_lines(section, columns)
         tables.append((title, lines, drop_order(lines[0])))
     above = [f"{flag}." for flag in untrained_flags(rows)]
-    return render_document(tables, row_notes(rows), how, width, above=above)
+    return render_document(tables, row_notes(rows, columns), how, width, above=above)
 
 
 def render_document(
@@ -148,18 +148,29 @@ def flat_fields(value: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[st
 # The sentences below a table
 
 
-def row_notes(rows: Sequence[LeaderboardRow]) -> list[str]:
-    """Return the sentences below the tables: how to read them, and warnings about these rows."""
-    texts = [
-        "± or [low, high]: 95 % interval over seeds and problems. Avg@K: the mean over all samples. Entropy: the "
-        "geometric mean over seeds, with its 95 % interval.",
-        f"{BETTER} {WORSE}: the single interval of the difference from {rows[0].baseline}, paired by seed and problem, "
-        "excludes 0.",
-        verdict_note(rows[0].baseline),
-        "Distinct right: how many distinct right answers to a problem its samples hold, mean over problems.",
-    ]
+def row_notes(rows: Sequence[LeaderboardRow], columns: Collection[str] = DEFAULT) -> list[str]:
+    """Return the sentences below the tables: how to read these columns, and warnings about these rows."""
+    scores, entropies = {"avg_at_k", "delta_to_baseline"}, {"entropy_initial", "entropy_final"}
+    differences = {"delta_to_baseline", "delta_pass_at_k"}
+    intervals = ["± or [low, high]: 95 % interval over seeds and problems."]
+    if scores.intersection(columns):
+        intervals.append("Avg@K: the mean over all samples.")
+    if entropies.intersection(columns):
+        intervals.append("Entropy: the geometric mean over seeds, with its 95 % interval.")
+    texts = [" ".join(intervals)]
+    if differences.intersection(columns):
+        texts.append(
+            f"{BETTER} {WORSE}: the single interval of the difference from {rows[0].baseline}, paired by seed and "
+            "problem, excludes 0."
+        )
+    if "verdict" in columns:
+        texts.append(verdict_note(rows[0].baseline))
+    if "right_distinct" in columns:
+        texts.append(
+            "Distinct right: how many distinct right answers to a problem its samples hold, mean over problems."
+        )
     texts += [*ruleset_notes(rows), *trainer_notes(rows)]
-    if any(row.near_bound for row in rows):
+    if differences.intersection(columns) and any(row.near_bound for row in rows):
         texts.append(doubt_near_bound(rows[0].baseline))
     if any(row.method == BASE_MODEL for row in rows):
         texts.append(f"{BASE_MODEL}: the model before training, by its evaluation at step 0.")
@@ -171,8 +182,8 @@ def row_notes(rows: Sequence[LeaderboardRow]) -> list[str]:
         texts.append(TWO_SEEDS)
     if any(row.seeds_done < row.seeds_expected for row in rows):
         texts.append("Not every expected cell is done; differences use the seeds that both have.")
-    entropies = [entropy for row in rows for entropy in (row.entropy_initial, row.entropy_final)]
-    if any(entropy is not None and math.isnan(entropy.mean) for entropy in entropies):
+    shown = [getattr(row, name) for row in rows for name in entropies.intersection(columns)]
+    if any(entropy is not None and math.isnan(entropy.mean) for entropy in shown):
         texts.append("nan: at a seed of the row the entropy was no number, or was not recorded; `report` shows where.")
     for row in rows:
         if row.collapsed:

@@ -80,6 +80,8 @@ def test_leaderboard_with_chosen_rows_and_columns(asked: list[str]) -> None:
     table = show_table(*asked, "--columns", "hours,tokens,length,dropped,entropy_kept", "--format", "md").splitlines()
     assert table[2] == "| method | CPU-hours a cell | tokens a cell | length | dropped | entropy kept |"
     assert table[4:6] == ["| base model |  |  |  |  |  |", "| grpo | 0.5 | 200 | 8.0 | 0.125 | 50.0% |"]
+    others = ("Avg@K", "Entropy:", "excludes 0", "verdict", "Distinct right")
+    assert not [word for word in others if word in "".join(table)], "notes on other columns"
     every = {row["method"]: row for row in json_rows(*asked)}
     base = every["base model"]
     by_value = sorted(every, key=lambda method: (method != "base model", -every[method]["avg_at_k"]["mean"]))
