@@ -57,6 +57,10 @@ def test_cells_of_further_axes() -> None:
     ]
     assert len({c.id for c in planned}) == len({c.label for c in planned}) == 16
     assert planned[3].label == "clip_b train.lr=0.001, correction.kind=truncated seed 0"
+    assert [c.label for c in cells(config.load_config("smoke", ["axes.stop.tokens=[null, 9]", "methods=[grpo]"]))] == [
+        "grpo stop.tokens=null seed 0",
+        "grpo stop.tokens=9 seed 0",
+    ]
     assert planned[3].spec.config == planned[3].settled
     alone = cells(config.load_config("smoke", ["train.lr=2e-3", "correction.kind=truncated", "seeds=[1]"]))
     assert [c.folder for c in alone] == [c.folder for c in planned[14:]], "who a cell is does not depend on its company"

@@ -66,6 +66,7 @@ TUNED_SUFFIX = "-tuned"
 CHOICE = "choice.yaml"
 CANDIDATES = "candidates.md"  # next to it: the table of the candidates, in which the chosen ones have a mark
 CHOSEN = "chosen"
+YAML = {"None": "null", "True": "true", "False": "false"}  # by the texts of values in Python
 # Keys that are never axes: results do not depend on them, or (ruleset, tune) only by way of the methods.
 NO_AXES = (*("name", "results", "baseline", "ruleset", "tune"), *("tracking", "launch", "hardware", "checkpoint"))
 
@@ -322,8 +323,8 @@ def override(text: str) -> dict[str, Any]:
 
 
 def setting_label(setting: Mapping[str, Any]) -> str:
-    """Return the values of axes in one line, for people."""
-    parts = [f"{key}={value}" for key, value in setting.items()]
+    """Return the values of axes in one line, as YAML has them; they may be texts of MLflow."""
+    parts = [f"{key}={YAML.get(str(value), value)}" for key, value in setting.items()]
     return ", ".join(parts)
 
 
