@@ -145,7 +145,10 @@ def test_cells_build_shared_parts_once(monkeypatch: pytest.MonkeyPatch) -> None:
         ("{train.lr: [-1]}", "train.lr is -1.0; allowed: more than 0"),
         ("{train.updates: [1, 5]}", r"train.updates is 5; it must divide train.prompts \(32\)"),
         ("{train.group: [4, 1]}", "train.group is 1, but method 'grpo' compares the responses to one prompt"),
-        ("{verify.workers: [1, 2]}", "axes 'verify.workers=1' and 'verify.workers=2' are the same; name one of them"),
+        ("{verify.workers: [1, 2]}", "axes names 'verify.workers', which is not a value that results depend on"),
+        ("{eval.k: [1, 2]}", "axes names 'eval.k', which is not a value that results depend on"),
+        ("{mismatch.float32.max: [1, 2]}", "axes names '.*', which is not a value that results depend on"),
+        ("{correction.high: [2, 3]}", "axes 'correction.high=2.0' and 'correction.high=3.0' are the same; name one of"),
         ("3", "axes is 3; it must be a mapping of keys"),
     ],
 )

@@ -67,8 +67,11 @@ CHOICE = "choice.yaml"
 CANDIDATES = "candidates.md"  # next to it: the table of the candidates, in which the chosen ones have a mark
 CHOSEN = "chosen"
 YAML = {"None": "null", "True": "true", "False": "false"}  # by the texts of values in Python
-# Keys that are never axes: results do not depend on them, or (ruleset, tune) only by way of the methods.
-NO_AXES = (*("name", "results", "baseline", "ruleset", "tune"), *("tracking", "launch", "hardware", "checkpoint"))
+# Keys that are never axes: no cell's id has them, or (ruleset, tune) only by way of the methods.
+NO_AXES = (
+    *("name", "results", "baseline", "ruleset", "tune", "tracking", "launch", "hardware", "checkpoint"),
+    *("mismatch", "verify", "dynamics", "eval.k"),
+)
 
 
 def shipped_configs() -> dict[str, Path]:
