@@ -166,7 +166,8 @@ def validate(config: Config) -> None:
             f"rollout.lag is {config.rollout.lag}, but train.steps is {train.steps}, and no step comes "
             f"{config.rollout.lag} after the first; allowed: 0 to {train.steps - 1}"
         )
-    if config.correction.low and config.correction.kind != "masked":
+    beside_masked = config.correction.kind == "off" and "masked" in config.axes.get("correction.kind", [])
+    if config.correction.low and config.correction.kind != "masked" and not beside_masked:
         raise UserError(
             f"correction.low is {config.correction.low}, but kind={config.correction.kind} has no lower bound; "
             "allowed: 0"

@@ -205,3 +205,6 @@ def test_correction_factors_of_huge_ratios() -> None:
 def test_load_config_refuses_a_lower_bound_without_a_correction() -> None:
     with pytest.raises(UserError, match=r"correction\.low is 0.5, but kind=off has no lower bound"):
         config.load_config("smoke", ["correction.low=0.5"])
+    config.load_config("smoke", ["correction.low=0.5", "axes.correction.kind=[off, masked]"])
+    with pytest.raises(UserError, match=r"correction\.low is 0.5, but kind=truncated has no lower bound"):
+        config.load_config("smoke", ["correction.low=0.5", "axes.correction.kind=[truncated, masked]"])
