@@ -13,6 +13,7 @@ import tasks
 from harness import runs
 from harness.base import terminal
 from harness.base.devices import Device
+from harness.base.errors import UserError
 from harness.base.terminal import Column, console
 from harness.base.units import GIB, about_duration, gib, plural, short_count
 from harness.config import TRL, Config, setting_label
@@ -35,6 +36,8 @@ def show_plans(
     `length`: the mean tokens of a response, in place of those that were measured.
     """
     if gpu is not None:
+        if config.hardware.device == "cpu":
+            raise UserError("hardware.device is cpu, but --gpu plans for GPUs; leave out one of the two")
         config = dataclasses.replace(config, hardware=dataclasses.replace(config.hardware, device="cuda"))
     settings: dict[str, list[Cell]] = {}
     for cell in cells(config):

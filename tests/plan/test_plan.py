@@ -1031,3 +1031,5 @@ def test_show_plans_for_a_card_that_is_not_here(capsys: pytest.CaptureFixture[st
     assert "no CUDA device" not in said
     show.show_plans(settings, gpu=80)
     assert "the largest GPU has" not in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"^hardware\.device is cpu, but --gpu plans for GPUs; leave out one"):
+        show.show_plans(config.load_config("standard", ["hardware.device=cpu"]), gpu=80)
