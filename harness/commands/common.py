@@ -8,7 +8,7 @@ from pathlib import Path
 
 from harness import config as configs
 from harness.base import files
-from harness.base.errors import UserError
+from harness.base.errors import UserError, shown
 from harness.config import Config
 
 Commands = argparse._SubParsersAction  # argparse has no public name for it
@@ -61,6 +61,8 @@ def with_other_sources(parser: argparse.ArgumentParser) -> None:
 
 def check_one_source(arguments: argparse.Namespace) -> None:
     """Refuse a command that names no results, two sources of them, or a store that it would not read."""
+    if "=" in (arguments.config or "") and (arguments.experiment or arguments.pack):
+        raise UserError(f"{shown(arguments.config)} goes with a CONFIG; packs and experiments are read as they are")
     if sum(map(bool, (arguments.config, arguments.experiment, arguments.pack))) != 1:
         raise UserError(
             f"{arguments.command} needs one of three: a CONFIG, --experiment NAME of an MLflow store, or --pack FILE"

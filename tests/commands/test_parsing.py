@@ -26,6 +26,10 @@ OF_CONFIG = "CONFIG is a YAML file, or a name that `entrobench list configs` sho
         (["eval", "--tasks", "countdown"], "eval needs --model"),
         (["leaderboard", "demo", "--fromat", "md"], "leaderboard has no option '--fromat'; did you mean '--format'?"),
         (["leaderboard", "demo", "--fromat=md"], "leaderboard has no option '--fromat'; did you mean '--format'?"),
+        (
+            ["leaderboard", "--experiment", "e", "train.lr=1"],
+            "'train.lr=1' goes with a CONFIG; packs and experiments are read as they are",
+        ),
         (["run", "demo", "--job", "1"], "run has no option '--job'; did you mean '--jobs'?"),
         (["run", "demo", "--train.lr", "1e-4"], f"run has no option '--train.lr'; {DASHES} train.lr=1e-4"),
         (["run", "demo", "--seeds=[0,1]"], f"run has no option '--seeds'; {DASHES} seeds=[0,1]"),
