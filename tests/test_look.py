@@ -156,6 +156,7 @@ def test_a_look_that_cannot_be_kept_is_not_lost(folder: Path, cache: Path, monke
         (["countdown-tiny", "countdown", "--problems", "0"], "--problems is 0; allowed: 1 and more"),
         (["countdown-tiny", "countdown", "rollout.top_p=0.9"], "training samples by temperature alone"),
         (["countdown-tiny", "countdown", "rollout.max_new_token=9"], "did you mean 'max_new_tokens'"),
+        (["countdown-tiny", "countdown", "eval.samples=4"], "'eval.samples=4' changes nothing in a look, which reads"),
     ],
 )
 def test_mistakes_are_one_sentence(words: list[str], sentence: str) -> None:

