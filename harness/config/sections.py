@@ -137,6 +137,16 @@ class Train:
     def plain(self) -> dict[str, Any]:
         return plain_settings(self, "lora", "backend", "order", "loss_scale", "optimizer")
 
+    @property
+    def short_warmup(self) -> str:
+        """How far the learning rate rises before a cell ends, as people read it; empty if it reaches its value."""
+        if self.warmup_steps <= self.steps:
+            return ""
+        return (
+            f"the learning rate rises to {self.steps / self.warmup_steps:.2g} of its value: train.warmup_steps is "
+            f"{self.warmup_steps}, and train.steps {self.steps}"
+        )
+
 
 @dataclass
 class RolloutConfig:

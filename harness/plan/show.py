@@ -79,6 +79,8 @@ def work_lines(config: Config) -> Iterator[str]:
         f"training, a cell: {train.steps:,} steps x {step.problems} prompts x {step.samples} responses of at most "
         f"{new:,} tokens, {short_count(train.steps * step.responses * new)} tokens at most; {updates:,} updates"
     )
+    if train.short_warmup:
+        yield train.short_warmup
     if train.resample is not None:
         at_once, draws = cost.draws_per_step(config)
         most = train.steps * draws * at_once.responses * new

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import tasks
@@ -82,7 +83,7 @@ def run_matrix(
 
 
 def announce(config: Config, matrix: Sequence[Cell], chosen: Sequence[Cell], todo: Sequence[Cell]) -> None:
-    """Print how many cells will run, on what, and by which rules they may end early."""
+    """Print how many cells will run, on what, and which of them may end early or within their warmup."""
     number = plural(len(matrix), "cell")
     if chosen != matrix:
         number = f"{len(chosen)} of {number}"
@@ -92,9 +93,9 @@ def announce(config: Config, matrix: Sequence[Cell], chosen: Sequence[Cell], tod
     console.print(f"matrix {config.name}: {number}, {counts}")
     for line in tasks.descriptions([*config.tasks, *config.eval.tasks], config.plugins):
         console.print(line)
-    for rule in dict.fromkeys(cell.config.stop.rule for cell in todo):
-        if rule:
-            console.print(rule)
+    notes = [(cell.config.train.short_warmup, cell.config.stop.rule) for cell in todo]
+    for line in filter(None, dict.fromkeys(chain.from_iterable(notes))):
+        console.print(line)
 
 
 def show_missing(chosen: Sequence[Cell]) -> bool:

@@ -855,6 +855,9 @@ def test_show_plan_of_the_demo() -> None:
     assert "60 steps x 48 prompts x 16 responses of at most 20 tokens, 921,600 tokens at most; 180 updates" in text
     assert "3 x (countdown 256 problems x 32), 491,520 tokens at most" in text
     assert "time: 7 cells to run, with steps of a size of which none has finished in results/demo; --probe" in text
+    rises = "rises to 0.6 of its value: train.warmup_steps is 5, and train.steps 3\n"
+    assert rises in shown("demo", CPU, "train.steps=3")
+    assert "rises" not in shown("demo", CPU, "train.steps=5")
     assert "countdown-tiny (206,976 parameters, computed in float32)" in text
     assert len(text.splitlines()) <= 10
 
