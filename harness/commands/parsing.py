@@ -31,13 +31,7 @@ class Parser(argparse.ArgumentParser):
     """The parser of argparse, except that a mistake raises a UserError. Subparsers are of this class too."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        # Before argparse's own __init__, which calls add_argument for --help.
-        self.options: list[str] = []
         super().__init__(*arguments, **{"allow_abbrev": False, **options})
-
-    def add_argument(self, *names: Any, **options: Any) -> argparse.Action:
-        self.options += [name for name in names if name.startswith("--")]
-        return super().add_argument(*names, **options)
 
     # A private method of argparse, overridden because it words the message on a wrong choice.
     def _check_value(self, action: argparse.Action, value: Any) -> None:
@@ -79,11 +73,12 @@ class Parser(argparse.ArgumentParser):
         first, *others = rest
         if first.startswith("-"):
             name, _, value = first.partition("=")
-            remedy = hint(name, self.options)
+            options = [option for option in self._option_string_actions if option.startswith("--")]
+            remedy = hint(name, options)
             if (key := name.lstrip("-")) in dict(keys_with_types(Config)):
                 value = value or (others[0] if others else "VALUE")
                 remedy = f"a key of the configuration is written without dashes: {key}={value}"
-            elif SYNONYMS.get(name) in self.options:
+            elif SYNONYMS.get(name) in options:
                 remedy = f"did you mean {SYNONYMS[name]!r}?"
             raise UserError(f"{self.command} has no option {shown(name)}; {remedy}")
         raise UserError(f"{self.command} does not take the argument {shown(first)}; see {self.prog} --help")
