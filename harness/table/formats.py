@@ -154,6 +154,8 @@ def render_latex(results: Sequence[Comparison]) -> str:
 
 
 def latex_table(where: str, results: Sequence[Comparison]) -> str:
+    import pandas
+
     by_method: dict[str, dict[tuple[str, str], Comparison]] = {}  # and by task and score
     columns: dict[tuple[str, str], None] = {}
     mixed: dict[str, None] = {}
@@ -162,27 +164,22 @@ def latex_table(where: str, results: Sequence[Comparison]) -> str:
         columns[result.task, result.score] = None
         for why in result.mixed:
             mixed[f"% Marked: {render.one_line(why)}."] = None
-    headings = [as_latex(f"{task} {score}") for task, score in columns]
-    lines = [
+    comments = [
         f"% {render.one_line(where)}: means with 95 % intervals over seeds and problems.",
         "% Bold: the highest mean of a method, and all that do not differ significantly from it (paired interval).",
         *mixed,
-        rf"\begin{{tabular}}{{l{'c' * len(columns)}}}",
-        r"\toprule",
-        latex_row(["Method", *headings]),
-        r"\midrule",
     ]
+    lines = []
     for method, of_method in by_method.items():
         one, *_ = of_method.values()
         mark = MIXED_MARK if any(result.mixed for result in of_method.values()) else ""
         name = as_latex(method_text(method, mixed=(), trainer=one.trainer)) + mark
         numbers = [latex_cell(of_method.get(column)) for column in columns]
-        lines.append(latex_row([name, *numbers]))
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
-
-
-def latex_row(cells: Sequence[str]) -> str:
-    return rf"{' & '.join(cells)} \\"
+        lines.append([name, *numbers])
+    headings = [as_latex(f"{task} {score}") for task, score in columns]
+    table = pandas.DataFrame(lines, columns=["Method", *headings])
+    text = table.to_latex(index=False, escape=False, column_format="l" + "c" * len(columns))
+    return "\n".join([*comments, text])
 
 
 def latex_cell(result: Comparison | None) -> str:
