@@ -46,7 +46,6 @@ class LiveView(Watcher):
         self.steps_ended = 0
         self.last_line = time.monotonic()
         self.fed: dict[str, tuple[int, float]] = {}  # by cell, its step and when
-        self.started = False
         # The step count and time at which the first step was seen. The time left is estimated from there on, because
         # loading models and the first evaluation take long and say nothing about the speed of steps.
         self.first: tuple[int, float] | None = None
@@ -88,9 +87,8 @@ class LiveView(Watcher):
     def starting(self, running: list[Cell], waiting: int) -> None:
         if self.live:
             self.draw([Snapshot.take(cell) for cell in running], waiting)
-        elif not self.started:
+        else:
             self.console.print("starting the processes")
-        self.started = True
 
     def elsewhere(self, cell: Cell, owner: str) -> None:
         self.console.print(f"{cell.label}: waiting for {owner}, which is running it", style="yellow")

@@ -344,7 +344,6 @@ def test_live_view_without_a_terminal(cells: list[Cell], alive: ExitStack, clock
     assert view.live is None
     with view:
         view.starting([one], 3)
-        view.starting([one, other], 2)
         start(one, alive, reason="making the base model")
         start(other, alive)
         view.tick(snapshots(one, other), 2)
