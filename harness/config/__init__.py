@@ -392,6 +392,6 @@ def scalars() -> list[str]:
     keys = []
     for key, hint in keys_with_types(Config):
         is_scalar = section(hint) is None and get_origin(hint) not in (list, dict)
-        if is_scalar and key.partition(".")[0] not in NO_AXES:
+        if is_scalar and not {key, key.partition(".")[0]}.intersection(NO_AXES):
             keys.append(key)
     return keys
