@@ -47,7 +47,7 @@ def test_local_launcher_by_gpus(overrides: list[str], jobs: int, monkeypatch: py
     monkeypatch.setattr(runs, "this_machine", lambda config: Machine(1, 8, 1, (GPU,) * 4))
     monkeypatch.setattr(runs.devices, "gpus", lambda: ["a", "b", "c", "d"])
     launcher = runs.local_launcher(config.load_config("demo", ["hardware.device=cuda", *overrides]), None)
-    assert (launcher.jobs, launcher.pool is None) == (jobs, "hardware.device=cpu" in overrides)
+    assert (launcher.jobs, launcher.gpus is None) == (jobs, "hardware.device=cpu" in overrides)
 
 
 def test_fetch_models() -> None:

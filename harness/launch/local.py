@@ -18,8 +18,8 @@ from types import ModuleType
 from typing import Any
 
 from harness.base.errors import UserError
-from harness.launch.launcher import LOST, Unprepared, blocked, describe_exit, environment, prepare_cell
-from harness.launch.machine import CellGpus, GpuPool
+from harness.launch.launcher import LOST, blocked, describe_exit, environment, prepare_cell
+from harness.launch.machine import free_shares, gpus_for
 from harness.matrix import Cell
 
 STARTS, PAUSE = 3, 0.5  # attempts to start a process, and seconds between them
@@ -31,9 +31,9 @@ ENDING = 5.0  # seconds in which cells must end after they are asked to
 class CellProcess:
     """A cell that runs as a process of this machine."""
 
-    def __init__(self, cell: Cell, reserved: CellGpus | None) -> None:
-        self.cell, self.reserved = cell, reserved
-        self.process = fork_cell(cell, reserved.gpus if reserved else ())
+    def __init__(self, cell: Cell, gpus: Sequence[str]) -> None:
+        self.cell, self.gpus = cell, gpus
+        self.process = fork_cell(cell, gpus)
 
     def waits(self) -> bool:
         return False
@@ -53,10 +53,10 @@ class CellProcess:
 
 
 class Local:
-    """The launcher for this machine: at most `jobs` cells at a time, each with its own GPUs if there is a pool."""
+    """The launcher for this machine: at most `jobs` cells at a time, each with its own `gpus` if there are any."""
 
-    def __init__(self, jobs: int, threads: int, pool: GpuPool | None = None) -> None:
-        self.jobs, self.pool, self.server = jobs, pool, import_server(threads)
+    def __init__(self, jobs: int, threads: int, gpus: Sequence[str] | None = None) -> None:
+        self.jobs, self.gpus, self.server = jobs, gpus, import_server(threads)
         self.processes: list[CellProcess] = []
 
     def __enter__(self) -> Local:
@@ -72,23 +72,22 @@ class Local:
         self.server.__exit__(*error)
 
     def start(self, waiting: Sequence[Cell]) -> Iterator[CellProcess]:
-        for ended in [process for process in self.processes if process.code() is not None]:
-            self.processes.remove(ended)
-            if self.pool and ended.reserved:
-                self.pool.give_back(ended.reserved)
+        self.processes = [process for process in self.processes if process.code() is None]
         # A slice, which is a copy: the caller removes each cell from `waiting` as soon as it is yielded.
         for cell in waiting[: self.jobs - len(self.processes)]:
-            reserved = self.pool.take(cell.config.hardware) if self.pool else None
-            if self.pool and reserved is None:  # cells start in order, so a smaller one does not overtake this one
+            gpus = self.free_gpus(cell)
+            if gpus is None:  # cells start in order, so a smaller one does not overtake this one
                 break
-            try:
-                prepare_cell(cell)
-            except Unprepared:
-                if self.pool and reserved:
-                    self.pool.give_back(reserved)
-                raise
-            self.processes.append(started := CellProcess(cell, reserved))
+            prepare_cell(cell)
+            self.processes.append(started := CellProcess(cell, gpus))
             yield started
+
+    def free_gpus(self, cell: Cell) -> Sequence[str] | None:
+        """Return GPUs for a cell beside the running ones; None without room."""
+        if self.gpus is None:
+            return ()
+        taken = [(process.gpus, process.cell.config.hardware) for process in self.processes]
+        return gpus_for(cell.config.hardware, free_shares(self.gpus, taken))
 
 
 def fork_cell(cell: Cell, gpus: Sequence[str]) -> BaseProcess:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -53,48 +53,34 @@ def check_one_machine(hardware: Hardware) -> None:
         )
 
 
-# GPUs
+# GPUs, by the names that CUDA_VISIBLE_DEVICES takes
 
 
-@dataclass(frozen=True)
-class CellGpus:
-    """The GPUs of one cell, or its share of one."""
+def free_shares(gpus: Sequence[str], taken: Iterable[tuple[Sequence[str], Hardware]]) -> dict[str, Fraction]:
+    """Return the free share of each GPU; `taken`: the GPUs of each running cell, with its hardware."""
+    free = dict.fromkeys(gpus, Fraction(1))
+    for of_cell, hardware in taken:
+        for gpu in of_cell:
+            free[gpu] -= share_per_rank(hardware)
+    return free
 
-    gpus: tuple[str, ...]
-    share: Fraction
+
+def gpus_for(hardware: Hardware, free: Mapping[str, Fraction]) -> list[str] | None:
+    """Return a GPU for each rank of a cell, or the fullest one with room for its share; None without room."""
+    gpus = [gpu for gpu, share in free.items() if share >= share_per_rank(hardware)]
+    gpus.sort(key=lambda gpu: free[gpu])
+    return gpus[: hardware.ranks] if len(gpus) >= hardware.ranks else None
 
 
-class GpuPool:
-    """GPUs by the names that CUDA_VISIBLE_DEVICES takes, with the free share of each."""
-
-    def __init__(self, gpus: Sequence[str]) -> None:
-        self.free = dict.fromkeys(gpus, Fraction(1))
-
-    def take(self, hardware: Hardware) -> CellGpus | None:
-        """Take a GPU for each rank of a cell, or a share of the fullest one with enough room; None without room."""
-        share = share_per_rank(hardware)
-        gpus = [gpu for gpu, free in self.free.items() if free >= share]
-        gpus.sort(key=lambda gpu: self.free[gpu])
-        if len(gpus) < hardware.ranks:
-            return None
-        chosen = tuple(gpus[: hardware.ranks])
-        for gpu in chosen:
-            self.free[gpu] -= share
-        return CellGpus(chosen, share)
-
-    def give_back(self, taken: CellGpus) -> None:
-        for gpu in taken.gpus:
-            self.free[gpu] += taken.share
-
-    def check(self, hardware: Hardware) -> None:
-        if not self.free:
-            raise UserError("hardware.device is cuda, but this machine has no GPU that torch can use; use cpu")
-        if not cells_on(len(self.free), hardware):
-            raise UserError(
-                f"hardware.ranks is {hardware.ranks}, and each rank needs its own GPU, but this machine has "
-                f"{plural(len(self.free), 'GPU')} (allowed: up to that number; use hardware.nodes for more, or "
-                "hardware.device=cpu)"
-            )
+def check_gpus(number: int, hardware: Hardware) -> None:
+    """Refuse cells for which this machine has too few GPUs."""
+    if not number:
+        raise UserError("hardware.device is cuda, but this machine has no GPU that torch can use; use cpu")
+    if not cells_on(number, hardware):
+        raise UserError(
+            f"hardware.ranks is {hardware.ranks}, and each rank needs its own GPU, but this machine has "
+            f"{plural(number, 'GPU')} (allowed: up to that number; use hardware.nodes for more, or hardware.device=cpu)"
+        )
 
 
 def cells_on(gpus: int, hardware: Hardware) -> int:

@@ -21,7 +21,7 @@ from harness.cells.state import STOP_MARK, STOPPED, State, is_stopped
 from harness.config import Config, setting_label, variants
 from harness.launch.launcher import Launcher
 from harness.launch.local import Local
-from harness.launch.machine import GpuPool, check_one_machine, this_machine
+from harness.launch.machine import check_gpus, check_one_machine, this_machine
 from harness.matrix import Cell, cells, claim
 from harness.methods.refusals import trainer_obstacle
 from harness.rollout import choice, digests, models
@@ -212,12 +212,12 @@ def local_launcher(config: Config, jobs: int | None) -> Local:
     """Return the launcher for this machine; without `jobs` it runs as many cells as GPUs or cores allow."""
     hardware, machine = config.hardware, this_machine(config)
     check_one_machine(hardware)
-    pool = None
+    gpus = None
     if hardware.device == "cuda":
-        pool = GpuPool(devices.gpus())
-        pool.check(hardware)
-        machine = replace(machine, devices=machine.devices[: len(pool.free)])
-    return Local(jobs or machine.at_once(config), hardware.threads, pool)
+        gpus = list(dict.fromkeys(devices.gpus()))  # a user may name one twice
+        check_gpus(len(gpus), hardware)
+        machine = replace(machine, devices=machine.devices[: len(gpus)])
+    return Local(jobs or machine.at_once(config), hardware.threads, gpus)
 
 
 def check_problems(config: Config) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from known import known
 from launched import Watcher
 
 from harness import config, matrix
@@ -14,29 +14,33 @@ from harness.cells import state
 from harness.config import Hardware
 from harness.launch import launcher, local
 from harness.launch.local import Local
-from harness.launch.machine import GpuPool, cells_on
+from harness.launch.machine import cells_on, check_gpus, free_shares, gpus_for
+
+
+def filled(gpus: Sequence[str], hardware: Hardware) -> list[list[str]]:
+    """Return the GPUs of each of as many cells as there is room for."""
+    taken: list[list[str]] = []
+    while of_cell := gpus_for(hardware, free_shares(gpus, [(each, hardware) for each in taken])):
+        taken.append(of_cell)
+    return taken
 
 
 def test_take_a_gpu_for_each_rank() -> None:
-    pool, pair = GpuPool(["a", "b", "c"]), Hardware(ranks=2)
-    taken = known(pool.take(pair))
-    assert taken.gpus == ("a", "b")
-    assert pool.take(pair) is None
-    assert known(pool.take(Hardware())).gpus == ("c",)
-    assert pool.take(Hardware()) is None
-    pool.give_back(taken)
-    assert known(pool.take(pair)).gpus == ("a", "b")
+    gpus, pair, one = ["a", "b", "c"], Hardware(ranks=2), Hardware()
+    assert gpus_for(pair, free_shares(gpus, [])) == ["a", "b"]
+    taken = free_shares(gpus, [(["a", "b"], pair)])
+    assert (gpus_for(pair, taken), gpus_for(one, taken)) == (None, ["c"])
+    assert gpus_for(one, free_shares(gpus, [(["a", "b"], pair), (["c"], one)])) is None
+    assert gpus_for(pair, free_shares(gpus, [(["c"], one)])) == ["a", "b"]
 
 
 def test_take_shares_of_a_gpu() -> None:
-    pool, small = GpuPool(["a", "b"]), Hardware(share=0.3)
-    taken = [pool.take(small) for _ in range(7)]
-    assert [each.gpus[0] if each else None for each in taken] == ["a", "a", "a", "b", "b", "b", None]
-    for place in (4, 1):
-        pool.give_back(known(taken[place]))
-    assert pool.take(Hardware()) is None, "none is all free"
-    third = GpuPool(["a"])
-    assert [third.take(Hardware(share=0.1)) is not None for _ in range(11)] == [True] * 10 + [False]
+    small = Hardware(share=0.3)
+    taken = filled(["a", "b"], small)
+    assert taken == [["a"], ["a"], ["a"], ["b"], ["b"], ["b"]]
+    running = [(taken[place], small) for place in (0, 2, 3, 5)]
+    assert gpus_for(Hardware(), free_shares(["a", "b"], running)) is None, "none is all free"
+    assert len(filled(["a"], Hardware(share=0.1))) == 10
 
 
 @pytest.mark.parametrize(
@@ -50,10 +54,8 @@ def test_take_shares_of_a_gpu() -> None:
     ],
 )
 def test_cells_on(gpus: int, hardware: Hardware, number: int) -> None:
-    pool = GpuPool([str(gpu) for gpu in range(gpus)])
-    pool.check(hardware)
-    assert cells_on(gpus, hardware) == number
-    assert sum(pool.take(hardware) is not None for _ in range(number + 1)) == number
+    check_gpus(gpus, hardware)
+    assert cells_on(gpus, hardware) == number == len(filled([str(gpu) for gpu in range(gpus)], hardware))
 
 
 def note(folder: str, gpus: tuple[str, ...]) -> None:
@@ -69,10 +71,10 @@ def note(folder: str, gpus: tuple[str, ...]) -> None:
 @pytest.mark.processes
 def test_run_cells_on_gpus_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = config.load_config("demo", ["seeds=[0]", "hardware.ranks=2", "train.prompts=12", f"results={tmp_path}"])
-    cells, pool = matrix.cells(settings), GpuPool(["a", "b", "c", "d", "e"])
+    cells, gpus = matrix.cells(settings), ["a", "b", "c", "d", "e"]
     counts: list[int] = []
     monkeypatch.setattr(local, "run_forked_cell", note)
-    launcher.run_cells(cells, Local(9, 1, pool), Watcher(lambda running: counts.append(len(running))), poll=0.05)
+    launcher.run_cells(cells, Local(9, 1, gpus), Watcher(lambda running: counts.append(len(running))), poll=0.05)
     assert max(counts) == 2, "for a third there are too few"
     seen = [(cell.folder / "gpus").read_text().split() for cell in cells]
     assert {gpus for gpus, *_ in seen} <= {"a,b", "c,d", "e,a", "b,c", "d,e", "a,c", "b,d", "c,e"} | {"b,e", "a,d"}
