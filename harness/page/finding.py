@@ -113,14 +113,12 @@ def verdict_sentence(table: ScoreTable) -> str:
 def compared_by_score(table: ScoreTable) -> dict[str, list[Comparison]]:
     """Return the comparisons that have a difference by score, the headline and the highest first."""
     by_score: dict[str, list[Comparison]] = {}
-    for comparison in reversed(table.comparisons):  # of Avg@K first, and then of the headline
+    for comparison in table.comparisons:  # of Avg@K first, and then of the headline
         of_score = by_score.setdefault(comparison.score, [])
         if comparison.method != comparison.baseline and comparison.difference is not None:
             of_score.append(comparison)
-    for of_score in by_score.values():
-        of_score.reverse()  # of equal differences, the first of the table comes first
-        of_score.sort(key=difference_of, reverse=True)
-    return by_score
+    # Of equal differences, the first of the table comes first.
+    return {score: sorted(by_score[score], key=difference_of, reverse=True) for score in reversed(by_score)}
 
 
 def difference_of(comparison: Comparison) -> float:
