@@ -36,6 +36,7 @@ FURTHER = (
     FOUR,
     NEW,
     CONTROLS,
+    "laptop-matrix-sorting-bonus-ppo",
     "laptop-matrix-sorting-chosen",
     "laptop-matrix-sorting-field",
     "laptop-matrix-sorting-new-seeds",
