@@ -62,7 +62,7 @@ class Filter:
 class Resample:
     """Dynamic sampling (DAPO): groups of equal rewards are set aside, and others drawn until a step has enough."""
 
-    multiplier: float = number(1.0, least=1)
+    multiplier: float = number(1.0, least=1, most=1000)
     """Problems drawn at once, as a multiple of `train.prompts`."""
     max_batches: int = number(10, least=1)
     """Draws of one step, at most; then groups without signal fill it up."""
@@ -103,9 +103,9 @@ class Train:
     """Optimizer steps in one pass over a rollout batch, each on a mini-batch of whole groups."""
     epochs: int = number(1, least=1)
     """Passes over a rollout batch."""
-    lr: float = number(1e-6, above=0)
-    """Learning rate of the policy, unless its objective sets one, as in `grpo(lr=3e-4)`; a critic has its own, the
-    option `critic_lr` of its objective."""
+    lr: float = number(1e-6, above=0, most=1)
+    """Learning rate of the policy, unless its objective sets one, as in `grpo(lr=3e-4)`; a critic's is
+    `critic_lr` of its objective."""
     warmup_steps: int = number(0, least=0)
     """Steps over which the learning rate rises linearly to its value."""
     optimizer: str = choice(ADAMW, (ADAMW, ADAMW8BIT))
@@ -162,7 +162,7 @@ class RolloutConfig:
 
     engine: str = choice("auto", ("auto", "embedded", "vllm"))
     """Engine that samples. auto: vLLM where it is installed and the model is large enough to gain, else embedded."""
-    temperature: float = number(1.0, above=0)
+    temperature: float = number(1.0, least=0.01, most=100)
     """Sampling temperature, also of the trainer's softmax."""
     max_new_tokens: int = number(7168, least=1)
     """Most tokens of a response, in training and in evaluation."""
@@ -222,7 +222,7 @@ class Eval:
     """Responses to each problem, the n of Pass@k."""
     k: int = number(16, least=1)
     """The K of the headline Pass@K; at most `eval.samples`."""
-    temperature: float = number(0.7, least=0)
+    temperature: float = number(0.7, least=0, most=100)
     """Sampling temperature; 0: greedy."""
     every: int = number(0, least=0)
     """Steps between further evaluations; 0: only before training and at the end."""
@@ -275,7 +275,7 @@ class Verify:
 
     limit_s: float = number(5.0, above=0)
     """Seconds for one answer; a longer judgment is a timeout and not a right answer."""
-    workers: int = number(2, least=1)
+    workers: int = number(2, least=1, most=1024)
     """Processes that judge answers other than integers."""
     max_failures: float = number(0.05, least=0, most=1)
     """Share of timeouts and errors in a step or an evaluation above which the cell stops."""
@@ -309,7 +309,7 @@ class Hardware:
 
     device: str = choice("auto", ("auto", "cpu", "cuda"))
     """Device of a cell. auto: cuda if there is one."""
-    threads: int = number(1, least=1)
+    threads: int = number(1, least=1, most=4096)
     """CPU threads of each process."""
     ranks: int = number(1, least=1)
     """Processes of a cell on one machine, each with its own device; the model's weights are divided among them."""
@@ -325,7 +325,7 @@ class Hardware:
     """Compile the norms and the MLP of each layer (torch.compile), which takes a while in the first step."""
     offload: bool = False
     """Keep AdamW's moments and a copy of the weights in the machine's memory instead of the device's."""
-    cache_gib: float | None = number(None, above=0)
+    cache_gib: float | None = number(None, least=0.001, most=100_000)
     """Memory of the engine's keys and values, in GiB, which bounds how many responses it samples at once. null: for 512
     of them (embedded); 1 on a CPU, and on a GPU half of its memory with the weights (vllm)."""
     timeout_minutes: float | None = number(None, above=0)
