@@ -5,13 +5,11 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import json
 import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -330,12 +328,3 @@ def downloaded_folder(path: str, revision: str | None) -> Path | None:
     except ValueError:  # not a valid name on the Hub
         return None
     return Path(config).parent if isinstance(config, str) else None  # else None, or a marker for "does not exist"
-
-
-def parameters_in(file: Path) -> int:
-    """Return the number of parameters in a safetensors file, whose header describes its tensors."""
-    with open(file, "rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        # A damaged file may state any length.
-        header = json.loads(stream.read(min(length, file.stat().st_size)))
-    return sum(prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")

@@ -8,6 +8,7 @@ import random
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,12 @@ from harness.rollout import digests, engines
 from harness.rollout.choice import EMBEDDED
 from harness.rollout.ends import end_of_answer, end_tokens
 from harness.rollout.gguf import IMPORTS, WEIGHT
-from harness.rollout.models import parameters_in
 from harness.rollout.protocol import Engine
 from harness.rollout.rendering import Chat, chat_template, render_prompt, with_instruction
 from harness.rollout.warm_start import SOLUTIONS, Trace, WarmStart, read_traces
 from harness.train.evaluate import Evaluator
 from harness.train.policy import Policy, check_vocabulary, context_of
-from harness.train.weights import opened
+from harness.train.weights import opened, shapes_in
 from harness.verify.pool import VerifierPool
 from tasks.data.clean import fold
 
@@ -42,7 +42,7 @@ SAID_EVERY = 10  # steps
 
 def make(settings: WarmStart, base: Path, chat: Chat, folder: Path, say: Callable[[str], None]) -> None:
     """Train the model in a folder on traces, and save it in another one; on a CPU, the same bits each time."""
-    weights = sum(map(parameters_in, base.glob("*.safetensors")))
+    weights = sum(map(prod, shapes_in(base).values()))
     devices.check_room("make a warm start", folder.parent, disk=WEIGHT * weights, memory=PER_WEIGHT * weights + IMPORTS)
     with as_one_quiet_process():
         policy = policy_of(settings, base)

@@ -137,16 +137,21 @@ def outline(folder: Path, kind: Any) -> PreTrainedModel:
     return read_whole(kind, folder, torch.float32)
 
 
-def stored(model: PreTrainedModel, folder: Path) -> dict[str, str]:
-    """Return the names in the folder's files by the names in the model; a body may be stored with or without a head."""
-    keys: set[str] = set()
+def shapes_in(folder: Path) -> dict[str, list[int]]:
+    """Return the shapes of the tensors in a folder's files by name, of which only the headers are read."""
+    shapes: dict[str, list[int]] = {}
     for file in sorted(folder.glob("*.safetensors")):
         try:
-            with safe_open(file, "pt") as opened:
-                keys.update(opened.keys())
+            with safe_open(file, "pt") as tensors:
+                shapes |= {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118
         except (OSError, SafetensorError) as error:
             raise UserError(f"model {short(str(folder))} cannot be read: {file.name}: {error}") from error
-    prefix = f"{model.base_model_prefix}."
+    return shapes
+
+
+def stored(model: PreTrainedModel, folder: Path) -> dict[str, str]:
+    """Return the names in the folder's files by the names in the model; a body may be stored with or without a head."""
+    keys, prefix = shapes_in(folder), f"{model.base_model_prefix}."
     stored_names = {}
     for name, _ in model.named_parameters():  # a tied head once
         for key in (name, f"{prefix}{name}", name.removeprefix(prefix)):
