@@ -36,6 +36,7 @@ FURTHER = (
     FOUR,
     NEW,
     CONTROLS,
+    "laptop-matrix-lists-field",
     "laptop-matrix-sorting-bonus-ppo",
     "laptop-matrix-sorting-chosen",
     "laptop-matrix-sorting-field",
