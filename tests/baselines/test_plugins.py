@@ -113,7 +113,8 @@ def test_documentation_names_every_verb() -> None:
     verbs = {name for kind in (Component, Objective, Control) for name in vars(kind) if not name.startswith("_")}
     given = {name for name in vars(TokenBatch) if name.startswith(("global_", "uniform_"))}
     given |= {"per_sequence", "grouped", *TokenBatch.__dataclass_fields__} - {
-        *("sequences", "prompt_lengths_B", "groups_B", "places_B", "behaviour_logp_T", "index_T", "seed", "packed")
+        *("sequences", "prompt_lengths_B", "copy_of_B", "groups_B", "places_B"),
+        *("behaviour_logp_T", "index_T", "seed", "packed"),
     }
     assert not {*verbs, *NEEDS, *given, *View.__dataclass_fields__} - {
         *named,
