@@ -83,7 +83,7 @@ class Local:
             yield started
 
     def free_gpus(self, cell: Cell) -> Sequence[str] | None:
-        """Return GPUs for a cell beside the running ones; None without room."""
+        """Return the GPUs that a cell gets beside the running cells; None if too few are free."""
         if self.gpus is None:
             return ()
         taken = [(process.gpus, process.cell.config.hardware) for process in self.processes]

@@ -66,7 +66,7 @@ def free_shares(gpus: Sequence[str], taken: Iterable[tuple[Sequence[str], Hardwa
 
 
 def gpus_for(hardware: Hardware, free: Mapping[str, Fraction]) -> list[str] | None:
-    """Return a GPU for each rank of a cell, or the fullest one with room for its share; None without room."""
+    """Return a GPU for each rank of a cell, or the fullest one with room for its share; None if too few are free."""
     gpus = [gpu for gpu, share in free.items() if share >= share_per_rank(hardware)]
     gpus.sort(key=lambda gpu: free[gpu])
     return gpus[: hardware.ranks] if len(gpus) >= hardware.ranks else None

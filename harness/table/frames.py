@@ -94,7 +94,7 @@ class Answers:
 
 @dataclass(frozen=True)
 class Frames:
-    """The cells of a matrix and the answers of those that are done; see above."""
+    """The cells of a matrix, done or not, and the answers of the done ones."""
 
     cells: DataFrame
     answers: Mapping[AnswerKey, Answers]
