@@ -61,10 +61,6 @@ def test_shipped_configs_say_only_what_differs_from_the_defaults() -> None:
             effective |= given
 
 
-def test_demo_has_seven_methods_and_five_seeds() -> None:
-    assert len(matrix.cells(config.load_config("demo"))) == 35
-
-
 # Methods that were added after the field was run.
 LATER = {"fipo", "kimi", "real", "wapo", "cue", "bbg"}
 
@@ -130,14 +126,7 @@ def test_field_has_every_method_of_its_time() -> None:
         (f"train.lr={'9' * 400}", ["train.lr is 999", "allowed: whole numbers up to 9223372036854775807"]),
         ("axes={train.lr: [1e-6, .nan]}", ["train.lr is nan; allowed: more than 0"]),
         ("train.lr=1e308", ["train.lr is 1e+308; allowed: more than 0 and at most 1"]),
-        ("train.resample.multiplier=1e308", ["train.resample.multiplier is 1e+308; allowed: 1 to 1000"]),
-        ("rollout.temperature=1e-300", ["rollout.temperature is 1e-300; allowed: 0.01 to 100"]),
-        ("eval.temperature=1e308", ["eval.temperature is 1e+308; allowed: 0 to 100"]),
-        ("hardware.threads=100000", ["hardware.threads is 100000; allowed: 1 to 4096"]),
-        ("hardware.cache_gib=1e308", ["hardware.cache_gib is 1e+308; allowed: 0.001 to 100000"]),
-        (f"verify.workers={2**62}", [f"verify.workers is {2**62}; allowed: 1 to 1024"]),
         ("tracking.uri=http://me:secret@host", ["tracking.uri may hold a user, a password", "TRACKING_PASSWORD"]),
-        ("tracking.uri='postgresql://host/db?user=me&password=secret'", ["tracking.uri may hold a user, a password"]),
         *((f"name={name}", ["name is ", "allowed: up to 100 letters"]) for name in ("../../x", "..", "a/b", "x" * 101)),
         *((f"name={name}", [f"name is '{name}', which is reserved in the results folder"]) for name in KEPT),
         *((f"results={path}", ["results is ", "an address of MLflow"]) for path in ("q?x", "p%41", "a#b", "~/r")),
@@ -213,13 +202,9 @@ def test_load_config_of_unreadable_files(content: bytes, words: str, tmp_path: P
 
 def test_load_config_of_missing_files(tmp_path: Path) -> None:
     (tmp_path / "folder.yaml").mkdir()
-    for name, words in [
-        ("dmo", "did you mean 'demo'"),
-        (str(tmp_path / "no.yaml"), "is not a file"),
-        (str(tmp_path / "folder.yaml"), "is not a file"),
-    ]:
-        with pytest.raises(UserError, match=words):
-            config.load_config(name)
+    for name in ("no.yaml", "folder.yaml"):
+        with pytest.raises(UserError, match=f"{name} does not exist or is not a file"):
+            config.load_config(str(tmp_path / name))
 
 
 def test_load_config_with_an_empty_section(tmp_path: Path) -> None:
@@ -298,14 +283,6 @@ def test_rounds_that_are_refused(content: str, words: str, tmp_path: Path) -> No
         config.load_config(str(path), ["round=shot"])
 
 
-def test_load_config_refuses_circular_bases(tmp_path: Path) -> None:
-    one, other = tmp_path / "one.yaml", tmp_path / "other.yaml"
-    one.write_text(f"base: {other}")
-    other.write_text(f"base: {one}")
-    with pytest.raises(UserError, match=r"one\.yaml is its own base, by way of .*other\.yaml; remove one of them$"):
-        config.load_config(str(one))
-
-
 def test_load_config_finds_a_base_from_the_files_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "one.yaml").write_text("base: ../other.yaml\nseeds: [5]")
@@ -315,7 +292,8 @@ def test_load_config_finds_a_base_from_the_files_own_folder(tmp_path: Path, monk
         one = config.load_config(os.path.relpath(tmp_path / "mine" / "one.yaml"))
         assert (one.seeds, one.train.steps, one.train.lr) == ([5], 3, config.load_config("demo").train.lr)
     (tmp_path / "other.yaml").write_text("base: mine/one.yaml")
-    with pytest.raises(UserError, match=r"^\.\./other\.yaml is its own base, by way of \.\./mine/one\.yaml; remove"):
+    sentence = r"^\.\./other\.yaml is its own base, by way of \.\./mine/one\.yaml; remove one of them$"
+    with pytest.raises(UserError, match=sentence):
         config.load_config("one.yaml")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import re
 from pathlib import Path
@@ -248,15 +247,6 @@ def test_evaluation_names() -> None:
 def test_cells_refuse_more_problems_than_there_are(command: str, override: str, sentence: str, tmp_path: Path) -> None:
     assert re.match(rf"entrobench: {sentence}", refusal(command, "smoke", f"results={tmp_path / 'r'}", override))
     assert not (tmp_path / "r").exists()
-
-
-def test_spec_without_password(tmp_path: Path) -> None:
-    loaded = config.load_config("smoke", [f"results={tmp_path}"])
-    one = cells(dataclasses.replace(loaded, tracking=config.Tracking("http://me:secret@host")))[0]
-    one.spec.write(one.folder)
-    assert one.config.tracking_uri == "http://me:secret@host"
-    assert one.spec.settings["tracking"]["uri"] == "http://host/***"
-    assert "secret" not in (one.folder / "config.yaml").read_text()
 
 
 def test_readable_name() -> None:

@@ -111,5 +111,7 @@ def test_tracking_uri_with_a_secret(uri: str, tmp_path: Path, monkeypatch: pytes
     loaded = config.load_config("smoke", [f"results={tmp_path}"])
     assert loaded.tracking_uri == uri
     one = cells(dataclasses.replace(loaded, tracking=config.Tracking(uri)))[0]
+    assert one.config.tracking_uri == uri
+    assert one.spec.settings["tracking"]["uri"] == visible_address(uri)
     one.spec.write(one.folder)
     assert SECRET not in (one.folder / "config.yaml").read_text()
