@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from answered import SMALL, Forgery, answered_pack
@@ -63,17 +64,6 @@ def forget_plugin() -> None:
         sys.modules.pop(module, None)
 
 
-@pytest.fixture
-def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the checks of methods, which take seconds and start processes."""
-
-    def check_methods(specs: Sequence[str], plugins: Sequence[str]) -> list[check.Report]:
-        assert (specs, plugins) == (["least_sure"], [PLUGIN])
-        return []
-
-    monkeypatch.setattr(check, "check_methods", check_methods)
-
-
 def refused(pack: Path, ours: Path, plugin: str = PLUGIN) -> str:
     return refusal("verify", str(pack), "--plugin", plugin, "--row", str(ours))
 
@@ -126,8 +116,11 @@ def test_verify_row_refuses_a_plugin_that_cannot_be_built(submitted: Path, hones
     assert "least_sure cannot be made (ZeroDivisionError: division by zero)" in refused(submitted, honest)
 
 
-@pytest.mark.usefixtures("unchecked")
-def test_verify_row_refuses_figures_that_do_not_follow(submitted: Path, honest: Path, tmp_path: Path) -> None:
+def test_verify_row_refuses_figures_that_do_not_follow(
+    submitted: Path, honest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_methods = Mock(return_value=[])  # its checks take seconds and start processes
+    monkeypatch.setattr(check, "check_methods", check_methods)
     with unpacked(submitted) as pack:
         forgery = Forgery.of(pack)
         log = MetricsLog(forgery.cell("least_sure", 0))
@@ -137,3 +130,4 @@ def test_verify_row_refuses_figures_that_do_not_follow(submitted: Path, honest: 
     sentence = refused(forged, honest)
     assert "the figures in forged.zip are not verified, least_sure s0" in sentence
     assert "`entrobench verify` without --row lists everything" in sentence
+    check_methods.assert_called_once_with(["least_sure"], [PLUGIN])

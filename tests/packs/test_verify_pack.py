@@ -81,24 +81,16 @@ def test_verify_counts_without_answers(forgery: Forgery, tmp_path: Path) -> None
     assert "in the pack as counts alone, and not judged again: 60 answers" in output
 
 
-def test_verify_imports_no_plugin_of_a_pack(forgery: Forgery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "hostile.py").write_text("raise RuntimeError('imported')\n")
-    monkeypatch.chdir(tmp_path)
-    forgery.edit_spec(settings={**CellSpec.read(forgery.folder).settings, "plugins": ["hostile"]})
-    assert "clip_b 2 120 0 0 judged again" in verify(str(forgery.write(tmp_path / "forged.zip")))
-
-
 @pytest.mark.parametrize(
     ("key", "value"),
     [
         ("eval", {"by_task": {"countdown": {"k": 1}}}),
         ("verify", {"limit_s": 1.5}),
         ("baseline", "clip_b"),
+        ("plugins", ["gone"]),  # a plugin of a pack is not imported
     ],
 )
-def test_verify_a_cell_made_before_a_change(
-    forgery: Forgery, tmp_path: Path, key: str, value: dict[str, Any] | str
-) -> None:
+def test_verify_a_cell_made_before_a_change(forgery: Forgery, tmp_path: Path, key: str, value: Any) -> None:
     """The change is of settings that are part of no cell."""
     settings = CellSpec.read(forgery.folder).settings
     forgery.edit_spec(settings={**settings, key: settings[key] | value if isinstance(value, dict) else value})
