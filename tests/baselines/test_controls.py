@@ -16,12 +16,10 @@ import loops
 import pytest
 import torch
 from loops import Oracle, check_micro_batches
-from ragged import Case, batch_of, case
+from ragged import Case, case
 from registered import method
 
 import baselines
-from baselines.siren import Siren
-from harness.methods.batch import Rollout
 
 
 def grpo(c: Case, rewards: Sequence[float] | None = None) -> list[float]:
@@ -331,16 +329,6 @@ def test_siren_pulls_the_top_entropy_to_that_before_the_first_update(normalise: 
     m.observe({"entropy/mean": 0.4, "siren/entropy_top": 0.1})
     assert m.state() == {"siren": {"anchor": 0.25}}
     check_micro_batches(m, c, pulled_to(0.25).loss)
-
-
-@pytest.mark.parametrize(("length", "above"), [(1, 0), (2, 1), (5, 1), (6, 1), (7, 2), (11, 2), (16, 3)])
-def test_siren_chooses_positions_strictly_above_the_quantile(length: int, above: int) -> None:
-    rollout = Rollout([0], [1] * length, [0.0] * length, True)
-    batch = batch_of([[rollout, rollout]], [0.0, 1.0])
-    rising_T = torch.arange(length, dtype=torch.float64).repeat(2)
-    part_T, top = Siren().top(rising_T, batch)
-    assert part_T.tolist() == ([0.0] * (length - above) + [0.5 / max(above, 1)] * above) * 2
-    assert top.item() == pytest.approx(sum(range(length - above, length)) / max(above, 1))
 
 
 # The objective of a release

@@ -262,17 +262,6 @@ def test_method_of_refuses_wrong_specs(spec: str, words: str) -> None:
         method(spec)
 
 
-def test_signal_in_another_number_of_updates() -> None:
-    c = case(8)
-    m = method("ppo+clip_b(share=0.1)")
-    once, twice = (m.signal(c.old, c.batch, list(c.batch.split(updates))) for updates in (1, 2))
-    assert torch.equal(once.advantages_T, twice.advantages_T)
-    assert torch.equal(once.weights_T, twice.weights_T)
-    tokens = [len(part.index_T) for part in c.batch.split(2)]
-    assert twice.scale_T.tolist() == [1 / tokens[0]] * tokens[0] + [1 / tokens[1]] * tokens[1]
-    assert once.scale_T.tolist() == pytest.approx([1 / sum(tokens)] * sum(tokens))
-
-
 @pytest.mark.parametrize(("flag", "world"), [("false", 1), ("true", 1), ("true", 2)])
 def test_signal_by_micro_batch(flag: str, world: int) -> None:
     """Compare with a loop: the mean over each part's tokens that count, times its share of the update's responses."""

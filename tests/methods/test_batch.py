@@ -216,17 +216,6 @@ def test_global_mean_of_many_float32_values() -> None:
     assert batch.global_mean(x_T).item() == pytest.approx(math.fsum(x_T.tolist()) / 100_000, rel=1e-12)
 
 
-def test_discriminator_and_its_expectation() -> None:
-    stats = TokenStats(
-        logp=torch.tensor([0.25]).log(),
-        entropy=torch.tensor([1.5]),
-        sum_p2=torch.tensor([0.4]),
-        sum_p2_logp=torch.tensor([-0.3]),
-    )
-    assert stats.discriminator.item() == pytest.approx(0.25 * (1.5 + math.log(0.25)))
-    assert stats.expected_discriminator.item() == pytest.approx(1.5 * 0.4 - 0.3)
-
-
 def test_statistics_of_parts_put_together_are_those_of_the_whole() -> None:
     c = case(5)
     parts = list(c.batch.micro_batches(30))

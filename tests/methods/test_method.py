@@ -248,21 +248,6 @@ def test_skipping_responses_leaves_no_gradient_out(spec: str) -> None:
     assert torch.equal(actual.index_T, expected.index_T)
 
 
-def test_learns_without_an_advantage() -> None:
-    """Compare an objective whose surrogate is not 0 at advantage 0 with its formula, where no token has a signal."""
-    c = case(2)
-    c.batch = dataclasses.replace(c.batch, rewards_B=torch.zeros_like(c.batch.rewards_B))
-    method = Method.of("anchored", table(**OWN))
-    signal = method.signal(c.old, c.batch, [c.batch])
-    part = method.contributing(c.batch, signal)
-    method.loss(c.current(part), signal.at(part.index_T), part).backward()
-    rows = []
-    for logits, y in zip(c.logits_TV.tolist(), c.targets_T.tolist(), strict=True):
-        p = loops.softmax(logits)
-        rows.append([2 * (math.log(p[y]) + 1) * ((i == y) - x) / len(c.targets_T) for i, x in enumerate(p)])
-    torch.testing.assert_close(c.logits_TV.grad, torch.tensor(rows, dtype=torch.float64), rtol=1e-9, atol=1e-12)
-
-
 # A gate
 
 
