@@ -15,9 +15,7 @@ from harness.config import Hardware, Train
 from harness.conformance import miniature
 from harness.conformance.probe import stats_of
 from harness.methods.batch import Rollout, TokenBatch, TokenStats
-from harness.tokens.statistics import token_stats
-from harness.train.hidden import hidden_states, response_tokens
-from harness.train.policy import Critic, Policy, head_of
+from harness.train.policy import Critic, Policy
 
 TEMPERATURE = 0.7
 WAYS = {"padded": (False, 10**6), "shared prompts": (True, 10**6), "packed": (True, 0)}
@@ -70,14 +68,6 @@ def batch_with_copies() -> TokenBatch:
             group.append(Rollout(prompt, texts[place], logp, True))
         groups.append(group)
     return TokenBatch.of(groups, [0.0] * 24, 8, "cpu")
-
-
-def batch_without_copies() -> TokenBatch:
-    groups = []
-    for number in range(4):
-        prompt = [20 - number, *range(1, 3 + 2 * number)]
-        groups.append([Rollout(prompt, text, [-1.0] * len(text), True) for text in responses(number)])
-    return TokenBatch.of(groups, [0.0] * 20, 8, "cpu")
 
 
 def factors(batch: TokenBatch) -> Tensor:
@@ -140,37 +130,6 @@ def test_values_and_their_gradient_are_those_of_each_copy_alone(micro: int, fold
     (factor_T * expected_T**2).sum().backward()
     close(result, gradients(critic.module))
     close([values_T], [expected_T.detach()])
-
-
-def test_policy_without_copies(folder: Path) -> None:
-    """Compare with the statistics of a part as it is, without a search for copies."""
-    batch = batch_without_copies()
-    policy = Policy(folder, Train(), TEMPERATURE, "cpu", torch.float32, Hardware(micro_tokens=60))
-    critic = Critic(folder, Train(), 1e-3, "cpu", torch.float32, Hardware(micro_tokens=60))
-    by_logp_T, by_entropy_T = factors(batch).float()
-    parts = policy.micro_batches(batch)
-    assert len(parts) > 1
-    for part in parts:
-        here = part.index_T
-        computed = []
-        for direct in (False, True):
-            policy.network.zero_grad()
-            critic.network.zero_grad()
-            if direct:
-                hidden_TD = hidden_states(policy.module.base_model, part, "cpu")
-                targets_T = response_tokens(part, "cpu")
-                stats = token_stats(hidden_TD, head_of(policy.module), targets_T, TEMPERATURE, entropy_grad=True)
-                values_T = critic.module.head(hidden_states(critic.module.body, part, "cpu"))[:, 0]
-            else:
-                stats = policy.current(part, frozenset({"entropy_grad"}))
-                values_T = critic.current(part)
-            assert stats.entropy is not None
-            (by_logp_T[here] * stats.logp + by_entropy_T[here] * stats.entropy).sum().backward()
-            (values_T * by_logp_T[here]).sum().backward()
-            learned = gradients(policy.module) + gradients(critic.module)
-            computed.append([stats.logp.detach(), stats.entropy.detach(), values_T.detach(), *learned])
-        for one, other in zip(*computed, strict=True):
-            assert torch.equal(one, other)
 
 
 def test_policy_computes_copies_once(folder: Path, way: str) -> None:
