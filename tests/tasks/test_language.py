@@ -25,7 +25,7 @@ from harness.rollout.rendering import Chat, render_prompt
 from harness.train import parts
 from harness.train.trainer import Trainer
 from harness.verify.pool import VerifierPool
-from tasks.language import LanguageTask, digest, split_of
+from tasks.language import LanguageTask
 from tasks.lists import Lists, allowed_members, conditions, members_of, split_names
 from tasks.lists.members import KINDS
 from tasks.sentences import FUNCTION, NUMBERS, Sentences, stem, worked_sentences
@@ -145,8 +145,6 @@ def test_problems_stay_the_same() -> None:
             ("27, 45, 68", "Sort these numbers from smallest to largest: 68, 27, 45"),
         ],
     }
-    assert split_of("bottle") == "test"
-    assert digest("bottle") % 7 == 0
 
 
 # Lists

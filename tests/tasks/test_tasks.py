@@ -325,18 +325,11 @@ def test_train_step_with_a_failing_verifier(trainer: Trainer, monkeypatch: pytes
 
 @pytest.mark.processes
 def test_verdicts_are_the_verifiers_in_the_order_of_the_pairs() -> None:
-    problems = {answer: Problem(answer, "", answer) for answer in ("025", r"\frac{1}{2}", "7")}
-    asked = [
-        ("025", r"\boxed{25}"),
-        ("7", r"\boxed{8}"),
-        (r"\frac{1}{2}", r"\boxed{0.5}"),
-        ("7", "7"),
-        ("7", r"\boxed{7}"),
-    ]
+    asked = [("025", r"\boxed{25}"), ("7", r"\boxed{8}"), (r"\frac{1}{2}", r"\boxed{0.5}"), ("7", "7")]
+    pairs = [(Problem("p", "", answer), response) for answer, response in asked]
     with VerifierPool() as verifier:
-        verdicts = tasks.build_task("math500").verdicts([(problems[answer], r) for answer, r in asked], verifier)
+        assert tasks.build_task("math500").verdicts(pairs, verifier) == ["right", "wrong", "right", "unparsed"]
         assert tasks.build_task("math500").verdicts([], verifier) == []
-    assert verdicts == [Verdict.RIGHT, Verdict.WRONG, Verdict.RIGHT, Verdict.UNPARSED, Verdict.RIGHT]
 
 
 def test_majority() -> None:
@@ -543,14 +536,6 @@ def entrobench(*arguments: str, cwd: Path) -> str:
     return run_python("-m", "entrobench", *arguments, cwd=cwd, PYTHONPATH=f"{cwd}:{REPOSITORY}").stdout
 
 
-def check_samples_of_sums(output: str, folder: Path) -> None:
-    """Check an evaluation on `sums(largest=4)` with four samples; every fifth of its 16 problems is for testing."""
-    assert re.search(r"^sums\(largest=4\) +4 +4 ", output, re.MULTILINE)
-    (path,) = folder.glob("results/eval/countdown-tiny-*/sums(largest=4)-*/samples/0000.jsonl")
-    samples = [json.loads(line) for line in path.read_text().split("\n")[:-1]]
-    assert [sample["prompt"] for sample in samples] == ["1+1=", "2+2=", "3+3=", "4+4="]
-
-
 @pytest.mark.processes
 @pytest.mark.long
 def test_example_of_the_documentation(tmp_path: Path) -> None:
@@ -570,4 +555,8 @@ def test_example_of_the_documentation(tmp_path: Path) -> None:
     table.write_text(text.replace(imported, f"from tasks.sums import Sums\n{imported}"))
     assert "Sums of two numbers" in entrobench("list", "tasks", cwd=tmp_path)
     command = re.findall(r"^    entrobench (eval .*sums.*)$", ADD_A_TASK, re.MULTILINE)[0]
-    check_samples_of_sums(entrobench(*shlex.split(command), cwd=tmp_path), tmp_path)
+    # Every fifth of the 16 problems is for testing; each gets four samples.
+    assert re.search(r"^sums\(largest=4\) +4 +4 ", entrobench(*shlex.split(command), cwd=tmp_path), re.MULTILINE)
+    (path,) = tmp_path.glob("results/eval/countdown-tiny-*/sums(largest=4)-*/samples/0000.jsonl")
+    prompts = [json.loads(line)["prompt"] for line in path.read_text().splitlines()]
+    assert prompts == ["1+1=", "2+2=", "3+3=", "4+4="]
