@@ -118,11 +118,6 @@ def test_answers_in_json_keep_their_digits_next_to_any_rows(tmp_path: Path) -> N
     assert [answer for _, answer in sources.read_file(file)] == ["22099999999999998951424", "025", "2.0", "-3"]
 
 
-def test_read_file_prefers_an_answer(tmp_path: Path) -> None:
-    file = write(tmp_path / "a.jsonl", [{"problem": "Find it.", "solution": "long \\boxed{7}", "answer": "025"}])
-    assert list(sources.read_file(file)) == [("Find it.", "025")]
-
-
 def test_jsonl_is_split_at_newlines_only(tmp_path: Path) -> None:
     problem = "One\u2028two\u2029three\x85four\x1cfive."
     file = write(tmp_path / "a.jsonl", [FORMS["ours"](problem, "1"), FORMS["ours"]("Next.", "2")])
@@ -438,7 +433,7 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return folder
 
 
-def test_problem_rows_of_a_prepared_set(small: Path) -> None:
+def test_prepared_sets_are_read_and_not_prepared_again(small: Path) -> None:
     (about,) = prepare.prepare_sets(["aime24"], str(small))
     assert [(row["problem"], row["answer"]) for row in kept.problem_rows("aime24")] == SMALL
     assert {tuple(row) for row in kept.problem_rows("aime24")} == {("id", "problem", "answer", "source")}
@@ -450,6 +445,11 @@ def test_problem_rows_of_a_prepared_set(small: Path) -> None:
     assert about["fingerprint"] == hashlib.sha256("\n".join(folded).encode()).hexdigest()
     parquet = kept.folder() / about["file"]
     assert about["sha256"] == hashlib.sha256(parquet.read_bytes()).hexdigest()
+    before = {path: path.stat().st_mtime_ns for path in kept.folder().iterdir()}
+    messages: list[str] = []
+    prepare.prepare_sets(["aime24"], str(small), messages.append)
+    assert messages == [], "what is here is not prepared again"
+    assert {path: path.stat().st_mtime_ns for path in kept.folder().iterdir()} == before
 
 
 def test_prepare_sets_by_default(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -483,33 +483,19 @@ def test_prepare_sets_refuses_other_problems(small: Path, tmp_path: Path) -> Non
     assert kept_answers == [answer for _, answer in SMALL], "what was there stays"
 
 
-def test_preparing_again_writes_nothing(small: Path) -> None:
-    prepare.prepare_sets(["aime24"], str(small))
-    before = {path: path.stat().st_mtime_ns for path in kept.folder().iterdir()}
-    messages: list[str] = []
-    prepare.prepare_sets(["aime24"], str(small), messages.append)
-    assert messages == []
-    assert {path: path.stat().st_mtime_ns for path in kept.folder().iterdir()} == before
-
-
-def test_problem_rows_of_a_damaged_file(small: Path) -> None:
+def test_damaged_files_and_cards_are_prepared_again(small: Path) -> None:
     (about,) = prepare.prepare_sets(["aime24"], str(small))
-    file = kept.folder() / about["file"]
-    file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(UserError, match=r"the file of aime24 in .* is damaged; run `entrobench data prepare aime24`"):
-        kept.problem_rows("aime24")
-    prepare.prepare_sets(["aime24"], str(small))
-    assert len(kept.problem_rows("aime24")) == 4
-
-
-def test_damaged_cards_are_prepared_again(small: Path) -> None:
-    (about,) = prepare.prepare_sets(["aime24"], str(small))
-    path = kept.folder() / "aime24.json"
-    path.write_text(path.read_text()[:99])
-    with pytest.raises(UserError) as error:
-        kept.problem_rows("aime24")
-    assert str(error.value) == f"{path} is damaged: it is not JSON; run `entrobench data prepare aime24`"
-    assert prepare.prepare_sets(["aime24"], str(small)) == [about] == [kept.card("aime24")]
+    card = kept.folder() / "aime24.json"
+    damaged = {
+        kept.folder() / about["file"]: f"the file of aime24 in {kept.folder()} is damaged",
+        card: f"{card} is damaged: it is not JSON",
+    }
+    for path, sentence in damaged.items():
+        path.write_bytes(path.read_bytes()[:-2])
+        with pytest.raises(UserError, match=f"^{sentence}; run `entrobench data prepare aime24`$"):
+            kept.problem_rows("aime24")
+        assert prepare.prepare_sets(["aime24"], str(small)) == [about] == [kept.card("aime24")]
+        assert len(kept.problem_rows("aime24")) == 4
 
 
 KILLED = """
