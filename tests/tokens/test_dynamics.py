@@ -1,8 +1,9 @@
-"""Entropy dynamics against autograd and loops in float64, and inside training."""
+"""Entropy dynamics against autograd, finite steps, loops and simulation in float64, and inside training."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 from pathlib import Path
 
@@ -28,9 +29,9 @@ TABLE = baselines.table()
 TEMPERATURE = 0.7
 
 
-def random_logits(seed: int, scale: float = 2.0) -> Tensor:
-    """Make the logits of six tokens over a vocabulary of seven."""
-    return scale * torch.randn(6, 7, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+def random_logits(seed: int, tokens: int = 6, vocabulary: int = 7, scale: float = 2.0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return scale * torch.randn(tokens, vocabulary, generator=generator, dtype=torch.float64)
 
 
 def entropy_of(z_V: Tensor, temperature: float) -> Tensor:
@@ -38,8 +39,8 @@ def entropy_of(z_V: Tensor, temperature: float) -> Tensor:
     return -(logp_V.exp() * logp_V).sum()
 
 
-def close(actual: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+def close(actual: Tensor, expected: Tensor, tolerance: float = 1e-12) -> None:
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
 # One token, all of its vocabulary
@@ -60,6 +61,22 @@ def test_first_and_second_order_are_gradient_and_hessian_of_the_entropy(temperat
         close(second_T[t], dz_V @ hessian_VV @ dz_V / 2)
 
 
+def test_second_order_error() -> None:
+    p_TV, dz_TV = random_logits(2).softmax(-1), random_logits(3, scale=1.0)
+
+    def left_over(a: float, order: int) -> Tensor:
+        series_T = a * dynamics.first_order(p_TV, dz_TV) + (order == 2) * a**2 * dynamics.second_order(p_TV, dz_TV)
+        return dynamics.exact(p_TV, a * dz_TV) - series_T
+
+    for order in (1, 2):
+        torch.testing.assert_close(
+            left_over(1e-3, order) / left_over(5e-4, order),
+            torch.full((6,), 2.0 ** (order + 1), dtype=torch.float64),
+            rtol=0.03,
+            atol=0,
+        )
+
+
 def test_exact_by_two_entropies() -> None:
     z_TV, dz_TV = random_logits(4), random_logits(5, scale=5.0)
     p_TV = torch.softmax(z_TV / TEMPERATURE, dim=-1)
@@ -69,6 +86,23 @@ def test_exact_by_two_entropies() -> None:
         for z, dz in zip(z_TV, dz_TV, strict=True)
     ]
     close(dynamics.exact(p_TV, dz_TV, TEMPERATURE), torch.tensor(expected, dtype=torch.float64))
+
+
+def test_discriminators_sum_to_zero_and_stay_within_their_bounds() -> None:
+    for scale in (0.01, 1.0, 5.0, 30.0):
+        p_TV = random_logits(6, tokens=200, vocabulary=50, scale=scale).softmax(-1)
+        s_TV, entropy_T = dynamics.discriminators(p_TV), dynamics.entropies(p_TV)
+        close(s_TV.sum(-1), torch.zeros_like(entropy_T))
+        assert (s_TV >= -(-1 - entropy_T).exp()[:, None] - 1e-15).all()
+        above_TV = p_TV > (-entropy_T).exp()[:, None]
+        assert ((s_TV > 0) == above_TV)[s_TV.abs() > 1e-12].all()
+    q = torch.linspace(1e-4, 1 - 1e-4, 100_001, dtype=torch.float64)
+    two_TV = torch.stack([q, 1 - q], dim=1)
+    s_TV = dynamics.discriminators(two_TV)
+    extremes = [(round(x.item(), 4), round(q[int(i)].item(), 3)) for x, i in (s_TV[:, 0].min(0), s_TV[:, 0].max(0))]
+    assert extremes == [(-0.2239, 0.176), (0.2239, 0.824)]
+    gap_T = s_TV[:, 0] + (-1 - dynamics.entropies(two_TV)).exp()
+    assert 0 <= gap_T.min() < 1e-9, "the bound is reached where p = exp(-(1 + H))"
 
 
 def test_extreme_distributions() -> None:
@@ -127,6 +161,36 @@ def test_predicted_of_an_entropy_push(temperature: float) -> None:
 def test_estimates_for_the_rarest_tokens_are_finite_in_single_precision() -> None:
     stats = stats_of(torch.tensor([[0.0, -200.0]]), torch.tensor([1]))
     assert dynamics.squared_discriminators(stats, stats.logp).item() == 0.0
+
+
+def test_deviations_average_to_zero_on_policy_and_off_policy_with_the_ratio_alone() -> None:
+    """Simulates corollaries 3.4 and 3.5: within four standard errors, and far outside without the ratio."""
+    tokens, draws = 50, 4000
+    z_TV, sampler_TV = random_logits(12, tokens), random_logits(13, tokens)
+    generator = torch.Generator().manual_seed(0)
+
+    def errors(deviation_TN: Tensor) -> tuple[Tensor, float]:
+        """Return the mean in standard errors, of each token and of the whole batch."""
+        error_T = deviation_TN.std(1) / math.sqrt(draws)
+        return deviation_TN.mean(1) / error_T, float(deviation_TN.mean() / (error_T.square().sum().sqrt() / tokens))
+
+    def drawn(from_TV: Tensor) -> tuple[Tensor, Tensor]:
+        """Return S* - N of tokens sampled from another softmax, and their importance ratios."""
+        targets_TN = from_TV.softmax(-1).multinomial(draws, replacement=True, generator=generator)
+        stats = stats_of(z_TV.repeat_interleave(draws, 0), targets_TN.flatten())
+        ratio_TN = stats.logp.view(tokens, draws).exp() / from_TV.softmax(-1).gather(1, targets_TN)
+        return dynamics.deviation(stats).view(tokens, draws), ratio_TN
+
+    on_TN, ones_TN = drawn(z_TV)
+    close(ones_TN, torch.ones_like(ones_TN))
+    off_TN, ratio_TN = drawn(sampler_TV)
+    for deviation_TN in (on_TN, ratio_TN * off_TN):
+        by_token_T, whole = errors(deviation_TN)
+        assert by_token_T.abs().max() < 4
+        assert abs(whole) < 4
+    by_token_T, whole = errors(off_TN)
+    assert abs(whole) > 20
+    assert by_token_T.abs().median() > 20
 
 
 def test_quadrants_are_by_both_signs_and_zeros_are_in_none() -> None:
