@@ -297,15 +297,6 @@ def test_load_config_finds_a_base_from_the_files_own_folder(tmp_path: Path, monk
         config.load_config("one.yaml")
 
 
-def test_eval_settings_by_task() -> None:
-    settings = config.load_config("paper").eval
-    of = {task: settings.of(task) for task in settings.tasks}
-    samples_and_k = {task: (each.samples, each.k) for task, each in of.items()}
-    assert samples_and_k == {"aime24": (32, 32), "aime25": (32, 32), "dapo500": (8, 8)}
-    assert {each.temperature for each in of.values()} == {0.7}
-    assert {each.every for each in of.values()} == {20}
-
-
 def test_paper_14b_differs_in_its_model() -> None:
     small, large = config.load_config("paper"), config.load_config("paper-14b")
     assert large.models == ["qwen2.5-14b-instruct"]

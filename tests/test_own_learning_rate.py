@@ -45,11 +45,6 @@ def test_learning_rate_of_a_composition() -> None:
     assert rate_of("grpo(lr=null)") == 1e-6
 
 
-def test_control_refuses_a_learning_rate() -> None:
-    with pytest.raises(UserError, match=r"clip_b.lr is 0.0003, but the learning rate is an option of the objective"):
-        rate_of("clip_b(lr=3e-4)")
-
-
 @dataclasses.dataclass(frozen=True)
 class Paced(Control):
     """A control of a plugin with an option of that name."""

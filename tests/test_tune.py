@@ -83,7 +83,10 @@ def test_chosen_candidates_by_brute_force() -> None:
         ),
         ("tune.candidates={grpo: [grpo], clip_b: [clip_v]}", "clip_b has 'clip_v'; allowed: clip_b with options, as"),
         ("tune.candidates={grpo: [grpo], clip_b: [ppo+clip_b]}", "has 'ppo+clip_b'; allowed: clip_b with options, as"),
-        ("tune.candidates={grpo: [grpo], clip_b: [clip_b(lr=1e-4)]}", "clip_b.lr is 0.0001, but the learning rate is"),
+        (
+            "tune.candidates={grpo: [grpo], clip_b: [clip_b(lr=1e-4)]}",
+            "clip_b.lr is 0.0001, but the learning rate is an option of the ob",
+        ),
         ("tune.candidates={grpo: [grpo, grpo(lr=1)], clip_b: [clip_b, clip_b]}", "names 'clip_b' twice"),
         ("tune.candidates={grpo: [grpo], clip_b: [a, b, c, d, e, f, g]}", "has 7; allowed: up to 6"),
         ("tune.seeds=[1,5]", "tune.seeds and seeds both have 1"),

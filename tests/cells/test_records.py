@@ -104,9 +104,8 @@ def test_progress_of_a_cell_with_pipes(tmp_path: Path) -> None:
 
 
 def test_read_of_an_invalid_state(tmp_path: Path) -> None:
-    for wrong in ({"state": "stale"}, {"state": "dnoe"}):
-        files_state = {**dataclasses.asdict(State()), **wrong}
-        files.write_json(tmp_path / "state.json", files_state)
+    for wrong in ("stale", "dnoe"):
+        files.write_json(tmp_path / "state.json", {**dataclasses.asdict(State()), "state": wrong})
         with pytest.raises(Damaged, match="planned, running, done, failed"):
             State.read(tmp_path)
 

@@ -110,18 +110,16 @@ def garble(path: Path) -> None:
     path.write_bytes(b"".join([*before, b"\x00\xff{" + line[3:], last]))
 
 
-def tamper(path: Path) -> None:
-    """Change one wrong answer to right, or vice versa."""
+def tamper(path: Path, key: str = '"right": [[') -> None:
+    """Change one wrong answer to right, or vice versa, or the first number of another key."""
     content = path.read_text()
-    place = content.index('"right": [[') + len('"right": [[')
-    path.write_text(content[:place] + str(1 - int(content[place])) + content[place + 1 :])
+    place = content.index(key) + len(key)
+    path.write_text(f"{content[:place]}{1 - int(content[place])}{content[place + 1 :]}")
 
 
 def miscount(path: Path) -> None:
     """Change how many distinct right answers the first problem has, which is not compared with logged scores."""
-    content = path.read_text()
-    place = content.index('"right_distinct": [') + len('"right_distinct": [')
-    path.write_text(f"{content[:place]}{1 - int(content[place])}{content[place + 1 :]}")
+    tamper(path, '"right_distinct": [')
 
 
 def flip(path: Path) -> None:
@@ -324,7 +322,7 @@ def test_run_with_damaged_checkpoints(cell: Cell) -> None:
 
 
 def test_progress_of_a_cell_of_another_configuration(cell: Cell, tmp_path: Path) -> None:
-    [other] = matrix.cells(config.load_config("smoke", [*SHORT, "train.lr=2e-3", f"results={tmp_path / 'results'}"]))
+    other = cell_in(tmp_path / "results", "train.lr=2e-3")
     assert other.progress().state == "planned"
     cell.folder.rename(other.folder)
     now = other.progress()

@@ -309,24 +309,21 @@ def test_run_cells_that_fail_before_the_launcher_looks(
 def test_run_cells_with_damaged_records(
     tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    seeds = list(range(len(WORKS)))
-    overrides = ["methods=[grpo]", f"seeds={seeds}", f"results={tmp_path}", f"tracking.uri={mlflow_uri}"]
+    overrides = ["methods=[grpo]", f"seeds={[*range(len(WORKS))]}", f"results={tmp_path}", f"tracking.uri={mlflow_uri}"]
     settings = config.load_config("smoke", overrides)
     cells = matrix.cells(settings)
+    cell_of = dict(zip(WORKS, cells, strict=True))
     matrix.claim(settings)
-    works = dict(zip((cell.folder for cell in cells), WORKS.values(), strict=True))
-
-    forked(lambda cell: works[cell.folder], monkeypatch)
+    forked(lambda cell: [*WORKS.values()][cell.seed], monkeypatch)
     out = io.StringIO()
     with LiveView(Console(file=out, width=1000), cells, cells, mlflow_uri) as view:
         launcher.run_cells(cells, Local(2, 1), view, poll=0.05)
-    progress_of = {name: cell.progress() for name, cell in zip(WORKS, cells, strict=True)}
     for name in ("state.json", "metrics.jsonl"):
-        folder = cells[list(WORKS).index(name)].folder
-        assert progress_of[name].state == "failed"
-        assert str(progress_of[name].reason).startswith(f"{folder / name} is damaged: ")
-        assert str(progress_of[name].reason) in out.getvalue()
-    assert str(progress_of["reason"].reason).startswith("it said \\udcff")
+        now = cell_of[name].progress()
+        assert now.state == "failed"
+        assert str(now.reason).startswith(f"{cell_of[name].folder / name} is damaged: ")
+        assert str(now.reason) in out.getvalue()
+    assert str(cell_of["reason"].progress().reason).startswith("it said \\udcff")
     said = out.getvalue().splitlines()
     assert sum("failed  grpo seed " in line for line in said) + sum("done    " in line for line in said) == 7
     content = (settings.folder / MARKER).read_bytes()
@@ -334,10 +331,8 @@ def test_run_cells_with_damaged_records(
     with pytest.raises(Damaged, match=r"matrix\.json is damaged"):
         matrix.claim(settings)
     (settings.folder / MARKER).write_bytes(content)
-
-    fed = {name: cell.folder for name, cell in zip(WORKS, cells, strict=True)}
     for name in ("mlflow.json", "reason", "whole"):
-        sync.sync(fed[name], mlflow_uri)
+        sync.sync(cell_of[name].folder, mlflow_uri)
     monkeypatch.setattr(status, "config_of_arguments", lambda arguments: settings)
     assert status.call(None) == 0  # type: ignore[arg-type]
     assert "it said \\udcff" in capsys.readouterr().out

@@ -66,9 +66,9 @@ class Matrix:
         write_cell(folder, spec, state, steps, evaluations)
         sync.sync(folder, self.uri)
 
-    def rows(self, k: int = 4, **ks: int) -> list[LeaderboardRow]:
-        """Return the rows with this K for each task; `ks` has the K of single tasks."""
-        of_tasks = {task: k for each in self.expected for task in each.eval_tasks} | ks
+    def rows(self, **ks: int) -> list[LeaderboardRow]:
+        """Return the rows with a K of 4, or that of a task in `ks`."""
+        of_tasks = {task: 4 for each in self.expected for task in each.eval_tasks} | ks
         with reader.reader(self.uri) as source:
             frames = read_frames(Experiment(source, "demo", self.uri), self.expected, "grpo")
         return leaderboard_rows(frames, "grpo", of_tasks)
@@ -127,11 +127,6 @@ def test_leaderboard_rows_by_hand(matrix: Matrix) -> None:
     assert as_tuple(clip.entropy_final) == (2.0, None, None)
     assert as_tuple(grpo.delta_to_baseline) == (0.0, None, None)
     assert (clip.seeds_done, clip.seeds_expected) == (3, 3)
-
-
-def test_pass_at_k_of_a_k_that_is_no_power_of_two(matrix: Matrix) -> None:
-    matrix.add("grpo", 0, {"countdown": draw(0, 0.5)})
-    assert [list(row.pass_at_k) for row in matrix.rows(k=5)] == [[1, 2, 4, 5]] * 2
 
 
 def test_leaderboard_rows_count_expected_done_cells(matrix: Matrix) -> None:
@@ -205,23 +200,22 @@ def test_leaderboard_rows_refuse_other_problems(matrix: Matrix) -> None:
 def test_leaderboard_rows_with_a_k_by_task(matrix: Matrix) -> None:
     for method in ("grpo", "clip_b"):
         matrix.add(method, 0, {"countdown": draw(0, 0.5), "other": draw(1, 0.5, (6, 8))})
-    board = matrix.rows(other=8)
-    assert {(row.task, row.k) for row in board} == {("countdown", 4), ("other", 8)}
+    board = matrix.rows(other=7)
+    of_tasks = sorted((row.task, row.k, list(row.pass_at_k)) for row in board)
+    assert of_tasks == [("countdown", 4, [1, 2, 4])] * 3 + [("other", 7, [1, 2, 4, 7, 8])] * 3
     header, *body = columns.table_lines(board)
     assert header[:5] == ["method", "task", "k", "Avg@K", "Pass@k"]
-    assert {tuple(line[1:3]) for line in body} == {("countdown", "4"), ("other", "8")}
-    assert "Pass@8" in columns.table_lines([row for row in board if row.task == "other"])[0]
+    assert sorted(line[1:3] for line in body) == [["countdown", "4"]] * 3 + [["other", "7"]] * 3
+    titles = [line for line in render.render_rows(board, "md").splitlines() if line.startswith("**")]
+    assert titles == ["**countdown, tiny**", "**other, tiny**"]
+    assert "Pass@7" in columns.table_lines([row for row in board if row.task == "other"])[0]
 
 
-def test_leaderboard_rows_refuse_another_number_of_samples(matrix: Matrix) -> None:
+def test_leaderboard_rows_refuse_other_evaluations(matrix: Matrix) -> None:
     matrix.add("grpo", 0, {"countdown": draw(0, 0.5)})
     matrix.add("grpo", 1, {"countdown": draw(0, 0.5, (6, 8))})
     with pytest.raises(UserError, match=r"6 problems x 8 samples .* and 6 problems x 6 samples"):
         matrix.rows()
-
-
-def test_leaderboard_rows_without_an_evaluation(matrix: Matrix) -> None:
-    matrix.add("grpo", 0, {"countdown": draw(0, 0.5)})
     matrix.expected = [dataclasses.replace(matrix.expected[0], eval_tasks=["countdown", "aime"])]
     with pytest.raises(UserError, match="has no evaluation of 'aime' among its artifacts"):
         matrix.rows()
@@ -289,13 +283,6 @@ def test_render_rows_as_text() -> None:
     assert not any(line.endswith(" ") for line in text.splitlines())
 
 
-def test_render_rows_of_two_tasks() -> None:
-    board = [*BOARD[:2], *(dataclasses.replace(row, task="aime") for row in BOARD[:2])]
-    text = render.render_rows(board, "md")
-    assert [line for line in text.splitlines() if line.startswith("**")] == ["**countdown, tiny**", "**aime, tiny**"]
-    assert [line[1] for line in columns.table_lines(board)] == ["task", "countdown", "countdown", "aime", "aime"]
-
-
 def test_rows_as_json() -> None:
     listed = json.loads(render.as_json(BOARD))
     assert len(listed) == len(BOARD)
@@ -306,10 +293,6 @@ def test_rows_as_json() -> None:
     assert listed[1]["delta_pass_at_k"]["16"] == {"mean": 0.125, "low": 0.0625, "high": 0.1875}
     assert listed[4]["delta_to_baseline"] == {"mean": 0.125, "low": None, "high": None}
     assert listed[5]["avg_at_k"] is None
-    names = (
-        "method task model avg_at_k pass_at_k entropy_initial entropy_final delta_to_baseline seeds_done seeds_expected"
-    )
-    assert set(names.split()) <= listed[0].keys()
 
 
 def test_rows_as_csv() -> None:
@@ -317,12 +300,8 @@ def test_rows_as_csv() -> None:
     assert [line["method"] for line in read] == [row.method for row in BOARD]
     assert float(read[1]["delta_pass_at_k.16.high"]) == 0.1875
     assert (read[4]["delta_to_baseline.low"], read[5]["avg_at_k.mean"]) == ("", "")
-    names = list(read[0])
-    assert names[names.index("pass_at_k.16.mean") :][:3] == [
-        "pass_at_k.16.mean",
-        "pass_at_k.16.low",
-        "pass_at_k.16.high",
-    ]
+    names = [name for name in read[0] if name.startswith("pass_at_k.16")]
+    assert names == ["pass_at_k.16.mean", "pass_at_k.16.low", "pass_at_k.16.high"]
 
 
 def test_format_estimate() -> None:

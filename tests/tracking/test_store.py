@@ -85,13 +85,8 @@ def test_store_of_another_mlflow(tmp_path: Path) -> None:
         connection.execute("UPDATE alembic_version SET version_num = 'older'")
     before = path.read_bytes()
     store.prepare_tables.cache_clear()
-    for write in (True, False):
-        with (
-            pytest.raises(
-                UserError,
-                match=r"another version of MLflow wrote the store: copy the file, then run `mlflow db upgrade sqlite",
-            ),
-            store.store(f"sqlite:///{path}", write=write),
-        ):
+    sentence = "another version of MLflow wrote the store: copy the file, then run `mlflow db upgrade sqlite"
+    for opened in (store.store(f"sqlite:///{path}", write=write) for write in (True, False)):
+        with pytest.raises(UserError, match=sentence), opened:
             pass
     assert path.read_bytes() == before
