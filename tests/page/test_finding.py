@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,7 +18,7 @@ from harness.page.finding import COLORS, TICKS, colored_methods, finding_sentenc
 from harness.table.columns import format_estimate
 from harness.table.compare import Comparison, comparisons
 from harness.table.frames import Frames
-from harness.table.leaderboard import leaderboard_rows
+from harness.table.leaderboard import LeaderboardRow, leaderboard_rows
 from harness.table.statistics import Estimate, crossed_p_value, difference_interval
 
 K, SAMPLES, PROBLEMS, SEEDS = 2, 6, 40, 4
@@ -39,10 +39,13 @@ def rights() -> dict[str, dict[int, np.ndarray]]:
     return made
 
 
+def table_with(*compared: Comparison, rows: Sequence[LeaderboardRow] = ()) -> ScoreTable:
+    return ScoreTable("countdown, tiny", [*rows], DataFrame(), [], [*compared])
+
+
 def table_of(frames: Frames) -> ScoreTable:
     ks = {"countdown": K}
-    rows = leaderboard_rows(frames, "grpo", ks)
-    return ScoreTable("countdown, tiny", rows, DataFrame(), [], comparisons(frames, "grpo", ks))
+    return table_with(*comparisons(frames, "grpo", ks), rows=leaderboard_rows(frames, "grpo", ks))
 
 
 def scores_by_loop(right_JN: np.ndarray, score: str) -> list[float]:
@@ -100,21 +103,19 @@ def test_finding_sentences_on_the_baseline() -> None:
         delta_pass_at_k={K: lost},
         delta_to_baseline=Estimate(-0.025, -0.05, 0.0),
     )
-    table = ScoreTable("countdown, tiny", [base, *rows], DataFrame(), [], [])
-    assert finding_sentences(table) == [
+    of_base = [
         "Training with grpo: Pass@2 falls from 0.500 to 0.250; Avg@K rises from 0.100 to 0.125 (not significant).",
         "No method can be compared with the baseline yet.",
     ]
+    assert finding_sentences(table_with(rows=[base, *rows])) == of_base
     of_one_seed = replace(base, avg_at_k=Estimate(0.125), delta_pass_at_k={K: Estimate(0.25)})
-    sentence, _ = finding_sentences(ScoreTable("countdown, tiny", [of_one_seed, *rows], DataFrame(), [], []))
+    sentence, _ = finding_sentences(table_with(rows=[of_one_seed, *rows]))
     assert sentence == (
         "Training with grpo: Pass@2 falls from 0.500 to 0.250 (without an interval); Avg@K stays at 0.125."
     )
     with_another_seed = replace(base, seeds_done=4, avg_at_k=Estimate(0.3), pass_at_k={K: Estimate(0.2)})
-    sentence, _ = finding_sentences(ScoreTable("countdown, tiny", [with_another_seed, *rows], DataFrame(), [], []))
-    assert sentence == (
-        "Training with grpo: Pass@2 falls from 0.500 to 0.250; Avg@K rises from 0.100 to 0.125 (not significant)."
-    ), "paired, as the intervals are: on the seeds that the baseline has done"
+    # Paired, as the intervals are: on the seeds that the baseline has done.
+    assert finding_sentences(table_with(rows=[with_another_seed, *rows])) == of_base
 
 
 def test_forest_plot_has_the_numbers_of_compare(rights: dict[str, dict[int, np.ndarray]]) -> None:
@@ -142,9 +143,8 @@ def test_forest_plot_has_the_numbers_of_compare(rights: dict[str, dict[int, np.n
 
 
 def test_forest_plot_names_another_trainer() -> None:
-    two = [compared("clip_b", Estimate(0.1, 0.0, 0.2), 0.1), compared("grpo", None, None)]
-    two[0] = replace(two[0], trainer="trl")
-    drawn = known(forest_plot(ScoreTable("countdown, tiny", [], DataFrame(), [], two)))
+    of_trl = replace(compared("clip_b", Estimate(0.1, 0.0, 0.2), 0.1), trainer="trl")
+    drawn = known(forest_plot(table_with(of_trl, BASELINE)))
     assert [(line["method"], line["name"]) for line in drawn["lines"]] == [("clip_b", "clip_b (trained by trl)")]
 
 
@@ -182,14 +182,11 @@ BASELINE = compared("grpo", None, None)
     ],
 )
 def test_finding_sentences_of_each_outcome(others: list[Comparison], sentence: str) -> None:
-    table = ScoreTable("countdown, tiny", [], DataFrame(), [], [BASELINE, *others])
-    assert finding_sentences(table) == [sentence]
+    assert finding_sentences(table_with(BASELINE, *others)) == [sentence]
 
 
 def test_forest_plot_without_differences() -> None:
-    assert (
-        forest_plot(ScoreTable("countdown, tiny", [], DataFrame(), [], [BASELINE, compared("a", None, None)])) is None
-    )
+    assert forest_plot(table_with(BASELINE, compared("a", None, None))) is None
 
 
 def test_colored_methods() -> None:

@@ -18,7 +18,6 @@ from urllib.parse import unquote
 import numpy as np
 import pytest
 import scipy.stats
-import yaml
 from cells import set_state, write_cell
 from frames import leaderboard_row
 from intervals import limits
@@ -44,7 +43,7 @@ from harness.base.terminal import visible
 from harness.cells.state import STOP_MARK
 from harness.config import Config
 from harness.matrix import Cell, cells
-from harness.page import content, figures, finding, page
+from harness.page import content, figures, page
 from harness.page.content import PageContent, content_of_experiment, page_cells
 from harness.page.scores import progress_figures
 from harness.table.leaderboard import LeaderboardRow, entropy_kept
@@ -137,7 +136,7 @@ def test_write_page_links_files(tmp_path: Path, mlflow_uri: str) -> None:
         assert linked_files(page.write_page(of, place)) == expected
     artifacts = linked_files(page.write_page(of_experiment, tmp_path / "page.html"))
     assert [path.name for path in artifacts] == [Path(name).name for name in ["config.yaml", answers] * 3 + names[:1]]
-    assert linked_files(None, page.render_page(of_config)) == []
+    assert outward_links(page.render_page(of_config)) == []
 
 
 def test_cell_files_of_tasks_with_one_beginning(tmp_path: Path) -> None:
@@ -164,12 +163,14 @@ def test_run_address() -> None:
         assert content.run_address(uri, "3", "abc") is None
 
 
-def linked_files(path: Path | None, text: str = "") -> list[Path]:
+def outward_links(text: str) -> list[str]:
+    addresses = [str(attributes["href"]) for attributes in Elements(text).named("a")]
+    return [address for address in addresses if not address.startswith("#")]
+
+
+def linked_files(path: Path) -> list[Path]:
     """Return the files that a page links to, in the order of its links."""
-    seen = Elements(path.read_text() if path else text)
-    addresses = [str(attributes["href"]) for attributes in seen.named("a")]
-    outward = [address for address in addresses if not address.startswith("#")]
-    files = [(path or Path()).parent / unquote(address) for address in outward]
+    files = [path.parent / unquote(address) for address in outward_links(path.read_text())]
     assert all(file.is_file() for file in files)
     return [file.resolve() for file in files]
 
@@ -194,30 +195,20 @@ def test_content_without_changed_answers(tmp_path: Path, mlflow_uri: str) -> Non
         assert "does not fit its sum" in page.render_page(each)
 
 
-def test_content_of_experiment_refuses_half_an_evaluation(tmp_path: Path, mlflow_uri: str) -> None:
-    [spec] = specs("matrix", ["grpo"], ["countdown"], ["tiny"], [0])
-    write_done(tmp_path / "a", spec, 0)
-    sync.sync(tmp_path / "a", mlflow_uri)
-    summarize(mlflow_uri, [spec])
-    name = f"countdown-{STEPS:06d}.json"
-    [there] = tmp_path.glob(f"mlartifacts/**/evals/{name}")
-    there.write_bytes(there.read_bytes()[:100])
-    with pytest.raises(Damaged, match=rf"grpo s0/evals/{name} is damaged: it is not JSON"):
-        content_of_experiment(mlflow_uri, "matrix")
-
-
-def test_content_of_experiment_with_planned_cells(tmp_path: Path, mlflow_uri: str) -> None:
+def test_content_of_experiment_with_a_planned_cell_and_with_half_an_evaluation(tmp_path: Path, mlflow_uri: str) -> None:
     first, second = specs("matrix", ["grpo", "clip_b"], ["countdown"], ["tiny"], [0])
     write_done(tmp_path / "a", first, 0)
     sync.sync(tmp_path / "a", mlflow_uri)
     summarize(mlflow_uri, [first, second])
     page_content = content_of_experiment(mlflow_uri, "matrix")
     assert page_content.cells[["method", "state"]].values.tolist() == [["grpo", "done"], ["clip_b", "planned"]]
-    assert [(row.method, row.seeds_done) for row in page_content.rows] == [
-        ("base model", 1),
-        ("grpo", 1),
-        ("clip_b", 0),
-    ]
+    done = {row.method: row.seeds_done for row in page_content.rows}
+    assert done == {"base model": 1, "grpo": 1, "clip_b": 0}
+    name = f"countdown-{STEPS:06d}.json"
+    [there] = tmp_path.glob(f"mlartifacts/**/evals/{name}")
+    there.write_bytes(there.read_bytes()[:100])
+    with pytest.raises(Damaged, match=rf"grpo s0/evals/{name} is damaged: it is not JSON"):
+        content_of_experiment(mlflow_uri, "matrix")
 
 
 def test_watch_report(tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -487,15 +478,6 @@ def test_figure_without_a_missing_number(page_content: PageContent) -> None:
     page.render_page(of)
 
 
-# Sentences
-
-
-def test_summary_with_a_failed_cell(tmp_path: Path, migrated: Path) -> None:
-    [(_, said), _] = finding.summary(told_of(migrated, tmp_path, failed=[("clip_b", 1)]))
-    assert said[0] == "3 of 4 cells are done, 1 failed."
-    assert said[1].startswith("Not every expected seed is done for clip_b;")
-
-
 # The page
 
 
@@ -525,9 +507,13 @@ def hostile(migrated: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def drawn_names(text: str) -> set[str]:
-    data = re.search(r'<script type="application/json" id="figures">(.*?)</script>', text, re.DOTALL)
-    assert data
-    return {series["name"] for figure in json.loads(data.group(1)).values() for series in figure["series"]}
+    [data] = re.findall(r'<script type="application/json" id="figures">(.*?)</script>', text, re.DOTALL)
+    return {series["name"] for figure in json.loads(data).values() for series in figure["series"]}
+
+
+def test_render_page_says_which_seeds_are_missing(hostile: str) -> None:
+    said = f"{2 * len(HOSTILE) - 1} of {2 * len(HOSTILE)} cells are done, 1 failed."
+    assert f"{said} Not every expected seed is done for {HOSTILE[1]};" in " ".join(Elements(hostile).text.split())
 
 
 def test_render_page_of_hostile_names(hostile: str) -> None:
@@ -578,14 +564,9 @@ def test_render_page_fetches_nothing(hostile: str) -> None:
 
 
 def test_render_page_shows_the_configuration(page_content: PageContent, tmp_path: Path) -> None:
-    (tmp_path / "again.yaml").write_text(settings_on(page.render_page(page_content)))
+    [shown] = re.findall(r'id="settings">(.*?)</pre>', page.render_page(page_content), re.DOTALL)
+    (tmp_path / "again.yaml").write_text(html.unescape(shown))
     assert dataclasses.asdict(configs.load_config(str(tmp_path / "again.yaml"))) == page_content.settings
-
-
-def settings_on(text: str) -> str:
-    shown = re.search(r'id="settings">(.*?)</pre>', text, re.DOTALL)
-    assert shown
-    return html.unescape(shown.group(1))
 
 
 def test_render_page_of_a_failed_matrix(tmp_path: Path, migrated: Path) -> None:
@@ -616,11 +597,8 @@ def test_origin_lines() -> None:
 def test_write_experiment_report(tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     send_matrix(tmp_path / "cells", mlflow_uri, name="two words/here")
-    path = page.write_experiment_report("two words/here", mlflow_uri)
-    assert path == Path("report-two_words_here.html")
-    assert "<h1>two words/here</h1>" in path.read_text()
-    assert (
-        page.write_experiment_report("two words/here", mlflow_uri, tmp_path / "new" / "page.html")
-        == tmp_path / "new/page.html"
-    )
-    assert yaml.safe_load(settings_on(path.read_text()))["methods"] == ["grpo", "clip_b"]
+    given = tmp_path / "new/page.html"
+    for out, path in ((None, Path("report-two_words_here.html")), (given, given)):
+        assert page.write_experiment_report("two words/here", mlflow_uri, out) == path
+        assert "<h1>two words/here</h1>" in path.read_text()
+        assert "clip_b" in drawn_names(path.read_text())
