@@ -94,9 +94,7 @@ def test_diagnose_formats(tmp_path: Path) -> None:
 
 
 def test_control_characters_of_a_log_are_shown_and_do_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "history.jsonl"
-    path.write_text("".join(f'{{"step": {step}, "entropy": 1.0}}\n' for step in range(1, 20)))
-    hidden = path.rename(tmp_path / "a\x1b[31mb.jsonl")
+    hidden = verl_log(tmp_path, FALL).rename(tmp_path / "a\x1b[31mb.jsonl")
     assert "\x1b" not in run_command("diagnose", str(hidden))
 
 

@@ -438,7 +438,9 @@ def test_unpacked_refuses_many_answers_in_a_slim_pack(
 
 
 def test_leaderboard_of_two_packs(pack: Path, tmp_path: Path) -> None:
-    theirs = packed(tmp_path, "theirs", "methods=[grpo,rloo,clip_b]", "method_options={clip_b: {share: 0.5}}")
+    """Their methods and machines differ, and their protocol does not."""
+    others = ["methods=[grpo,rloo,clip_b]", "method_options={clip_b: {share: 0.5}}"]
+    theirs = packed(tmp_path, "theirs", *others, "verify.workers=1", "hardware.micro_tokens=512")
     rows = {row["method"]: row for row in json_rows("--pack", str(pack), "--pack", str(theirs))}
     assert list(rows) == ["base model", "grpo", "clip_b", "ppo", "rloo", "clip_b (theirs)"]
     alone = {row["method"]: row for row in json_rows("--pack", str(theirs))}
@@ -498,16 +500,6 @@ def test_leaderboard_refuses_another_protocol(pack: Path, tmp_path: Path, overri
     assert "theirs.zip" in sentence
     assert "rows of another protocol do not enter a table" in sentence
     assert key in sentence
-
-
-def test_protocol_name_without_methods_and_machines(pack: Path, tmp_path: Path) -> None:
-    other = packed(tmp_path, "other", "methods=[grpo,rloo]", "verify.workers=1", "hardware.micro_tokens=512")
-    names = []
-    for path in (pack, other):
-        with archive.unpacked(path) as opened:
-            names.append(opened.protocol.name)
-    assert names[0] == names[1]
-    assert names[0].startswith("v1 ")
 
 
 def test_leaderboard_of_a_pack_names_its_ruleset(pack: Path) -> None:

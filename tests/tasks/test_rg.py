@@ -15,7 +15,7 @@ import pytest
 from portions import one_in
 
 from harness.base.errors import UserError
-from harness.base.task import SPLITS, Verdict
+from harness.base.task import SPLITS, Answer, Verdict
 from harness.verify.pool import VerifierPool
 from tasks.rg import LONGEST, REFUSED, Rg, questions, tagged_answer
 
@@ -45,10 +45,7 @@ def test_without_the_package_a_sentence_says_what_to_install(monkeypatch: pytest
     ],
 )
 def test_tagged_answer_of_the_last_tags(response: str, text: str | None, rest: str) -> None:
-    answer = tagged_answer(response)
-    assert answer is not None
-    assert answer.text == text
-    assert response[answer.end :] == rest
+    assert tagged_answer(response) == Answer(text, len(response) - len(rest))
 
 
 @pytest.mark.parametrize("response", ["", "4", "<answer>4", "4</answer>", "</answer><answer>"])

@@ -135,8 +135,11 @@ TASKS = {{"{name}": Other}}
 """
 
 
+Offer = Callable[[str, str, str | None], str]
+
+
 @pytest.fixture
-def offer(example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str, str | None], str]:
+def offer(example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Offer:
     """Write a module named `broken`, and the lm-eval file of a task next to it."""
     monkeypatch.syspath_prepend(tmp_path)
 
@@ -154,7 +157,7 @@ YAML = (EXAMPLE / "sums_example" / "example_sums.yaml").read_text()
 
 
 @pytest.mark.parametrize("name", ["hellaswag", "arc_easy", "mmlu"])
-def test_assess_a_name_of_lm_eval(name: str, offer: Callable[[str, str, str | None], str], tmp_path: Path) -> None:
+def test_assess_a_name_of_lm_eval(name: str, offer: Offer, tmp_path: Path) -> None:
     """This holds for names of tasks and groups, with any YAML file next to the plugin."""
     plugin = offer(OTHERS.format(name=name), name, YAML.replace("task: example_sums", f"task: {name}"))
     for decoy in ("a.yaml", "results/smoke/grpo/config.yaml"):
@@ -173,7 +176,8 @@ def test_assess_a_name_of_lm_eval(name: str, offer: Callable[[str, str, str | No
 
 # Refused
 
-IMPORTS = "from dataclasses import dataclass\nfrom sums_example import Sums\n"
+IMPORTS = "from sums_example import Sums\n"
+MINE = f"{IMPORTS}class Mine(Sums):\n  name = 'mine'\nTASKS = {{'mine': Mine}}"
 
 
 @pytest.mark.parametrize(
@@ -191,28 +195,20 @@ IMPORTS = "from dataclasses import dataclass\nfrom sums_example import Sums\n"
         ),
         (f"{IMPORTS}TASKS = {{'mine': Sums}}", "task 'mine' of plugin broken is called 'example_sums' in its class"),
         (
-            f"{IMPORTS}class Mine(Sums):\n  name = 'mine'; splits = ('tests',)\nTASKS = {{'mine': Mine}}",
+            MINE.replace("'mine'\n", "'mine'; splits = ('tests',)\n"),
             r"splits of task 'mine' of plugin broken is \('tests',\); it must be a tuple of some of train, validation",
         ),
-        (
-            f"{IMPORTS}class Mine(Sums):\n  name = 'mine'\nTASKS = {{'mine': Mine}}",
-            r"task 'mine' of plugin broken lacks the lm-eval file /.*/mine.yaml, in the folder of its class",
-        ),
-        (
-            f"{IMPORTS}class Mine(Sums):\n  name = 'gsm8k'\nTASKS = {{'gsm8k': Mine}}",
-            "task 'gsm8k' of plugin broken has the name of one in tasks.gsm8k; choose another",
-        ),
+        (MINE, r"task 'mine' of plugin broken lacks the lm-eval file /.*/mine.yaml, in the folder of its class"),
+        (MINE.replace("mine", "gsm8k"), "'gsm8k' of plugin broken has the name of one in tasks.gsm8k; choose another"),
     ],
 )
-def test_task_table_refuses_what_is_no_task(
-    text: str, words: str, offer: Callable[[str, str, str | None], str], tmp_path: Path
-) -> None:
+def test_task_table_refuses_what_is_no_task(text: str, words: str, offer: Offer, tmp_path: Path) -> None:
     (tmp_path / "gsm8k.yaml").write_text(YAML.replace("task: example_sums", "task: gsm8k"))
     with pytest.raises(UserError, match=words):
         tasks.task_table([offer(text, "mine", None)])
 
 
-MINE = YAML.replace("task: example_sums", "task: mine")
+WHOLE = YAML.replace("task: example_sums", "task: mine")
 
 
 @pytest.mark.parametrize(
@@ -226,13 +222,13 @@ MINE = YAML.replace("task: example_sums", "task: mine")
             r"doc_to_text, doc_to_target, generation_kwargs\.temperature, generation_kwargs\.max_gen_toks$",
         ),
         (YAML, "task is 'example_sums' in .*mine.yaml of task 'mine' of plugin broken; allowed: mine"),
-        (MINE.replace("text: prompt", "text: question"), "doc_to_text is 'question' in .*; allowed: prompt"),
-        (MINE.replace("split: test", "split: validation"), "test_split is 'validation' in .*; allowed: train, test"),
-        (MINE.replace("repeats: 2", "repeats: 0"), r"mine.yaml: repeats is 0; allowed: 1 and more"),
+        (WHOLE.replace("text: prompt", "text: question"), "doc_to_text is 'question' in .*; allowed: prompt"),
+        (WHOLE.replace("split: test", "split: validation"), "test_split is 'validation' in .*; allowed: train, test"),
+        (WHOLE.replace("repeats: 2", "repeats: 0"), r"mine.yaml: repeats is 0; allowed: 1 and more"),
         ("include: ../math.yaml\ntask: mine", r"lacks the lm-eval file .*/math.yaml, which mine.yaml includes"),
     ],
 )
-def test_cells_refuse_incomplete_files(yaml: str, words: str, offer: Callable[[str, str, str | None], str]) -> None:
-    plugin = offer(f"{IMPORTS}class Mine(Sums):\n  name = 'mine'\nTASKS = {{'mine': Mine}}", "mine", yaml)
+def test_cells_refuse_incomplete_files(yaml: str, words: str, offer: Offer) -> None:
+    plugin = offer(MINE, "mine", yaml)
     with pytest.raises(UserError, match=words):
         matrix.cells(config.load_config("smoke", [f"plugins=[{plugin}]"]))
