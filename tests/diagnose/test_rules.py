@@ -124,10 +124,9 @@ def test_diagnose_run_with_a_missing_curve() -> None:
 
 
 def test_diagnose_run_causes_before_the_turn() -> None:
-    turn = diagnose_run(logged_run(entropy=ENTROPY["fell"])).course.turn
-    assert turn == 21
-    for step, comes_first in ((turn, True), (turn + 1, False)):
+    for step, comes_first in ((21, True), (22, False)):
         diagnosis = diagnose_run(logged_run(entropy=ENTROPY["fell"], without_signal=jump(step, 0.1, 0.6)))
+        assert diagnosis.course.turn == 21
         assert [finding.rule.name for finding in diagnosis.causes] == ["few_signals"] * comes_first
         assert [finding.rule.name for finding in diagnosis.effects] == ["few_signals"] * (not comes_first)
 

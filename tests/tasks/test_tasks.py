@@ -250,6 +250,7 @@ OF_TEXT = sha256(b'"a/b"').hexdigest()[:12]
         ("countdown(count=3)", "countdown"),  # which is the default
         ("countdown(target=100, count=4)", "countdown(count=4,target=100)"),
         ("aime24(instruction=Go)", "aime24(instruction=Go)"),
+        ("amc23(reward=strings)", "amc23(reward=strings)"),
         ("aime24(instruction='a/b')", f"aime24(instruction={OF_TEXT})"),
     ],
 )
@@ -393,12 +394,10 @@ def test_math_verdicts_by_strings(response: str, verdict: Verdict) -> None:
 
 
 def test_math_rewards_in_identities() -> None:
-    assert identities.component_identity(tasks.build_task("dapo_math")) == {
-        "component": "DapoMath",
-        "instruction": INSTRUCTION,
-    }
-    assert identities.component_identity(tasks.build_task("dapo_math(reward=strings)"))["reward"] == "strings"
-    assert tasks.evaluation_name(tasks.build_task("amc23(reward=strings)")) == "amc23(reward=strings)"
+    plain = {"component": "DapoMath", "instruction": INSTRUCTION}
+    assert identities.component_identity(tasks.build_task("dapo_math")) == plain
+    by_strings = identities.component_identity(tasks.build_task("dapo_math(reward=strings)"))
+    assert by_strings == plain | {"reward": "strings"}
 
 
 def test_diversity_is_counted_in_answers() -> None:
