@@ -19,8 +19,6 @@ from harness.matrix import Cell, cells
 from harness.methods.verbs import Control
 from harness.table.board import Board
 
-CORRECTED = ("correction.kind=masked", "correction.level=sequence")
-
 
 def cell(*overrides: str) -> Cell:
     return cells(config.load_config("smoke", overrides))[0]
@@ -192,7 +190,8 @@ def test_cells_refuse_methods(overrides: list[str], sentence: str) -> None:
 
 
 def test_cells_with_a_correction_of_whole_responses() -> None:
-    [one] = cells(config.load_config("smoke", ["methods=gmpo", "baseline=gmpo", *CORRECTED]))
+    overrides = ["methods=gmpo", "baseline=gmpo", "correction.kind=masked", "correction.level=sequence"]
+    [one] = cells(config.load_config("smoke", overrides))
     assert one.identity["correction"]["level"] == "sequence"
 
 

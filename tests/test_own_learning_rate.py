@@ -136,8 +136,7 @@ def test_learning_rate_in_table_plan_and_mlflow(tmp_path: Path, mlflow_uri: str)
     # together.
     assert plain["train.lr"] == with_rate["train.lr"] == "0.001"
 
-    overrides = [f"methods=[{','.join(methods)}]", f"results={tmp_path}"]
-    assert methods[1] in run_command("plan", "smoke", *overrides)
+    assert methods[1] in run_command("plan", *made.given)
 
 
 def test_explain_with_a_learning_rate(monkeypatch: pytest.MonkeyPatch) -> None:

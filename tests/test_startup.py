@@ -41,12 +41,10 @@ def loaded_by(folder: Path, *commands: list[str]) -> tuple[set[str], str]:
 
 @pytest.mark.slow
 def test_run_with_nothing_to_do_loads_no_torch(tmp_path: Path, mlflow_uri: str) -> None:
-    overrides = ["name=made", f"results={tmp_path}", f"tracking.uri={mlflow_uri}"]
-    overrides += ["methods=[grpo,clip_b,ppo]", "seeds=[0,1]"]
     made = smoke_matrix(tmp_path, mlflow_uri)
     claim(made.config)
     made.send_all()
-    loaded, output = loaded_by(tmp_path, *([command, "smoke", *overrides] for command in ("sync", "run")))
+    loaded, output = loaded_by(tmp_path, *([command, *made.given] for command in ("sync", "run")))
     assert loaded & HEAVY == set()
     assert loaded & TABLE == TABLE, "the table is computed each time, so that it is never stale"
     assert "holds the records of 6 cells" in output

@@ -17,8 +17,6 @@ from harness import config
 from harness.cells import lease
 from harness.matrix import cells, claim
 
-OLD = "clip_b-of-old-code"
-
 
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
@@ -31,7 +29,7 @@ def results(tmp_path: Path) -> Path:
     old = dataclasses.replace(
         present, identity={**present.identity, "source": {**present.identity["source"], "clip_b": "1"}}
     )
-    old.write(ours.folder / OLD)
+    old.write(ours.folder / "clip_b-of-old-code")
     folder = ours.folder
     (folder / "report").mkdir()
     (folder / "report" / "report.html").write_text("a report")

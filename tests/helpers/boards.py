@@ -27,6 +27,7 @@ class MadeUpMatrix:
 
     config: Config
     cells: list[Cell]
+    given: list[str] = field(default_factory=list)  # the words that name it in a command
     clock: itertools.count[float] = field(default_factory=lambda: itertools.count(1000.0, 10.0))
 
     def write(self, cell: Cell, state: str = "done", last: float = 1.0, **made: Any) -> None:
@@ -62,8 +63,9 @@ class MadeUpMatrix:
 def smoke_matrix(root: Path, uri: str, *overrides: str, name: str = "made") -> MadeUpMatrix:
     """Return a matrix of three methods and two seeds."""
     given = [f"name={name}", f"results={root}", f"tracking.uri={uri}", "methods=[grpo,clip_b,ppo]", "seeds=[0,1]"]
-    config = load_config("smoke", [*given, *overrides])
-    return MadeUpMatrix(config, cells(config))
+    given += overrides
+    config = load_config("smoke", given)
+    return MadeUpMatrix(config, cells(config), ["smoke", *given])
 
 
 def made_up_answers(cell: Cell, task: str, step: int) -> Answers:

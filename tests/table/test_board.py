@@ -53,11 +53,9 @@ def test_compare_of_a_selected_method_counts_all_methods(asked: list[str]) -> No
 
 
 def test_leaderboard_without_a_configuration(tmp_path: Path, mlflow_uri: str, at: list[str]) -> None:
-    made = smoke_matrix(tmp_path, mlflow_uri)
-    given = ["smoke", f"results={tmp_path}", f"tracking.uri={mlflow_uri}", "name=made", "methods=[grpo,clip_b,ppo]"]
-    made.send_all()
+    made = smoke_matrix(tmp_path, mlflow_uri).send_all()
     alone = show_table("--experiment", "made", *at)
-    assert alone == show_table(*given, "seeds=[0,1]")
+    assert alone == show_table(*made.given)
     assert "2 of 2" in alone
     assert "made" not in alone
     for folder in tmp_path.glob("made/*"):  # nothing of the results is read
@@ -162,11 +160,9 @@ def test_leaderboard_of_several_experiments(tmp_path: Path, mlflow_uri: str, at:
 
 
 def test_made_of_compositions(tmp_path: Path, mlflow_uri: str, at: list[str]) -> None:
-    methods = "methods=[grpo,dapo,psr+clip_b]"
-    smoke_matrix(tmp_path, mlflow_uri, methods, "seeds=[0]").send_all()
-    from_config = ["smoke", f"results={tmp_path}", f"tracking.uri={mlflow_uri}", "name=made", "seeds=[0]", methods]
+    made = smoke_matrix(tmp_path, mlflow_uri, "methods=[grpo,dapo,psr+clip_b]", "seeds=[0]").send_all()
     notes = ["dapo = grpo(clip_high=0.28, dual_clip=10)+overlong", "psr+clip_b = w_reinforce(right=1, wrong=0)+clip_b"]
-    for asked in (from_config, ["--experiment", "made", *at]):
+    for asked in (made.given, ["--experiment", "made", *at]):
         assert [line for line in show_table(*asked).splitlines() if " = " in line] == notes
         compositions = {row["method"]: row["made_of"] for row in json_rows(*asked)}
         assert compositions == {"base model": None, "grpo": None, **dict(note.split(" = ") for note in notes)}
@@ -192,10 +188,9 @@ def test_leaderboard_with_further_axes(tmp_path: Path, mlflow_uri: str, at: list
     made = smoke_matrix(tmp_path, mlflow_uri, axes, *further)
     for number, cell in enumerate(made.cells):
         made.send(cell, last=1.0 + number // 2)  # another one in each setting
-    given = ["smoke", f"results={tmp_path}", f"tracking.uri={mlflow_uri}", "name=made"]
     publish(made.config, made.cells)
     told_of_summary = show_table("--experiment", "made", *at)
-    assert told_of_summary == show_table(*given, axes, *further)
+    assert told_of_summary == show_table(*made.given)
     header, _, *lines = told_of_summary.splitlines()[2:]
     assert header.split()[:3] == ["method", "train.lr", second]
     settings = [[lr, updates] for lr in ("0.001", "0.002") for updates in ("1", "2")]
@@ -278,8 +273,7 @@ def test_leaderboard_refuses_bad_input(tmp_path: Path, mlflow_uri: str, at: list
     assert "no cell meets all of" in show_table(*asked, "--where", "method=ppo", *share)
     assert "--baseline is 'grp'" in show_table(*asked, "--baseline", "grp")
     assert "--baseline is ''; allowed: " in show_table(*asked, "--baseline", "")
-    given = ["smoke", f"tracking.uri={mlflow_uri}", "name=made", "methods=[grpo,clip_b,ppo]", "seeds=[0,1]"]
-    assert show_table(*given, "train.lr=5e-4").endswith(
+    assert show_table(*made.given, "train.lr=5e-4").endswith(
         "no run of 'made' is of this configuration; the experiment holds 6 others\n"
     )
     with store.store(mlflow_uri, write=True) as client, reader(mlflow_uri) as source:
@@ -335,9 +329,8 @@ def test_leaderboard_counts_runs_of_an_earlier_version(tmp_path: Path, mlflow_ur
     for cell in made.cells:
         if cell is not clips[1]:
             made.send(cell)
-    given = ["smoke", f"tracking.uri={mlflow_uri}", "name=made", "methods=[grpo,clip_b,ppo]", "seeds=[0,1]"]
-    assert "2 runs of an earlier version of clip_b are left out." in show_table(*given)
-    rows = {row["method"]: row for row in trained_rows(json_rows(*given))}
+    assert "2 runs of an earlier version of clip_b are left out." in show_table(*made.given)
+    rows = {row["method"]: row for row in trained_rows(json_rows(*made.given))}
     assert {name: (row["seeds_done"], row["seeds_expected"]) for name, row in rows.items()} == {
         "grpo": (2, 2),
         "clip_b": (1, 2),
@@ -361,9 +354,8 @@ def test_leaderboard_of_an_adopted_cell_and_corrected_problems(
     dataclasses.replace(cell.spec, id=identities.key(identity), identity=identity, key=key).write(folder)
     (folder / "mlflow.json").unlink()
     sync.sync(folder, mlflow_uri)
-    given = ["smoke", f"tracking.uri={mlflow_uri}", "name=made", "methods=[grpo]", "seeds=[0]"]
-    assert (key.method in [row["method"] for row in json_rows(*given)]) is not corrected
-    assert ("1 run of an earlier version is left out." in show_table(*given)) is corrected
+    assert (key.method in [row["method"] for row in json_rows(*made.given)]) is not corrected
+    assert ("1 run of an earlier version is left out." in show_table(*made.given)) is corrected
 
 
 def test_experiment_takes_the_newest_complete_attempt(tmp_path: Path, mlflow_uri: str, at: list[str]) -> None:

@@ -109,12 +109,11 @@ def test_sync_refuses_a_place_before_it_feeds(option: str, tmp_path: Path) -> No
 
 
 def test_sync_exports_adopted_cells(tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = ["methods=[grpo]", "seeds=[0]"]
-    [cell] = smoke_matrix(tmp_path, mlflow_uri, *given).write_all().cells
+    made = smoke_matrix(tmp_path, mlflow_uri, "methods=[grpo]", "seeds=[0]").write_all()
+    [cell] = made.cells
     adopted = shutil.copytree(cell.folder, cell.folder.with_name("grpo@other"))
     exported = []
     monkeypatch.setattr(export, "write_tensorboard", lambda folder, logs: exported.append(folder))
-    given += ["name=made", f"results={tmp_path}", f"tracking.uri={mlflow_uri}"]
-    said = run_command("sync", "smoke", *given, "--tensorboard", str(tmp_path / "my curves"))
+    said = run_command("sync", *made.given, "--tensorboard", str(tmp_path / "my curves"))
     assert exported == [cell.folder, adopted]
     assert f"tensorboard --logdir '{tmp_path}/my curves'" in said.replace("\n", " ")
