@@ -97,14 +97,6 @@ def impatient(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(slurm, "SETTLING", 5.0)
 
 
-def undisturbed(folder: Path, *overrides: str) -> dict[int, dict[str, float]]:
-    """Return the numbers of the cell that runs here without a break."""
-    here = planned(folder, *overrides)
-    here.spec.write(here.folder)
-    cell.work(here.folder)
-    return lines(here.folder)
-
-
 class Interrupting(Watcher):
     """Does something once, when the cell has got some way."""
 
@@ -258,7 +250,10 @@ def test_slurm_array_out_of_time(local: Jobs, tmp_path: Path) -> None:
     launcher.run_cells([there], SlurmArray(there.config, "cpu"), watcher, poll=0.05)
     assert State.read(there.folder).state == "done"
     assert (there.folder / "log.txt").read_text().count("stopped on request") == 1
-    assert lines(there.folder) == undisturbed(tmp_path / "here", *steps)
+    here = planned(tmp_path / "here", *steps)
+    here.spec.write(here.folder)
+    cell.work(here.folder)  # without a break
+    assert lines(there.folder) == lines(here.folder)
 
 
 @pytest.mark.parametrize(
