@@ -105,6 +105,7 @@ def test_a_response_ends_with_the_first_of_several_tokens(further: Sequence[int]
             assert after.response == before.response[:length]
             assert after.logp == pytest.approx(before.logp[:length], abs=1e-5)
             assert after.finished == (length is not None)
+            assert after.finished or len(after.response) == 24
             cut += length is not None and before.response[length - 1] != EOS
     assert bool(cut) == bool(further)
 
