@@ -200,13 +200,6 @@ def test_unlikeliness_ranks_equal_responses_in_order() -> None:
     assert rewards_B.tolist() == pytest.approx([1, 0.8, 0.6] * 4)
 
 
-@pytest.mark.parametrize("spec", ["erc", "sequence_mask"])
-def test_gates_before_the_first_update(spec: str) -> None:
-    c = case(2, drift=0)
-    m = method(spec)
-    assert not m.touched(c.current(), m.signal(c.old, c.batch, [c.batch]), c.batch)[f"closed_{spec}"].any()
-
-
 def test_sequence_mask_with_any_objective() -> None:
     c = case(2, groups=6, size=4)
     m = method("ppo+sequence_mask(delta=0)")

@@ -80,10 +80,6 @@ def keep_clip_cov(c: Case, fraction: float, lowest: float, highest: float) -> li
     return [t not in drawn for t in range(len(lots))]
 
 
-def held_by_kl_cov(c: Case, fraction: float) -> set[int]:
-    return strongest(size := covariances(c), max(math.floor(part_of(fraction, len(size))), 1))
-
-
 def keep_top_entropy(c: Case, share: float) -> list[bool]:
     chosen = strongest(h := before(c).entropy, math.ceil(part_of(share, len(h))))
     return [t in chosen for t in range(len(h))]
@@ -244,7 +240,8 @@ def random_rewards(c: Case, chance: float) -> list[float]:
 
 
 def kl_cov_term(c: Case, fraction: float, coefficient: float) -> Term:
-    old, new, held = before(c).logp, now(c).logp, held_by_kl_cov(c, fraction)
+    old, new = before(c).logp, now(c).logp
+    held = strongest(covariances(c), max(math.floor(part_of(fraction, len(old))), 1))
 
     def term(t: int) -> tuple[float, list[float]]:
         p, y = softmax(c.logits_TV[t].tolist()), int(c.targets_T[t])

@@ -72,20 +72,6 @@ def test_optimiser_steps_from_the_same_weights(tmp_path: Path, trainer: Trainer)
     assert [row["measured"] for row in rows] == pytest.approx([row["measured"] for row in expected], rel=1e-4)
 
 
-def test_quadrant_is_trained_on_alone() -> None:
-    settings = config.load_config("demo", SMALL)
-    for keep in theory.QUADRANTS:
-        trained = build_trainer(settings, f"grpo+quadrant(keep=[{keep}], by=s_star)", "unused", VerifierPool())
-        batch = batch_of(trained, 1)
-        old = trained.stats_before(batch, trained.method.needs)
-        signal = trained.method.signal(old, batch, [batch])
-        assert 0 < signal.weights_T.count_nonzero() < len(signal.weights_T)
-        for advantage, s_star, weight in zip(signal.advantages_T, old.discriminator, signal.weights_T, strict=True):
-            side = "positive" if advantage > 0 else "negative" if advantage < 0 else "none"
-            place = "above" if s_star > 0 else "below" if s_star < 0 else "at"
-            assert weight == (keep == f"{side}_{place}")
-
-
 @pytest.mark.slow
 def test_dynamics_writes_its_measurements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
