@@ -37,6 +37,7 @@ def call(arguments: argparse.Namespace) -> int:
     for option, folder in (("--tensorboard", arguments.tensorboard), ("--wandb", arguments.wandb)):
         if folder:
             files.check_folder(folder, f"{option} {folder}", make=True)
+            export.check_installed(option.removeprefix("--"))
     config = config_of_arguments(arguments)
     matrix = cells(config)
     fed, damaged = runs.sync_matrix(config, matrix)

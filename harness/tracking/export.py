@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 
 from harness.base.errors import UserError
@@ -10,14 +11,17 @@ from harness.cells.log import MetricsLog
 from harness.cells.spec import CellSpec
 
 
+def check_installed(package: str) -> None:
+    """Raise UserError if a package of the extra of its name is missing."""
+    if find_spec(package) is None:
+        raise UserError(f"{package} is not installed; run `pip install -e '.[{package}]'`")
+
+
 def write_tensorboard(folder: Path, logs: Path) -> None:
     """Write the metrics of a cell as an event file, replacing earlier event files in the folder `logs`."""
-    try:
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
-    except ModuleNotFoundError as error:
-        raise UserError("TensorBoard is not installed; run `pip install -e '.[tensorboard]'`") from error
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
     for old in logs.glob("events.out.tfevents.*"):
         old.unlink()
@@ -30,10 +34,7 @@ def write_tensorboard(folder: Path, logs: Path) -> None:
 
 def write_wandb_run(folder: Path, logs: Path) -> None:
     """Write the metrics of a cell as an offline run, replacing the cell's earlier one in the folder `logs`."""
-    try:
-        import wandb
-    except ModuleNotFoundError as error:
-        raise UserError("W&B is not installed; run `pip install -e '.[wandb]'`") from error
+    import wandb
 
     spec = CellSpec.read(folder)
     for old in (logs / "wandb").glob(f"offline-run-*-{spec.id}"):

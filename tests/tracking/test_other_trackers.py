@@ -4,7 +4,7 @@ import json
 import shutil
 import struct
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ from cells import write_cell
 from commands import refusal, run_command
 from matrices import specs
 
-from harness.base.errors import UserError
+from harness import cli
 from harness.cells.log import MetricsLog
 from harness.tracking import export
 
@@ -83,17 +83,16 @@ def test_write_wandb_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert [{key: row[key] for key in expected[0]} for row in rows] == expected
 
 
-@pytest.mark.parametrize(
-    ("package", "write"), [("tensorboard", export.write_tensorboard), ("wandb", export.write_wandb_run)]
-)
-def test_export_without_its_package(
-    package: str, write: Callable[[Path, Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("package", ["tensorboard", "wandb"])
+def test_sync_without_a_package_feeds_nothing(
+    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
-        monkeypatch.delitem(sys.modules, name)
+    smoke_matrix(tmp_path, NO_STORE, name="smoke").write_all()
+    before = sorted(tmp_path.rglob("*"))
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(UserError, match=rf"pip install -e '\.\[{package}\]'"):
-        write(tmp_path, tmp_path / "logs")
+    assert cli.main(["sync", "smoke", f"results={tmp_path}", f"--{package}", str(tmp_path)]) == 2
+    assert f"{package} is not installed; run `pip install -e '.[{package}]'`" in capsys.readouterr().err
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize("option", ["--tensorboard", "--wandb"])
@@ -113,6 +112,7 @@ def test_sync_exports_adopted_cells(tmp_path: Path, mlflow_uri: str, monkeypatch
     [cell] = made.cells
     adopted = shutil.copytree(cell.folder, cell.folder.with_name("grpo@other"))
     exported = []
+    monkeypatch.setattr(export, "check_installed", lambda package: None)
     monkeypatch.setattr(export, "write_tensorboard", lambda folder, logs: exported.append(folder))
     said = run_command("sync", *made.given, "--tensorboard", str(tmp_path / "my curves"))
     assert exported == [cell.folder, adopted]
