@@ -13,7 +13,6 @@ from cells import write_cell
 from commands import refusal, run_command
 from matrices import specs
 
-from harness import cli
 from harness.cells.log import MetricsLog
 from harness.tracking import export
 
@@ -84,14 +83,12 @@ def test_write_wandb_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("package", ["tensorboard", "wandb"])
-def test_sync_without_a_package_feeds_nothing(
-    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_sync_without_a_package_feeds_nothing(package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     smoke_matrix(tmp_path, NO_STORE, name="smoke").write_all()
     before = sorted(tmp_path.rglob("*"))
     monkeypatch.setitem(sys.modules, package, None)
-    assert cli.main(["sync", "smoke", f"results={tmp_path}", f"--{package}", str(tmp_path)]) == 2
-    assert f"{package} is not installed; run `pip install -e '.[{package}]'`" in capsys.readouterr().err
+    said = refusal("sync", "smoke", f"results={tmp_path}", f"--{package}", str(tmp_path), cwd=tmp_path)
+    assert said == f"entrobench: {package} is not installed; run `pip install -e '.[{package}]'`\n"
     assert sorted(tmp_path.rglob("*")) == before
 
 
