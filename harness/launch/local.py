@@ -83,7 +83,7 @@ class Local:
             yield started
 
     def free_gpus(self, cell: Cell) -> Sequence[str] | None:
-        """Return the GPUs that a cell gets beside the running cells; None if too few are free."""
+        """Return free GPUs for a cell; None if too few are free."""
         if self.gpus is None:
             return ()
         taken = [(process.gpus, process.cell.config.hardware) for process in self.processes]

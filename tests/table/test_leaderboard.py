@@ -293,6 +293,10 @@ def test_rows_as_json() -> None:
     assert listed[1]["delta_pass_at_k"]["16"] == {"mean": 0.125, "low": 0.0625, "high": 0.1875}
     assert listed[4]["delta_to_baseline"] == {"mean": 0.125, "low": None, "high": None}
     assert listed[5]["avg_at_k"] is None
+    names = (
+        "method task model avg_at_k pass_at_k entropy_initial entropy_final delta_to_baseline seeds_done seeds_expected"
+    )
+    assert set(names.split()) <= listed[0].keys()
 
 
 def test_rows_as_csv() -> None:
