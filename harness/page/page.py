@@ -7,7 +7,6 @@ import itertools
 import json
 import os
 import re
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -27,7 +26,6 @@ from harness.base.terminal import visible
 from harness.base.units import plural
 from harness.cells.log import FILE as METRICS
 from harness.cells.spec import FILE as SPEC
-from harness.cells.state import STOPPED
 from harness.config import Config, flat
 from harness.matrix import REPORT, Cell
 from harness.page import figures, scores
@@ -43,12 +41,10 @@ from harness.page.content import (
 from harness.page.figures import Figure
 from harness.page.finding import colored_methods, findings_of, summary
 from harness.table import columns, render
-from harness.table.board import opened_experiment
 from harness.table.frames import DONE
 
 TEMPLATES = Path(__file__).parent / "templates"
 PAGE, STYLE, SCRIPTS = "page.html.j2", "page.css", ("draw.js", "page.js")
-WATCH = 5  # seconds between two looks of `report --watch` at MLflow, and between two reloads of the page
 LEADING_NUMBER = re.compile(r"[+-]?\d+(\.\d+)?(e[+-]?\d+)?")
 
 TableCell = dict[str, Any]  # text; mark: BETTER, WORSE or nothing; value: that it is sorted by, None for its text
@@ -60,38 +56,11 @@ Link = tuple[str, str]  # text and address
 
 
 def write_report(
-    config: Config,
-    matrix: Sequence[Cell],
-    run_command: str | None = None,
-    out: Path | None = None,
-    reload: int | None = None,
+    config: Config, matrix: Sequence[Cell], run_command: str | None = None, out: Path | None = None
 ) -> Path:
     """Write the page of a matrix, by default next to its cells; `run_command` repeats the matrix."""
     content = content_of_config(config, matrix, run_command)
-    return write_page(content, out or config.folder / REPORT / "report.html", reload)
-
-
-def watch_report(
-    config: Config, matrix: Sequence[Cell], run_command: str, out: Path | None, say: Callable[[Path], None]
-) -> None:
-    """Write the page of a matrix whenever its runs in MLflow have changed, until all of its cells have ended.
-
-    Until then browsers reload the page. `say` receives its path each time.
-    """
-    expected = {cell.id for cell in matrix}
-    shown: dict[str, dict[str, str]] = {}  # tags by run
-    while True:
-        with opened_experiment(config.name, config.tracking_uri) as experiment:
-            newest, runs = experiment.newest, experiment.runs
-        ended = {cell for cell, run in newest.items() if run.tags["status"] in ("done", "failed", STOPPED)}
-        if expected <= ended:
-            say(write_report(config, matrix, run_command, out))
-            return
-        tags = {run.id: run.tags for run in runs}
-        if tags != shown:
-            say(write_report(config, matrix, run_command, out, reload=WATCH))
-            shown = tags
-        time.sleep(WATCH)
+    return write_page(content, out or config.folder / REPORT / "report.html")
 
 
 def write_experiment_report(experiment: str, uri: str, out: Path | None = None) -> Path:
@@ -106,10 +75,10 @@ def report_of_packs(packs: Sequence[Path], out: Path | None = None) -> Path:
     return write_page(content, out or Path(f"report-{file_name(content.name)}.html"))
 
 
-def write_page(content: PageContent, path: Path, reload: int | None = None) -> Path:
+def write_page(content: PageContent, path: Path) -> Path:
     if path.is_dir():
         raise UserError(f"{path} is a folder; a page needs the name of a file")
-    files.write_text(path, render_page(content, path.parent, reload))
+    files.write_text(path, render_page(content, path.parent))
     return path
 
 
@@ -118,11 +87,8 @@ def file_name(text: str) -> str:
     return re.sub(r"[^\w.+-]+", "_", text)
 
 
-def render_page(content: PageContent, folder: Path | None = None, reload: int | None = None) -> str:
-    """Return the page; links to the files of cells are relative to `folder`, and left out without it.
-
-    `reload`: the seconds after which browsers read the page again.
-    """
+def render_page(content: PageContent, folder: Path | None = None) -> str:
+    """Return the page; links to the files of cells are relative to `folder`, and left out without it."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -157,7 +123,6 @@ def render_page(content: PageContent, folder: Path | None = None, reload: int | 
         origin=origin_lines(content.cells),
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         version=version("entrobench"),
-        reload=reload,
         questions=QUESTIONS,
         answers=ANSWERS,
         style=(TEMPLATES / STYLE).read_text("utf-8"),

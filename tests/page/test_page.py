@@ -11,14 +11,12 @@ import re
 import shutil
 from html.parser import HTMLParser
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
 import pytest
 import scipy.stats
-from cells import set_state, write_cell
 from frames import leaderboard_row
 from intervals import limits
 from matrices import (
@@ -40,7 +38,6 @@ from pandas.testing import assert_frame_equal
 from harness import config as configs
 from harness.base.errors import Damaged, UserError
 from harness.base.terminal import visible
-from harness.cells.state import STOP_MARK
 from harness.config import Config
 from harness.matrix import Cell, cells
 from harness.page import content, figures, page
@@ -209,36 +206,6 @@ def test_content_of_experiment_with_a_planned_cell_and_with_half_an_evaluation(t
     there.write_bytes(there.read_bytes()[:100])
     with pytest.raises(Damaged, match=rf"grpo s0/evals/{name} is damaged: it is not JSON"):
         content_of_experiment(mlflow_uri, "matrix")
-
-
-def test_watch_report(tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In its pauses nothing happens first; then a cell runs and fails, and the last one is stopped before it began."""
-    overrides = ["name=matrix", "methods=[grpo,clip_b,ppo]", "seeds=[0]", "eval.k=2", "eval.samples=4"]
-    config = configs.load_config("smoke", [*overrides, f"tracking.uri={mlflow_uri}", f"results={tmp_path}"])
-    first, second, third = cells(config)
-    write_done(first.folder, first.spec, 0)
-    sync.sync(first.folder, mlflow_uri)
-
-    def begin() -> None:
-        write_failed(second.folder, second.spec, "no memory")
-        set_state(second.folder, "running")
-        sync.sync(second.folder, mlflow_uri)
-
-    def end() -> None:
-        write_failed(second.folder, second.spec, "no memory")
-        write_cell(third.folder, third.spec, "planned", made=None)
-        (third.folder / STOP_MARK).touch()
-        for cell in (second, third):
-            sync.sync(cell.folder, mlflow_uri)
-
-    pauses, written = iter([lambda: None, begin, lambda: None, end]), []
-    monkeypatch.setattr(page, "time", SimpleNamespace(sleep=lambda _: next(pauses)()))
-    matrix, command = cells(config), "entrobench run smoke"
-    page.watch_report(config, matrix, command, None, lambda path: written.append(path.read_text()))
-    assert len(written) == 3
-    assert ['http-equiv="refresh" content="5"' in text for text in written] == [True, True, False]
-    assert ["no memory" in text for text in written] == [False, False, True]
-    assert (config.folder / "report" / "report.html").read_text() == written[-1]
 
 
 @pytest.mark.parametrize(("name", "words"), [("matrix", "has no experiment 'matrix'"), ("empty", "holds no table")])
