@@ -52,7 +52,7 @@ from harness.cells.evaluations import pass_at_k, right_distinct
 from harness.cells.log import NO_SIGNAL
 from harness.cells.provenance import BASE_MODEL_TAG, CHECKED_TAG, COMMIT_DIGITS, HARNESS_TAG, ROUNDING_TAG, VERSION_TAG
 from harness.cells.state import STOPPED
-from harness.config import OWN, PUBLISHED
+from harness.config import OWN, PUBLISHED, YAML
 from harness.rollout.digests import SHOWN
 from harness.table.board import NO_RUN, Expected, Experiment
 from harness.table.statistics import Floats
@@ -193,7 +193,7 @@ def key_columns(expected: Expected) -> dict[str, Any]:
         "method": expected.method,
         "task": expected.task,
         "model": expected.model,
-        "setting": tuple(expected.setting.items()),
+        "setting": tuple((axis, YAML.get(value, value)) for axis, value in expected.setting.items()),
         "seed": expected.seed,
         "cell": expected.cell,
         "moment": AFTER,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from harness.base.errors import UserError, nearest
 from harness.base.units import plural
 from harness.cells.spec import TRAINER
+from harness.config import YAML, setting_label
 from harness.table import compare, leaderboard
 from harness.table.board import AXES, Board, Expected, Experiment, missing_sentences
 from harness.table.compare import Comparison
@@ -50,7 +51,6 @@ def conditions(arguments: Sequence[str]) -> dict[str, str]:
         key, equals, value = argument.partition("=")
         if not (key and equals):
             raise UserError(f"--where is {argument!r}; write key=value, for example task=countdown")
-        value = "None" if value in ("null", "~") else value  # as parameters have it; YAML writes null
         if wanted.setdefault(key, value) != value:
             raise UserError(f"--where asks for {key}={wanted[key]} and {key}={value}, and no cell has both")
     return wanted
@@ -116,8 +116,8 @@ def meets(cell: Expected, where: Params) -> bool:
 
 
 def is_same(value: str, other: str) -> bool:
-    """Return whether two values are equal, as text or as numbers: 7e-4 is 0.0007."""
-    if value == other:
+    """Return whether two values are equal: 7e-4 is 0.0007, and null is what parameters have as None."""
+    if YAML.get(value, value) == YAML.get(other, other):
         return True
     try:
         return float(value) == float(other)
@@ -156,14 +156,12 @@ def board_titles(boards: Sequence[Board]) -> list[str]:
 def board_title(board: Board, shared: Sequence[Params]) -> str:
     """Name a matrix; `shared`: the parameters of each matrix that are the same in all of its cells."""
     own_params = shared_params(board)
-    values = []
+    own_values = {}
     for key, value in sorted(own_params.items()):
         differs = any(params.get(key) != value for params in shared)
         if differs and not is_of_method(key):
-            values.append(f"{key}={value}")
-    if not values:
-        return board.experiment
-    return f"{board.experiment}: {', '.join(values)}"
+            own_values[key] = value
+    return f"{board.experiment}: {setting_label(own_values)}" if own_values else board.experiment
 
 
 def shared_params(board: Board) -> dict[str, str]:

@@ -146,17 +146,17 @@ def test_leaderboard_row_of_the_base_model(asked: list[str]) -> None:
 def test_leaderboard_of_several_experiments(tmp_path: Path, mlflow_uri: str, at: list[str]) -> None:
     few = ("methods=[grpo]", "seeds=[0]")
     smoke_matrix(tmp_path, mlflow_uri, *few, name="größer").send_all()
-    smoke_matrix(tmp_path, mlflow_uri, *few, "train.lr=2e-3", name="other").send_all()
+    smoke_matrix(tmp_path, mlflow_uri, *few, "rollout.max_prompt_tokens=9", name="other").send_all()
     both = ["--experiment", "größer,other", *at]
     assert both[1].split(",") == [line for line in show_table(*both).splitlines() if line in both[1].split(",")]
     lines = list(csv.DictReader(io.StringIO(show_table(*both, "--format", "csv"))))
     assert [(line["experiment"], line["seeds_done"]) for line in lines] == [("größer", "1")] * 2 + [("other", "1")] * 2
     assert show_table("--experiment", "größer", "--experiment", "other", *at) == show_table(*both)
-    newer = smoke_matrix(tmp_path, mlflow_uri, *few, "train.lr=3e-3", name="other")
+    newer = smoke_matrix(tmp_path, mlflow_uri, *few, name="other")
     newer.clock = itertools.count(2000.0, 10.0)
     newer.send_all()
     headings = [line for line in show_table("--experiment", "other", *at).splitlines() if line.startswith("other")]
-    assert headings == ["other: train.lr=0.003", "other: train.lr=0.002"]
+    assert headings == ["other: rollout.max_prompt_tokens=null", "other: rollout.max_prompt_tokens=9"]
 
 
 def test_made_of_compositions(tmp_path: Path, mlflow_uri: str, at: list[str]) -> None:
@@ -184,7 +184,7 @@ def test_leaderboard_without_a_summary(tmp_path: Path, mlflow_uri: str, at: list
 def test_leaderboard_with_further_axes(tmp_path: Path, mlflow_uri: str, at: list[str]) -> None:
     """Of values in a section and in an inner one."""
     second, further = "train.resample.max_batches", ["train.resample={}", "methods=[grpo,clip_b]", "seeds=[0]"]
-    axes = f"axes={{train.lr: [1e-3, 2e-3], {second}: [1, 2]}}"
+    axes = f"axes={{stop.tokens: [null, 9], {second}: [1, 2]}}"
     made = smoke_matrix(tmp_path, mlflow_uri, axes, *further)
     for number, cell in enumerate(made.cells):
         made.send(cell, last=1.0 + number // 2)  # another one in each setting
@@ -192,18 +192,18 @@ def test_leaderboard_with_further_axes(tmp_path: Path, mlflow_uri: str, at: list
     told_of_summary = show_table("--experiment", "made", *at)
     assert told_of_summary == show_table(*made.given)
     header, _, *lines = told_of_summary.splitlines()[2:]
-    assert header.split()[:3] == ["method", "train.lr", second]
-    settings = [[lr, updates] for lr in ("0.001", "0.002") for updates in ("1", "2")]
+    assert header.split()[:3] == ["method", "stop.tokens", second]
+    settings = [[tokens, batches] for tokens in ("null", "9") for batches in ("1", "2")]
     expected = [[m, *each] for each in settings for m in ("base model", "grpo", "clip_b")]
     assert [line.split()[:3] for line in lines[:12]] == [" ".join(each).split()[:3] for each in expected]
     rows = trained_rows(json_rows("--experiment", "made", *at))
-    assert [row["setting"] for row in rows[::2]] == [{"train.lr": x, second: y} for x, y in settings]
+    assert [row["setting"] for row in rows[::2]] == [{"stop.tokens": x, second: y} for x, y in settings]
     assert [row["entropy_final"]["mean"] for row in rows] == [1.0, 1.0, 2.0, 2.0, 3.0, 3.0, 4.0, 4.0]
     for base, other in zip(rows[::2], rows[1::2], strict=True):
         difference = other["avg_at_k"]["mean"] - base["avg_at_k"]["mean"]
         assert other["delta_to_baseline"]["mean"] == pytest.approx(difference)
     compared = json_rows("--experiment", "made", *at, "--compare")
-    assert {each["setting"] for each in compared} == {f"train.lr={x}, {second}={y}" for x, y in settings}
+    assert {each["setting"] for each in compared} == {f"stop.tokens={x}, {second}={y}" for x, y in settings}
     # One cell less: the table counts it.
     one_axis = f"axes={{{second}: [1, 2]}}"
     unfinished = smoke_matrix(tmp_path, mlflow_uri, one_axis, *further, name="other")
@@ -267,8 +267,8 @@ def test_leaderboard_refuses_bad_input(tmp_path: Path, mlflow_uri: str, at: list
     assert json_rows(*asked, "--where", "method.clip_b.share=2e-2") == json_rows(
         *asked, "--where", "method.clip_b.share=0.02"
     )
-    for unset in ("null", "None"):
-        assert json_rows(*asked, "--where", f"train.filter={unset}") == json_rows(*asked)
+    for same in ("train.filter=null", "train.filter=None", "eval.beyond_context=false"):
+        assert json_rows(*asked, "--where", same) == json_rows(*asked)
     share = ["--where", "method.clip_b.share=0.02"]
     assert "no cell meets all of" in show_table(*asked, "--where", "method=ppo", *share)
     assert "--baseline is 'grp'" in show_table(*asked, "--baseline", "grp")
