@@ -125,6 +125,7 @@ def test_field_has_every_method_of_its_time() -> None:
         (f"seeds=[{'9' * 30}]", ["seeds[0] is 999", "allowed: whole numbers up to 9223372036854775807"]),
         (f"train.lr={'9' * 400}", ["train.lr is 999", "allowed: whole numbers up to 9223372036854775807"]),
         ("axes={train.lr: [1e-6, .nan]}", ["train.lr is nan; allowed: more than 0"]),
+        ("eval.temperature=1e-300", ["eval.temperature is 1e-300; allowed: 0, or 0.01 to 100"]),
         ("train.lr=1e308", ["train.lr is 1e+308; allowed: more than 0 and at most 1"]),
         ("tracking.uri=http://me:secret@host", ["tracking.uri may hold a user, a password", "TRACKING_PASSWORD"]),
         *((f"name={name}", ["name is ", "allowed: up to 100 letters"]) for name in ("../../x", "..", "a/b", "x" * 101)),

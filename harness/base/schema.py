@@ -26,17 +26,19 @@ from harness.base.files import hints_of
 ALLOWED = "allowed"  # the entry of a field's metadata that holds a Range, or the names of a choice
 LARGEST = 2**63 - 1  # of whole numbers: the largest 64-bit integer, as databases and tensors have them
 SWITCH = "switch"  # the entry of a field's metadata that allows `true` and `false` for the numbers 1 and 0
+TEMPERATURES = {"least": 0.01, "most": 100}  # logits are divided by it: by far less, they overflow; also=0 is greedy
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """The numbers that a field allows: least and most are among them, above and below are not."""
+    """The numbers that a field allows: also, least and most are among them, above and below are not."""
 
     least: float | None = None
     above: float | None = None
     most: float | None = None
     below: float | None = None
+    also: float | None = None  # a single number apart from least to most
     length: int | None = None  # of a list, whose numbers each have the bounds; None: any length
 
     def holds(self, value: float) -> bool:
@@ -44,7 +46,7 @@ class Range:
             representable = abs(value) <= LARGEST
         else:
             representable = isfinite(value) or value in (self.least, self.most)
-        return (
+        return value == self.also or (
             representable
             and (self.least is None or value >= self.least)
             and (self.above is None or value > self.above)
@@ -58,7 +60,7 @@ class Range:
         if bounds.keys() == {"at least"}:
             return f"{self.least:g} and more"
         if bounds.keys() == {"at least", "at most"}:
-            return f"{self.least:g} to {self.most:g}"
+            return f"{'' if self.also is None else f'{self.also:g}, or '}{self.least:g} to {self.most:g}"
         return " and ".join(f"{word} {bound:g}" for word, bound in bounds.items()) or "any number"
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from harness.base.errors import UserError, nearest, short
-from harness.base.schema import choice, fraction, number, numbers, typed
+from harness.base.schema import TEMPERATURES, choice, fraction, number, numbers, typed
 from harness.base.shape import LINEAR
 from harness.base.units import plural
 
@@ -162,7 +162,7 @@ class RolloutConfig:
 
     engine: str = choice("auto", ("auto", "embedded", "vllm"))
     """Engine that samples. auto: vLLM where it is installed and the model is large enough to gain, else embedded."""
-    temperature: float = number(1.0, least=0.01, most=100)
+    temperature: float = number(1.0, **TEMPERATURES)
     """Sampling temperature, also of the trainer's softmax."""
     max_new_tokens: int = number(7168, least=1)
     """Most tokens of a response, in training and in evaluation."""
@@ -222,7 +222,7 @@ class Eval:
     """Responses to each problem, the n of Pass@k."""
     k: int = number(16, least=1)
     """The K of the headline Pass@K; at most `eval.samples`."""
-    temperature: float = number(0.7, least=0, most=100)
+    temperature: float = number(0.7, also=0, **TEMPERATURES)
     """Sampling temperature; 0: greedy."""
     every: int = number(0, least=0)
     """Steps between further evaluations; 0: only before training and at the end."""

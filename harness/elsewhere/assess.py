@@ -18,7 +18,7 @@ import tasks
 from harness.base import files, identities, terminal
 from harness.base.devices import resolve_device
 from harness.base.errors import Damaged, UserError
-from harness.base.schema import check_value, number
+from harness.base.schema import TEMPERATURES, check_value, number
 from harness.base.shape import read_model_config, shape_of_config
 from harness.base.terminal import Column
 from harness.cells.evaluations import pass_at_k, powers_of_two
@@ -53,7 +53,7 @@ class Wanted:
     """The sampling that the command line sets; None leaves a setting to the task's own file."""
 
     samples: int | None = number(None, least=1)
-    temperature: float | None = number(None, least=0)
+    temperature: float | None = number(None, also=0, **TEMPERATURES)
     max_new_tokens: int | None = number(None, least=1)
     problems: int | None = number(None, least=1)  # None: all
     seed: int = number(0, least=0)

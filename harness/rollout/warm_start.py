@@ -11,7 +11,7 @@ from typing import Any
 import tasks
 from harness.base import identities
 from harness.base.errors import UserError, short, shown
-from harness.base.schema import choice, number
+from harness.base.schema import TEMPERATURES, choice, number
 from harness.base.task import Problem, Solving, Task
 from harness.cells.source_digest import source_digest
 from harness.rollout import digests
@@ -40,7 +40,7 @@ class WarmStart:
     shots: bool = False  # keep the task's worked examples before the prompts of the traces
     problems: int = number(72, least=1)  # that own samples are drawn for
     samples: int = number(16, least=1)  # of each problem
-    temperature: float = number(1.0, above=0)
+    temperature: float = number(1.0, **TEMPERATURES)
     steps: int = number(50, least=1)
     batch: int = number(16, least=1)
     lr: float = number(2e-5, above=0)

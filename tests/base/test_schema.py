@@ -15,7 +15,7 @@ from baselines import METHODS
 from baselines.clip_b import ClipB
 from harness.base import registry
 from harness.base.errors import UserError
-from harness.base.schema import ALLOWED, Range, check, choice, number, numbers, section, typed
+from harness.base.schema import ALLOWED, TEMPERATURES, Range, check, choice, number, numbers, section, typed
 from harness.base.shape import Shape
 from harness.config import Config
 from harness.elsewhere.assess import Wanted
@@ -71,6 +71,7 @@ KEYS = [field.name for field in dataclasses.fields(Whole)]
         ({"least": 0, "below": 1}, "at least 0 and less than 1", (0, 0.999), (1, -1e-9)),
         ({"above": 0, "most": 1}, "more than 0 and at most 1", (5e-324, 1), (0, 1.001)),
         ({"least": 2, "most": 999}, "2 to 999", (2, 999), (1, 1000)),
+        ({"also": 0, **TEMPERATURES}, "0, or 0.01 to 100", (0, 0.01, 100), (1e-300, 0.009, -1, 101)),
     ],
 )
 def test_range_holds(bounds: dict[str, Any], words: str, inside: tuple[float, ...], outside: tuple[float, ...]) -> None:
@@ -260,7 +261,7 @@ def test_build_refuses_numbers_beyond_bounds(given: Any, setting: dataclasses.Fi
         ),
         (lambda: dataclasses.replace(SETTINGS[-2][0], mlp=0), "shape.mlp is 0; allowed: 1 to 1e+09"),
         (lambda: Wanted(max_new_tokens=0), "--max-new-tokens is 0; allowed: 1 and more"),
-        (lambda: Wanted(temperature=math.nan), "--temperature is nan; allowed: 0 and more"),
+        (lambda: Wanted(temperature=math.nan), "--temperature is nan; allowed: 0, or 0.01 to 100"),
     ],
 )
 def test_settings_built_in_python_are_checked(make: Callable[[], Any], sentence: str) -> None:

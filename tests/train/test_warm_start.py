@@ -283,6 +283,7 @@ def test_identity_follows_base_settings_task_and_file(base: Path, tmp_path: Path
         ({"source": "none.jsonl"}, "warm_start.source is 'none.jsonl', which does not exist or is not a file"),
         ({"task": "sorting", "stepps": 3}, "unknown key warm_start.stepps; .*did you mean 'steps'"),
         ({"task": "sorting", "lr": 0}, "warm_start.lr is 0.0; allowed: more than 0"),
+        ({"task": "sorting", "temperature": 1e-300}, "warm_start.temperature is 1e-300; allowed: 0.01 to 100"),
     ],
 )
 def test_mistakes_are_sentences(settings: dict[str, Any], sentence: str, base: Path, tmp_path: Path) -> None:
