@@ -259,21 +259,22 @@ def test_run_tuning_replaces_only_choices(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "has_choice"),
+    "texts",
     [
-        ("my notes", True),
-        ("**Candidates of smoke-long, validation problems, seeds 5**", True),
-        ("**Candidates of smoke, validation problems, seeds 5**", False),  # the table of a choice elsewhere
+        {"candidates.md": "my notes", "mine.yaml": "methods: {}"},
+        {"candidates.md": "**Candidates of smoke-long, validation problems, seeds 5**", "mine.yaml": "methods: {}"},
+        {"candidates.md": "**Candidates of smoke, validation problems, seeds 5**"},  # the table of a choice elsewhere
+        {"mine.yaml": "methods: {}"},  # perhaps of another matrix
     ],
 )
-def test_run_tuning_replaces_only_its_own_table(text: str, has_choice: bool, tmp_path: Path) -> None:
-    table = tmp_path / "candidates.md"
-    table.write_text(text)
-    if has_choice:
-        (tmp_path / "mine.yaml").write_text("methods: {grpo: grpo}")
-    with pytest.raises(UserError, match=r"candidates\.md is not the table of .*mine\.yaml; move it, or name"):
-        run_tuning(loaded(tmp_path, f"tune.file={tmp_path / 'mine.yaml'}"))
-    assert table.read_text() == text
+def test_run_tuning_replaces_only_its_own_choice(texts: dict[str, str], tmp_path: Path) -> None:
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(
+        UserError, match=r"candidates\.md is (not the table of|missing, so) .*mine\.yaml.*; move it, or"
+    ):
+        tune.check_choice_place(loaded(tmp_path, f"tune.file={tmp_path / 'mine.yaml'}"))
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == texts
 
 
 def test_tune_prints_the_command_that_runs_the_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,6 +113,8 @@ def check_choice_place(config: Config) -> None:
         configs.read_choice(path)
     files.check_folder(path.parent, str(path), make=True)
     table = path.with_name(configs.CANDIDATES)
+    if config.tune.file and path.exists() and not table.exists():
+        raise UserError(f"{table} is missing, so {path} may be another matrix's; move it, or name another in tune.file")
     if table.exists() and not (path.exists() and table.read_bytes().startswith(f"**{table_title(config)},".encode())):
         raise UserError(f"{table} is not the table of {path}; move it, or name another folder in tune.file")
 
