@@ -22,6 +22,7 @@ from harness.base import files
 from harness.base.errors import Unwritten, UserError
 from harness.config import Verify
 from harness.matrix import cells, settle_auto
+from harness.plan.init import look_line
 from harness.rollout import gguf, models
 from harness.runs import look as looks
 from harness.runs.look import Look
@@ -55,6 +56,11 @@ def seen(right: Sequence[Sequence[int]], ended: float = 1.0) -> Look:
     counts = {"distinct_right": 1.0, "ended": ended, "unparsed": 0.25, "length": 3.0, "seconds": 1.0}
     rest: dict[str, Any] = {**counts, "max_new_tokens": 9, "notes": [], "can_learn": False, "sentence": ""}
     return Look("m", "t", "p", [["r", "right"]], [*map(list, right)], **rest)
+
+
+def test_line_of_init_has_the_notes() -> None:
+    noted = dataclasses.replace(seen([[1, 0]]), notes=["the tokenizer leaves letters out"])
+    assert look_line(noted).endswith(", 3 tokens a response; the tokenizer leaves letters out")
 
 
 NONE = [[0, 0], [0, 0]]

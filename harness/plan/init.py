@@ -213,4 +213,4 @@ def look_line(seen: Look) -> str:
     k = seen.samples
     scores = f"Avg@{k} {format_estimate(seen.average())}, Pass@{k} {format_estimate(seen.solved())}"
     shares = f"ended {seen.ended:.0%}, unreadable {seen.unparsed:.0%}"
-    return f"{seen.sentence}; {scores}, {shares}, {seen.length:.0f} tokens a response"
+    return "; ".join([f"{seen.sentence}; {scores}, {shares}, {seen.length:.0f} tokens a response", *seen.notes])
