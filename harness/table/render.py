@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 FLAG = " †"
-TWO_SEEDS = "Two seeds tell little: intervals are wide. `--compare` says which difference would be detected."
+TWO_SEEDS = "Two seeds tell little: intervals are wide."
 # Characters that end a cell of Markdown, or begin a link, an image, code, emphasis or HTML in it.
 MARKDOWN = re.compile(r"[\\|`*\[\]]|<(?=[a-zA-Z/!])")
 PROSE = re.compile(r"[\\\[\]]|<(?=[a-zA-Z/!])")  # the same in our own sentences, which may have code and emphasis
@@ -179,7 +179,7 @@ def row_notes(rows: Sequence[LeaderboardRow], columns: Collection[str] = DEFAULT
     if any(row.seeds_done == 1 for row in rows):
         texts.append("One seed cannot tell how much seeds differ: rows with one seed have no interval and no mark.")
     if any(row.seeds_done == 2 for row in rows):
-        texts.append(TWO_SEEDS)
+        texts.append(f"{TWO_SEEDS} `--compare` says which difference would be detected.")
     if any(row.seeds_done < row.seeds_expected for row in rows):
         texts.append("Not every expected cell is done; differences use the seeds that both have.")
     shown = [getattr(row, name) for row in rows for name in entropies.intersection(columns)]

@@ -54,8 +54,9 @@ def test_general_sentences_on_few_seeds(seeds: int, sentence: str | None) -> Non
 def test_note_on_two_seeds(seeds: int) -> None:
     frames = made_up_frames({"grpo": draw("grpo", [0.3] * seeds), "clip_b": draw("clip_b", [0.6] * seeds)})
     compared = comparisons(frames, "grpo", {"countdown": 4})
-    for notes in (render.row_notes(rows(frames)), compare.comparison_notes(compared)):
-        assert (render.TWO_SEEDS in notes) == (seeds == 2)
+    for notes, advised in ((render.row_notes(rows(frames)), True), (compare.comparison_notes(compared), False)):
+        on_two = [note for note in notes if note.startswith(render.TWO_SEEDS)]
+        assert ["--compare" in note for note in on_two] == [advised] * (seeds == 2)
 
 
 def test_near_bound_mark() -> None:
