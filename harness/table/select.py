@@ -61,7 +61,10 @@ def check_begun(experiment: Experiment, board: Board) -> None:
     expected = {cell.cell for cell in board.expected}
     if experiment.runs and not expected & experiment.newest.keys():
         others = plural(len(experiment.runs), "other")
-        raise UserError(f"no run of {experiment.name!r} is of this configuration; the experiment holds {others}")
+        raise UserError(
+            f"no run of {experiment.name!r} is of this configuration, whose overrides must be those of `run`; the "
+            f"experiment holds {others}"
+        )
 
 
 def parts_of_boards(

@@ -274,7 +274,8 @@ def test_leaderboard_refuses_bad_input(tmp_path: Path, mlflow_uri: str, at: list
     assert "--baseline is 'grp'" in show_table(*asked, "--baseline", "grp")
     assert "--baseline is ''; allowed: " in show_table(*asked, "--baseline", "")
     assert show_table(*made.given, "train.lr=5e-4").endswith(
-        "no run of 'made' is of this configuration; the experiment holds 6 others\n"
+        "no run of 'made' is of this configuration, whose overrides must be those of `run`; the experiment holds 6 "
+        "others\n"
     )
     with store.store(mlflow_uri, write=True) as client, reader(mlflow_uri) as source:
         for run in Experiment(source, "made", mlflow_uri).runs:
