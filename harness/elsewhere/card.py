@@ -140,6 +140,8 @@ def facts(
     config, train = spec.config, spec.config.train
     made = Made.read(cell)
     assert made is not None  # a cell that is done has it
+    # A card is published, and the path of a folder may name a person or a machine.
+    base = model.summary() if model.local is None else f"a Hugging Face folder named {model.local.name}"
     options = []
     for name in method.named:
         values = [f"{key}={json.dumps(value)}" for key, value in method.options(name).items() if key != "component"]
@@ -153,7 +155,7 @@ def facts(
         adapters = f"; adapters (LoRA) of rank {train.lora.rank} and alpha {train.lora.alpha} for {layers}, merged"
     changed = ", with files that differ from it" if made.dirty else ""
     return {
-        "Base model": f"{model.summary()}, digest {(made.base_model or '')[: digests.SHOWN]}",
+        "Base model": f"{base}, digest {(made.base_model or '')[: digests.SHOWN]}",
         "License of the base model": license_text(model, license_keys),
         "Method": f"`{spec.key.method}`: {' + '.join(options)}",
         "Training": f"{train.prompts} prompts x {train.group} responses and {updates} updates a step, learning rate "

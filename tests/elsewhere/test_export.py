@@ -131,12 +131,14 @@ def test_card_has_the_settings_of_prompts_that_no_folder_has(trained: tuple[Conf
 
 
 @pytest.mark.slow
-def test_card_names_adapters(trained: tuple[Config, Path], exported: Path) -> None:
+def test_card_names_adapters_and_no_path(trained: tuple[Config, Path], exported: Path) -> None:
     folder = trained[1]
     spec, tokenizer = CellSpec.read(folder), AutoTokenizer.from_pretrained(folder / "model")
     spec.config.train.lora = Lora(rank=4, targets=["q_proj", "v_proj"])
-    given = (models.resolve("countdown-tiny"), tokenizer, (1,), export.standing(folder, spec), "me/mine")
+    given = (models.resolve(str(folder / "model")), tokenizer, (1,), export.standing(folder, spec), "me/mine")
     text = " ".join(card.model_card(folder, spec, *given).split())
+    assert "- **Base model**: a Hugging Face folder named model, digest " in text
+    assert str(folder) not in text
     assert "adapters (LoRA) of rank 4 and alpha 32 for q_proj, v_proj, merged" in text
     assert "LoRA" not in (exported / "README.md").read_text()
 
