@@ -40,6 +40,7 @@ FURTHER = (
     "laptop-matrix-sorting-bonus-ppo",
     "laptop-matrix-sorting-chosen",
     "laptop-matrix-sorting-field",
+    "laptop-matrix-sorting-field-chosen",
     "laptop-matrix-sorting-new-seeds",
     "laptop-matrix-sorting-pkpo-bbg",
 )
