@@ -63,6 +63,7 @@ from baselines.stare import Stare
 from baselines.steer import Steer
 from baselines.top_entropy import TopEntropy
 from baselines.topr import Topr
+from baselines.tre import Tre
 from baselines.ucpo import Ucpo
 from baselines.unlikeliness import Unlikeliness
 from baselines.vespo import Vespo
@@ -118,6 +119,7 @@ METHODS: dict[str, type[Component] | Composition] = {
     "clip_v": ClipV,
     "entropy_bonus": EntropyBonus,
     "adaptive_entropy": AdaptiveEntropy,
+    "tre": Tre,
     "overlong": Overlong,
     "clip_cov": ClipCov,
     "kl_cov": KlCov,

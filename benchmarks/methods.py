@@ -39,6 +39,7 @@ COSTS = {
     "entropy_grad": "H with gradient",
     "entropy_now": "H of each pass",
     "sum_p2": "sum p^2",
+    "likeliest_entropy": "H of the likeliest tokens",
 }
 
 

@@ -19,9 +19,10 @@ from harness.base import seeds
 from harness.base.errors import UserError
 from harness.base.task import Answer, Judged, Verdict
 from harness.methods.batch import Rollout, TokenBatch, TokenStats
-from harness.methods.composition import BEFORE, Method, Signal, Table, overrides
+from harness.methods.composition import BEFORE, DURING, Method, Signal, Table, overrides
 from harness.tokens import metrics
 from harness.tokens.dense import filtered_logp
+from harness.tokens.head import likeliest_entropy
 
 VOCABULARY = 7
 LONGEST = 9  # tokens of a response
@@ -31,7 +32,7 @@ Split = Callable[[TokenBatch], list[TokenBatch]]
 
 
 def stats_of(logits_TV: Tensor, targets_T: Tensor) -> TokenStats:
-    """Return all statistics of the tokens under these logits; only the first two columns have a gradient."""
+    """Return all statistics of the tokens under these logits; only logp and the entropies have a gradient."""
     logp_TV = logits_TV.log_softmax(-1)
     p_TV = logp_TV.exp()
     logp_T = logp_TV.gather(1, targets_T[:, None])[:, 0]
@@ -41,6 +42,7 @@ def stats_of(logits_TV: Tensor, targets_T: Tensor) -> TokenStats:
         sum_p2=(p_TV**2).sum(-1).detach(),
         sum_p2_logp=(p_TV**2 * logp_TV).sum(-1).detach(),
         min_p_logp=filtered_logp(logp_TV, logp_T).detach(),
+        likeliest_entropy=likeliest_entropy(logp_TV, logits_TV.shape[1]),
     )
 
 
@@ -70,10 +72,9 @@ class Probe:
 
     def during(self, needs: frozenset[str], logits_TV: Tensor, index_T: Tensor) -> TokenStats:
         """Return those columns of the present policy on some tokens, with gradient where `logits_TV` has one."""
-        stats = stats_of(logits_TV[index_T], self.targets_T[index_T])
-        entropy_T = stats.entropy if needs & {"entropy_grad", "entropy_now"} else None
-        ref_logp_T = self.ref_logp_T[index_T] if "ref_logp" in needs else None
-        return TokenStats(stats.logp, entropy_T, ref_logp=ref_logp_T)
+        stats = replace(stats_of(logits_TV[index_T], self.targets_T[index_T]), ref_logp=self.ref_logp_T[index_T])
+        computed = [column for column, any_of in DURING.items() if not any_of or needs.intersection(any_of)]
+        return TokenStats(**{column: vars(stats)[column] for column in computed})
 
     def to(self, dtype: torch.dtype) -> Probe:
         """Return the probe as a trainer that computes in this type has it."""

@@ -45,7 +45,10 @@ ARGUMENTS = {
     "ref_logp": ("ref_logp",),
     "sum_p2": ("sum_p2", "sum_p2_logp"),
     "min_p": ("min_p_logp",),
+    "likeliest_entropy": ("likeliest_entropy",),
 }
+# The argument of `PortableMethod.loss` and `for_step` that a need asks for.
+PRESENT = {"entropy_now": "entropy", "entropy_grad": "entropy", "likeliest_entropy": "likeliest_entropy"}
 # The columns of a signal with a value per token, and of a batch with a value per response or one value.
 OF_TOKENS = ("advantages", "weights", "scale", "term_scale", "returns")
 OF_RESPONSES = ("groups", "rewards", "right", "answers", "finished", "places")
@@ -158,8 +161,10 @@ class PortableMethod:
         if self._reads_entropy():
             needs["entropy"] = "the entropy before the update: entropy= of signal"
         for name in sorted(self.composed.needs):
-            where = ", ".join(f"{argument}= of signal" for argument in ARGUMENTS.get(name, ()))
-            needs[name] = f"{meaning_of(name)}: {where or 'entropy= of loss and for_step'}"
+            where = [f"{argument}= of signal" for argument in ARGUMENTS.get(name, ())]
+            if name in PRESENT:
+                where.append(f"{PRESENT[name]}= of loss and for_step")
+            needs[name] = f"{meaning_of(name)}: {', '.join(where)}"
         if self.composed.reads_answers:
             needs["answers"] = "the normalized answers of responses: answers= of signal"
         if self.composed.reads_sampler:
@@ -185,6 +190,7 @@ class PortableMethod:
         ref_logp: Any = None,
         values: Any = None,
         min_p_logp: Any = None,
+        likeliest_entropy: Any = None,
         behaviour_logp: Any = None,
         answers: Any = None,
         right: Any = None,
@@ -208,6 +214,7 @@ class PortableMethod:
         layout = Layout.of(mask, lengths, logp.device)
         columns = {"logp": logp, "entropy": entropy, "sum_p2": sum_p2, "sum_p2_logp": sum_p2_logp}
         columns |= {"ref_logp": ref_logp, "values": values, "min_p_logp": min_p_logp}
+        columns["likeliest_entropy"] = likeliest_entropy
         if self.composed.reads_answers and answers is None:
             raise UserError(f"method {self.spec} compares the answers of a group; give answers")
         if self.composed.reads_sampler and behaviour_logp is None:
@@ -311,13 +318,13 @@ class PortableMethod:
 
     @ranks.as_only_rank()
     def for_step(
-        self, signal: PortableSignal, logp: Any, rows: Rows | None = None, *, mask: Any = None, entropy: Any = None
+        self, signal: PortableSignal, logp: Any, rows: Rows | None = None, *, mask: Any = None, **statistics: Any
     ) -> PortableSignal:
         """Return the signal for the update on a mini-batch, from the present policy on all of its rows.
 
-        Only a method with `marks_steps` needs it.
+        Only a method with `marks_steps` needs it; `statistics`: as of `loss`.
         """
-        current, _, part = self.present(signal, logp, rows, mask=mask, entropy=entropy)
+        current, _, part = self.present(signal, logp, rows, mask=mask, **statistics)
         if signal.minibatches and places(part) not in signal.minibatches:
             raise UserError(f"for_step got {len(part)} row(s); allowed: all rows of one of the minibatches of signal")
         fixed = self.composed.for_step(current.detach(), signal.fixed, part)
@@ -325,14 +332,14 @@ class PortableMethod:
 
     @ranks.as_only_rank()
     def loss(
-        self, signal: PortableSignal, logp: Any, rows: Rows | None = None, *, mask: Any = None, entropy: Any = None
+        self, signal: PortableSignal, logp: Any, rows: Rows | None = None, *, mask: Any = None, **statistics: Any
     ) -> Tensor:
         """Return the loss of some rows; the losses of all rows of a mini-batch add up to the loss of the mini-batch.
 
-        `logp` and `entropy` are the present policy's, with gradient, in the layout of the signal, a row for each of
-        `rows` (all). A `mask` allows another padding than that of `signal`.
+        `logp` and `statistics` (`entropy`, `likeliest_entropy`) are the present policy's, with gradient, in the layout
+        of the signal, a row for each of `rows` (all). A `mask` allows another padding than that of `signal`.
         """
-        current, fixed, part = self.present(signal, logp, rows, mask=mask, entropy=entropy)
+        current, fixed, part = self.present(signal, logp, rows, mask=mask, **statistics)
         self._check_marked(signal, part)
         return self.composed.loss(current, fixed, part)
 
@@ -345,10 +352,10 @@ class PortableMethod:
 
     @ranks.as_only_rank()
     def touched(
-        self, signal: PortableSignal, logp: Any, rows: Rows | None = None, *, mask: Any = None, entropy: Any = None
+        self, signal: PortableSignal, logp: Any, rows: Rows | None = None, *, mask: Any = None, **statistics: Any
     ) -> dict[str, Tensor]:
         """Return flat masks of the tokens of some rows that the objective clips and that each gate closes."""
-        current, fixed, part = self.present(signal, logp, rows, mask=mask, entropy=entropy)
+        current, fixed, part = self.present(signal, logp, rows, mask=mask, **statistics)
         self._check_marked(signal, part)
         return self.composed.touched(current.detach(), fixed, part)
 
@@ -375,17 +382,25 @@ class PortableMethod:
     # Parts
 
     def present(
-        self, signal: PortableSignal, logp: Any, rows: Rows | None = None, *, mask: Any = None, entropy: Any = None
+        self,
+        signal: PortableSignal,
+        logp: Any,
+        rows: Rows | None = None,
+        *,
+        mask: Any = None,
+        entropy: Any = None,
+        likeliest_entropy: Any = None,
     ) -> tuple[TokenStats, Signal, TokenBatch]:
         """Return the present policy's statistics of some rows, flat, with their part of the signal and of the batch."""
         fixed, part, layout = signal.part(rows)
-        asked = sorted({"entropy_now", "entropy_grad"} & self.composed.needs)
-        if asked and entropy is None:
-            raise UserError(f"method {self.spec} needs {meaning_of(asked[0])}; give entropy")
+        given = {"entropy": entropy, "likeliest_entropy": likeliest_entropy}
+        for need in sorted(PRESENT.keys() & self.composed.needs):
+            if given[PRESENT[need]] is None:
+                raise UserError(f"method {self.spec} needs {meaning_of(need)}; give {PRESENT[need]}")
         layout = layout.padded_by(mask)
-        entropy_T = None if entropy is None else layout.flat("entropy", entropy)
+        columns = {name: layout.flat(name, x) for name, x in given.items() if x is not None}
         # With log p of the model before training, which does not change.
-        return TokenStats(layout.flat("logp", logp), entropy_T, ref_logp=fixed.old.ref_logp), fixed, part
+        return TokenStats(layout.flat("logp", logp), **columns, ref_logp=fixed.old.ref_logp), fixed, part
 
     def _check_marked(self, signal: PortableSignal, part: TokenBatch) -> None:
         if self.marks_steps and not places(part) <= signal.marked:
@@ -425,16 +440,17 @@ class PortableMethod:
         some_BT = torch.linspace(-2, -0.1, 2 * size * 3).view(-1, 3)
         rewards = [float(row % size == 0) for row in range(len(some_BT))]
         numbers: dict[str, Any] = dict.fromkeys(("sum_p2", "ref_logp", "values"), some_BT.abs())
-        numbers |= dict.fromkeys(("sum_p2_logp", "min_p_logp", "behaviour_logp"), some_BT)
+        numbers |= dict.fromkeys(("sum_p2_logp", "min_p_logp", "behaviour_logp", "likeliest_entropy"), some_BT)
         numbers["answers"] = [None] * len(some_BT)
         groups = [row // size for row in range(len(some_BT))]
         mask = torch.ones_like(some_BT)
+        present = dict.fromkeys(("entropy", "likeliest_entropy"), some_BT.abs())
 
         def learn(entropy: Tensor | None) -> None:
             signal = self.signal(some_BT, rewards, groups, mask=mask, entropy=entropy, **numbers)
             if self.marks_steps:
-                signal = self.for_step(signal, some_BT, entropy=some_BT.abs())
-            self.loss(signal, some_BT, entropy=some_BT.abs())
+                signal = self.for_step(signal, some_BT, **present)
+            self.loss(signal, some_BT, **present)
 
         try:
             learn(None)

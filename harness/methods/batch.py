@@ -45,9 +45,10 @@ class TokenStats:
     entropy: Tensor | None = None  # H over the full vocabulary
     sum_p2: Tensor | None = None
     sum_p2_logp: Tensor | None = None
+    min_p_logp: Tensor | None = None  # after tokens of low probability are removed; -inf of a removed token
+    likeliest_entropy: Tensor | None = None  # H among the likeliest tokens alone, scaled to the range of the entropy
     values: Tensor | None = None  # of a critic
     ref_logp: Tensor | None = None  # of the reference model
-    min_p_logp: Tensor | None = None  # after tokens of low probability are removed; -inf of a removed token
 
     @classmethod
     def cat(cls, parts: Sequence[TokenStats]) -> TokenStats:

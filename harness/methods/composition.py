@@ -41,11 +41,13 @@ BEFORE: dict[str, tuple[str, ...]] = {
     "values": ("values",),
     "ref_logp": ("ref_logp",),
     "min_p_logp": ("min_p",),
+    "likeliest_entropy": ("likeliest_entropy",),
 }
 DURING: dict[str, tuple[str, ...]] = {
     "logp": (),
     "entropy": ("entropy_grad", "entropy_now"),
     "ref_logp": ("ref_logp",),
+    "likeliest_entropy": ("likeliest_entropy",),
 }
 
 

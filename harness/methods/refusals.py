@@ -31,6 +31,8 @@ def trl_refusal(method: Method) -> str | None:
         return refusal
     if "values" in method.needs:
         return "needs a critic, which GRPOTrainer lacks"
+    if {"min_p", "likeliest_entropy"} <= method.needs:
+        return "needs two statistics of the likely tokens, and the head of GRPOTrainer can give one"
     if method.reads_answers:
         return "compares the answers of a group in their normal form, which GRPOTrainer does not know"
     if method.reads_sampler:
@@ -46,6 +48,8 @@ def verl_refusal(method: Method) -> str | None:
         return "needs the sums over squared probabilities, which verl does not compute"
     if "min_p" in method.needs:
         return "needs log p among the likely tokens, which verl does not compute"
+    if "likeliest_entropy" in method.needs:
+        return "needs the entropy among the likeliest tokens, which verl does not compute"
     if method.reads_answers:
         return "compares the answers of a group in their normal form, which verl does not know"
     if method.marks_steps:

@@ -34,6 +34,7 @@ NEEDS = {
     "ref_logp": "log p of the model before training: old.ref_logp, current.ref_logp",
     "sum_p2": "the sums over squared probabilities: old.sum_p2, old.sum_p2_logp",
     "min_p": "log p without the tokens below 0.02 of the largest probability: old.min_p_logp",
+    "likeliest_entropy": "the entropy among the two likeliest tokens: old.likeliest_entropy, current.likeliest_entropy",
     "entropy_now": "the present entropy without gradient: current.entropy",
     "entropy_grad": "the present entropy with gradient: current.entropy",
 }

@@ -58,13 +58,13 @@ def batch_of(trainer: Trainer, step: int, temperature: float | None = None) -> T
     return collected.batch(trainer.config.rollout.max_new_tokens, trainer.policy.device)
 
 
-def batches_of_grpo(trainer: Trainer, batches: int) -> Iterator[tuple[TokenBatch, TokenStats]]:
+def batches_of_grpo(trainer: Trainer, batches: int, needs: frozenset[str]) -> Iterator[tuple[TokenBatch, TokenStats]]:
     """Yield batches of the untrained model, each with the statistics of its tokens after plain GRPO's updates on it."""
     start = copy.deepcopy(trainer.policy.state())  # copied, since updates change the tensors of the state in place
     for step in range(1, batches + 1):
         batch = batch_of(trainer, step)
         trainer.train_step(step, Stopwatch())  # samples the same batch again, since seeds depend on the step alone
-        yield batch, trainer.policy.stats(batch, dynamics.NEEDS)
+        yield batch, trainer.policy.stats(batch, needs)
         trainer.policy.load_state(start, partial(copy_from, start))
         trainer.synchronise(step)
 
@@ -82,13 +82,14 @@ def explain(config: Config, specs: Sequence[str], batches: int) -> list[dict[str
     methods = {spec: Method.of(spec, table, config.method_options) for spec in specs}
     explanations = []
     with tempfile.TemporaryDirectory() as folder, VerifierPool.of(config.verify) as verifier:
-        sampled = list(batches_of_grpo(build_trainer(config, PLAIN, folder, verifier), batches))
+        needs_after = dynamics.NEEDS.union(*(method.needs & {"likeliest_entropy"} for method in methods.values()))
+        sampled = list(batches_of_grpo(build_trainer(config, PLAIN, folder, verifier), batches, needs_after))
         plain = Method.of(PLAIN, table, config.method_options)
-        # The statistics before any update differ only by the models that the trainer loads for a method and by `min_p`,
-        # which few methods need; sum_p2 is computed for all.
+        # The statistics before any update differ only by the models that the trainer loads for a method and by those
+        # of likely tokens, which few methods need; sum_p2 is computed for all.
         stats_before: dict[frozenset[str], list[TokenStats]] = {}
         for spec, method in methods.items():
-            needs = method.needs & {*MODELS, "min_p"} | dynamics.NEEDS
+            needs = method.needs & {*MODELS, "min_p", "likeliest_entropy"} | dynamics.NEEDS
             if needs not in stats_before:
                 trainer = build_trainer(config, spec, folder, verifier)
                 stats_before[needs] = [trainer.stats_before(batch, needs) for batch, _ in sampled]

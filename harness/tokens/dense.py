@@ -7,7 +7,7 @@ from math import inf, log
 import torch
 from torch import Tensor
 
-from harness.tokens.head import FAR, MIN_P, Columns, Head, Which, wide
+from harness.tokens.head import FAR, MIN_P, Columns, Head, Which, likeliest_entropy, wide
 
 
 def dense_statistics(hidden_TD: Tensor, head: Head, targets_T: Tensor, temperature: float, which: Which) -> Columns:
@@ -28,7 +28,8 @@ def dense_statistics(hidden_TD: Tensor, head: Head, targets_T: Tensor, temperatu
         sum_p2_T = (p_TV * p_TV).sum(-1) if which.sum_p2 else None
         sum_p2_logp_T = (p_TV * p_logp_TV).sum(-1) if which.sum_p2 else None
         min_p_logp_T = filtered_logp(logp_TV, logp_T) if which.min_p else None
-    return logp_T, entropy_T, sum_p2_T, sum_p2_logp_T, min_p_logp_T
+    likeliest_entropy_T = likeliest_entropy(logp_TV, len(head.weight_VD)) if which.likeliest_entropy else None
+    return logp_T, entropy_T, sum_p2_T, sum_p2_logp_T, min_p_logp_T, likeliest_entropy_T
 
 
 def filtered_logp(logp_TV: Tensor, logp_T: Tensor) -> Tensor:

@@ -105,13 +105,13 @@ class Push:
 
 
 def push_of(method: Method, signal: Signal, current: TokenStats, minibatches: Sequence[TokenBatch]) -> Push:
-    """Return the push of any method on each token, from the gradient of its real loss."""
+    """Return the push of any method on each token, from the gradient of its real loss by log p and H alone."""
     push = Push(torch.zeros_like(current.logp), torch.zeros_like(current.logp))
     for part in minibatches:
         here = current.at(part.index_T)
         assert here.entropy is not None
         logp_T, entropy_T = here.logp.detach().requires_grad_(), here.entropy.detach().requires_grad_()
-        leaves = TokenStats(logp_T, entropy_T, ref_logp=here.ref_logp)
+        leaves = dataclasses.replace(here, logp=logp_T, entropy=entropy_T)
         fixed = method.for_step(here, signal, part).at(part.index_T)
         with torch.enable_grad():
             loss = method.loss(leaves, fixed, part)

@@ -6,6 +6,7 @@ Shorter types are multiplied in float32: rounded to bfloat16, a logit of 20 is o
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import log
 from typing import NamedTuple
 
 import torch
@@ -15,8 +16,9 @@ FAR = -1e4  # of log p, and of a logit below the largest one: from here on p is 
 # The share of the largest probability that a token must have to stay in the filtered distribution of `min_p_logp`: the
 # value of arXiv:2510.03222, whose method alone reads it.
 MIN_P = 0.02
-# Of TokenStats: logp, entropy, sum_p2, sum_p2_logp, min_p_logp
-Columns = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+TOP = 2  # the number of tokens of `likeliest_entropy`: the value of arXiv:2602.03635, whose method alone reads it
+# The first ones of TokenStats, from logp to likeliest_entropy.
+Columns = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 
 
 class Which(NamedTuple):
@@ -26,6 +28,7 @@ class Which(NamedTuple):
     entropy_grad: bool
     sum_p2: bool
     min_p: bool
+    likeliest_entropy: bool
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,13 @@ class Head:
 def wide(x: Tensor) -> Tensor:
     """Return a tensor in float32, or in float64 where it is."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def likeliest_entropy(logits_TV: Tensor, vocabulary: int) -> Tensor:
+    """Return the entropy of the softmax of the largest logits, times log V / log TOP: up to log V, as the entropy."""
+    log_q_TK = logits_TV.topk(TOP).values.log_softmax(-1)
+    entropy_T = -(log_q_TK.exp() * log_q_TK.clamp(min=FAR)).sum(-1)
+    return entropy_T * (log(vocabulary) / log(TOP))
 
 
 def widened_on_cpu(x: Tensor) -> Tensor:

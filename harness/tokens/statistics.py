@@ -12,8 +12,9 @@ from harness.tokens import dense, streaming
 from harness.tokens.head import Columns, Head, Which
 
 # From hidden states, head, targets and temperature to the statistics of softmax(logits / temperature): in float32, or
-# in float64 if the inputs are. A logit may be -inf. The gradient goes through logp always, through the entropy with
-# `entropy_grad`, and never through the others. All but logp are None unless requested.
+# in float64 if the inputs are. A logit may be -inf. The gradient goes through logp and the entropy of the likeliest
+# tokens always, through the entropy with `entropy_grad`, and never through the others. All but logp are None unless
+# requested.
 Backend = Callable[[Tensor, Head, Tensor, float, Which], Columns]
 
 BACKENDS: dict[str, Backend] = {"dense": dense.dense_statistics, "torch": streaming.streaming_statistics}
@@ -30,6 +31,7 @@ def token_stats(
     entropy_grad: bool = False,
     sum_p2: bool = False,
     min_p: bool = False,
+    likeliest_entropy: bool = False,
     backend: str | None = None,
 ) -> TokenStats:
     """Return the statistics of the targets, by the named backend or the one for the size of the vocabulary."""
@@ -42,8 +44,5 @@ def token_stats(
         if hidden_TD.is_cuda:  # a CPU multiplies in float32, for which a rounded weight would be widened again
             head = Head(head.weight_VD.to(dtype), head.bias_V, head.softcap)
     with torch.autocast(hidden_TD.device.type, enabled=False):
-        which = Which(entropy or entropy_grad, entropy_grad, sum_p2, min_p)
-        logp_T, entropy_T, sum_p2_T, sum_p2_logp_T, min_p_logp_T = BACKENDS[backend](
-            hidden_TD, head, targets_T, temperature, which
-        )
-    return TokenStats(logp_T, entropy_T, sum_p2_T, sum_p2_logp_T, min_p_logp=min_p_logp_T)
+        which = Which(entropy or entropy_grad, entropy_grad, sum_p2, min_p, likeliest_entropy)
+        return TokenStats(*BACKENDS[backend](hidden_TD, head, targets_T, temperature, which))

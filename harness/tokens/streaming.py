@@ -18,14 +18,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.tokens.head import FAR, MIN_P, Columns, Head, Which, wide_product, widened_on_cpu
+from harness.tokens.head import FAR, MIN_P, TOP, Columns, Head, Which, likeliest_entropy, wide_product, widened_on_cpu
 
 BLOCK = {"cpu": (2**7, 2**10), "cuda": (2**11, 2**14)}  # tokens x vocabulary; on a CPU a block fits into the cache
 
 
 def streaming_statistics(hidden_TD: Tensor, head: Head, targets_T: Tensor, temperature: float, which: Which) -> Columns:
     which = which._replace(entropy=which.entropy or which.sum_p2)
-    return Streaming.apply(hidden_TD, head.weight_VD, head.bias_V, targets_T, head.softcap, temperature, which)
+    *columns, likeliest_TK = Streaming.apply(
+        hidden_TD, head.weight_VD, head.bias_V, targets_T, head.softcap, temperature, which
+    )
+    # Autograd differentiates the last step, and the backward pass below spreads what comes back to the logits.
+    likeliest_T = likeliest_entropy(likeliest_TK, len(head.weight_VD)) if which.likeliest_entropy else None
+    return *columns, likeliest_T
 
 
 def spans(size: int, step: int) -> Iterator[slice]:
@@ -63,12 +68,13 @@ class Streaming(torch.autograd.Function):
         temperature: float,
         which: Which,
     ) -> tuple[Tensor | None, ...]:
-        entropy, entropy_grad, sum_p2, min_p = which
+        entropy, entropy_grad, sum_p2, min_p, likeliest = which
         masked = bias_V is not None  # only a bias can make a logit -inf
         tokens, vocabulary = BLOCK[hidden_TD.device.type]
         columns_by_row: dict[str, list[Tensor]] = {
-            name: [] for name in ("m", "log_s", "logp", "entropy", "sum_p2", "sum_p2_logp", "min_p_logp")
+            name: [] for name in ("m", "log_s", "logp", "entropy", "sum_p2", "sum_p2_logp", "min_p_logp", "likeliest")
         }
+        places = []  # of the likeliest tokens in the vocabulary
         for rows in spans(len(hidden_TD), tokens):
             hidden, targets = hidden_TD[rows], targets_T[rows]
             # A few numbers for each token: in double they cost nothing, and only the sums within a block round.
@@ -76,10 +82,14 @@ class Streaming(torch.autograd.Function):
             # Finite and not -inf: if the first block holds only masked tokens, -inf - -inf would be NaN.
             m = torch.full_like(zero, torch.finfo(torch.float32).min / 4)
             chosen = s = t = q = r = zero
+            of_blocks: list[tuple[Tensor, Tensor]] = []  # the likeliest tokens of each: logits and places
             for columns in spans(len(weight_VD), vocabulary):
                 z, _ = block(hidden, weight_VD[columns], None if bias_V is None else bias_V[columns], softcap)
                 if temperature != 1:
                     z /= temperature
+                if likeliest:
+                    largest, place = z.topk(min(TOP, z.shape[1]))
+                    of_blocks.append((largest, place + columns.start))
                 place, inside = places_in_block(targets, columns)
                 chosen = torch.where(inside, z.gather(1, place[:, None]).squeeze(1).double(), chosen)
                 before, m = m, torch.maximum(m, z.amax(dim=1).double())
@@ -116,21 +126,28 @@ class Streaming(torch.autograd.Function):
                     kept = kept + d.exp().masked_fill_(d < log(MIN_P), 0).sum(dim=1).double()
                 removed = chosen - m < log(MIN_P)
                 columns_by_row["min_p_logp"].append((chosen - m - kept.log()).masked_fill(removed, -inf))
+            if likeliest:
+                z, place = (torch.cat(parts, dim=1) for parts in zip(*of_blocks, strict=True))
+                largest, index = z.topk(TOP)
+                columns_by_row["likeliest"].append(largest)
+                places.append(place.gather(1, index))
         dtype = torch.promote_types(hidden_TD.dtype, torch.float32)
         joined = {name: torch.cat(parts).to(dtype) if parts else None for name, parts in columns_by_row.items()}
-        ctx.save_for_backward(hidden_TD, weight_VD, bias_V, targets_T, joined["m"], joined["log_s"], joined["entropy"])
+        statistics = (joined["m"], joined["log_s"], joined["entropy"], torch.cat(places) if places else None)
+        ctx.save_for_backward(hidden_TD, weight_VD, bias_V, targets_T, *statistics)
         ctx.softcap, ctx.temperature, ctx.entropy_grad = softcap, temperature, entropy_grad
         fixed = ["sum_p2", "sum_p2_logp", "min_p_logp"]
         if not entropy_grad:
             fixed.append("entropy")
         without_gradient = [joined[name] for name in fixed if joined[name] is not None]
         ctx.mark_non_differentiable(*without_gradient)
-        return joined["logp"], joined["entropy"], joined["sum_p2"], joined["sum_p2_logp"], joined["min_p_logp"]
+        names = ("logp", "entropy", "sum_p2", "sum_p2_logp", "min_p_logp", "likeliest")
+        return tuple(joined[name] for name in names)
 
     @staticmethod
-    def backward(ctx: Any, by_logp: Tensor, by_entropy: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, by_logp: Tensor, by_entropy: Tensor, *by_others: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients, by dlog p_y / dz_i = [i = y] - p_i and dH / dz_i = -p_i (H + log p_i)."""
-        hidden_TD, weight_VD, bias_V, targets_T, m_T, log_s_T, entropy_T = ctx.saved_tensors
+        hidden_TD, weight_VD, bias_V, targets_T, m_T, log_s_T, entropy_T, place_TK = ctx.saved_tensors
         inputs = (hidden_TD, weight_VD, bias_V)
         # The sums over all blocks, in float32 also where the inputs are shorter.
         gradients = []
@@ -156,6 +173,9 @@ class Streaming(torch.autograd.Function):
                 slope = p.mul_(pull)
                 place, inside = places_in_block(targets, columns)
                 slope.scatter_add_(1, place[:, None], torch.where(inside, by_logp[rows], 0)[:, None])
+                if place_TK is not None:
+                    place, inside = places_in_block(place_TK[rows], columns)
+                    slope.scatter_add_(1, place, torch.where(inside, by_others[-1][rows], 0))
                 slope /= ctx.temperature
                 if tanh is not None:
                     slope *= 1 - tanh**2

@@ -235,8 +235,8 @@ class Scorer(nn.Module):
 
 
 def columns_before(needs: frozenset[str]) -> dict[str, bool]:
-    """Return which columns are computed before the update alone."""
-    return {"sum_p2": "sum_p2" in needs, "min_p": "min_p" in needs}
+    """Return which columns are computed before the update for a need alone."""
+    return {name: name in needs for name in ("sum_p2", "min_p", "likeliest_entropy")}
 
 
 def order_of(parts: Sequence[TokenBatch]) -> Tensor:
@@ -294,7 +294,7 @@ class Policy(Learner):
     def current(self, batch: TokenBatch, needs: frozenset[str], *, before: bool = False) -> TokenStats:
         """Return the statistics of the present policy, with gradient; `before`: with the columns of `stats`, too."""
         grad = "entropy_grad" in needs
-        more = columns_before(needs) if before else {}
+        more = columns_before(needs if before else needs & {"likeliest_entropy"})
         return self._forward(batch, entropy=before or grad or "entropy_now" in needs, entropy_grad=grad, **more)
 
     def save(self, folder: Path, *others: Any) -> None:

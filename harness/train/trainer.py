@@ -128,7 +128,7 @@ class Trainer:
                 loss = 0.0
                 # Before the split into micro-batches, whose size is a memory setting and must not change results.
                 if method.marks_steps:
-                    now = with_reference(policy.stats(minibatch), old, minibatch)
+                    now = with_reference(policy.stats(minibatch, needs & {"likeliest_entropy"}), old, minibatch)
                     signal = method.for_step(now, signal, minibatch)
                 if train.loss_scale == MICRO_BATCH:  # unless that is asked for
                     parts = policy.micro_batches(minibatch)
@@ -288,4 +288,4 @@ class Trainer:
 def with_reference(current: TokenStats, old: TokenStats, part: TokenBatch) -> TokenStats:
     """Return statistics of the present policy with those of the model before training, which do not change."""
     ref_logp_T = None if old.ref_logp is None else old.ref_logp[part.index_T]
-    return TokenStats(current.logp, current.entropy, ref_logp=ref_logp_T)
+    return replace(current, ref_logp=ref_logp_T)

@@ -55,6 +55,8 @@ ORACLES: dict[str, Callable[[Case], Oracle]] = {
     "grpo({})+top_entropy(share=0.33, reference_denominator=true)": lambda c: kept(
         c, brute.keep_top_entropy(c, 0.33), counted=True
     ),
+    "grpo({})+tre": lambda c: Oracle(grpo(c), term=brute.likeliest_bonus(c, 0.001)),
+    "grpo({})+tre(coefficient=0.3)": lambda c: Oracle(grpo(c), term=brute.likeliest_bonus(c, 0.3)),
     "grpo({})+lp_reg(share=0.5)": lambda c: Oracle(grpo(c), term=brute.lp_reg_term(c, 0.5, 1)),
     "grpo({})+lp_reg(share=1, coefficient=0.3)": lambda c: Oracle(grpo(c), term=brute.lp_reg_term(c, 1, 0.3)),
     "grpo({})+low_prob": lambda c: Oracle(brute.low_prob(c, 0.2)),

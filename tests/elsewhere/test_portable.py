@@ -39,10 +39,16 @@ def given(method: PortableMethod, c: Case) -> dict[str, Any]:
         **{name: {name: vars(c.old)[name]} for name in ("entropy", "values", "ref_logp")},
         "sum_p2": {"sum_p2": c.old.sum_p2, "sum_p2_logp": c.old.sum_p2_logp},
         "min_p": {"min_p_logp": c.old.min_p_logp},
+        "likeliest_entropy": {"likeliest_entropy": c.old.likeliest_entropy},
         "behaviour_logp": {"behaviour_logp": c.batch.behaviour_logp_T},
     }
     needed = [columns for need, columns in of_needs.items() if need in method.needs]
     return {name: x_T for columns in needed for name, x_T in columns.items()}
+
+
+def present_of(c: Case) -> dict[str, Tensor]:
+    """Return the statistics of the present policy, flat."""
+    return {name: c.current().columns[name] for name in ("logp", "entropy", "likeliest_entropy")}
 
 
 def answers(method: PortableMethod, c: Case, row_B: Tensor) -> list[str | None] | None:
@@ -105,23 +111,16 @@ def test_padded_rows_in_any_order_give_the_trainers_gradient(spec: str) -> None:
     for part, rows in zip(minibatches, parts, strict=True):
         now = c.current().at(index_T[part.index_T])
         expected = trained.loss(now, trained.for_step(now, theirs, part).at(part.index_T), part)
-        present = {"logp": c.current().logp, "entropy": c.current().entropy}
         rows_B = row_B[torch.tensor(rows)]
-        columns = {name: padded(c, x_T)[rows_B] for name, x_T in present.items()}  # type: ignore[arg-type]
+        columns = {name: padded(c, x_T)[rows_B] for name, x_T in present_of(c).items()}
         if method.marks_steps:
-            signal = method.for_step(signal, columns["logp"], rows, entropy=columns["entropy"])
+            signal = method.for_step(signal, rows=rows, **columns)
         losses = []
         for some in (slice(0, 5), slice(5, None)):
             longest = int(c.batch.lengths_B[rows_B[some]].max())
-            losses.append(
-                method.loss(
-                    signal,
-                    columns["logp"][some, :longest],
-                    rows[some],
-                    mask=mask_of(c)[rows_B[some], :longest],
-                    entropy=columns["entropy"][some, :longest],
-                )
-            )
+            of_part = {name: x[some, :longest] for name, x in columns.items()}
+            mask = mask_of(c)[rows_B[some], :longest]
+            losses.append(method.loss(signal, rows=rows[some], mask=mask, **of_part))
         mine = losses[0] + losses[1]
         torch.testing.assert_close(mine, expected, rtol=1e-9, atol=1e-12)
         torch.testing.assert_close(gradient(mine, c), gradient(expected, c), rtol=1e-9, atol=1e-12)
@@ -136,8 +135,8 @@ def test_signal_empty_responses(spec: str) -> None:
         mask = mask_of(c).clone()
         mask[empty] = False
         columns: dict[str, Any] = {name: padded(c, x_T) for name, x_T in given(method, c).items()}
-        assert c.old.entropy is not None
-        columns["entropy"] = padded(c, c.old.entropy)
+        present = {name: padded(c, c.old.columns[name]) for name in ("entropy", "likeliest_entropy")}
+        columns["entropy"] = present["entropy"]
         signal = method.signal(
             padded(c, c.old.logp),
             c.batch.rewards_B,
@@ -148,8 +147,8 @@ def test_signal_empty_responses(spec: str) -> None:
         )
         logp = padded(c, c.current().logp.detach()).requires_grad_()
         if method.marks_steps:
-            signal = method.for_step(signal, logp, entropy=columns["entropy"])
-        loss = method.loss(signal, logp, entropy=columns["entropy"])
+            signal = method.for_step(signal, logp, **present)
+        loss = method.loss(signal, logp, **present)
         (slope,) = torch.autograd.grad(loss, logp)
         assert torch.isfinite(slope).all()
         assert not slope[~mask].any()
@@ -179,18 +178,16 @@ def test_flat_tensors_and_columns_are_the_same_bit_for_bit(spec: str) -> None:
     assert_same(signal.fixed, fixed)
     assert signal.advantages.equal(fixed.advantages_T)
     assert signal.weights.equal(fixed.weights_T)
-    now = c.current()
-    assert now.entropy is not None
     if method.marks_steps:
-        fixed = trained.for_step(now, fixed, c.batch)
-        signal = method.for_step(signal, now.logp, entropy=now.entropy)
-    mine = method.loss(signal, now.logp, entropy=now.entropy)
+        fixed = trained.for_step(c.current(), fixed, c.batch)
+        signal = method.for_step(signal, **present_of(c))
+    mine = method.loss(signal, **present_of(c))
     expected = trained.loss(c.current(), fixed, c.batch)
     assert mine.item() == expected.item()
     travelled = method.of_columns(signal.columns(), lengths=c.batch.lengths_B)
     assert_same(travelled.fixed, signal.fixed)
     travelled = dataclasses.replace(travelled, marked=signal.marked)
-    assert method.loss(travelled, now.logp, entropy=now.entropy).item() == expected.item()
+    assert method.loss(travelled, **present_of(c)).item() == expected.item()
 
 
 def assert_same(mine: Signal, theirs: Signal) -> None:
@@ -224,6 +221,10 @@ def test_needs_of_portable_methods() -> None:
     assert list(PortableMethod("ppo").needs) == ["values"]
     assert list(PortableMethod("grpo(kl_coef=0.1)+entropy_bonus").needs) == ["entropy_grad", "ref_logp"]
     assert list(PortableMethod("bapo").needs) == ["minibatch"]
+    assert PortableMethod("tre").needs == {
+        "likeliest_entropy": "the entropy among the two likeliest tokens: likeliest_entropy= of signal, "
+        "likeliest_entropy= of loss and for_step"
+    }
     assert "entropy" in PortableMethod("adaptive_entropy").needs  # whose memory follows it
     for spec in baselines.METHODS:
         for meaning in PortableMethod(spec).needs.values():

@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
+import loops
 import numpy as np
 from known import known
 from loops import PolicyValues, Term, before, discriminators, group_advantages, now, part_of, responses, softmax
@@ -28,6 +29,16 @@ def lp_reg_term(c: Case, share: float, coefficient: float) -> Term:
             return 0.0, [0.0] * len(p)
         slope = coefficient * (1 - math.exp(d))
         return coefficient * (math.exp(d) - d - 1), [slope * ((v == y) - p[v]) for v in range(len(p))]
+
+    return term
+
+
+def likeliest_bonus(c: Case, coefficient: float) -> Term:
+    """Adds the entropy among the two likeliest tokens to the objective."""
+
+    def term(t: int) -> tuple[float, list[float]]:
+        h, slopes = loops.likeliest(softmax(c.logits_TV[t].tolist()))
+        return -coefficient * h, [-coefficient * slope for slope in slopes]
 
     return term
 

@@ -37,6 +37,14 @@ def discriminators(p: Sequence[float]) -> list[float]:
     return [x * h + xlogx(x) for x in p]
 
 
+def likeliest(p: Sequence[float]) -> tuple[float, list[float]]:
+    """Return the entropy among the two largest of some probabilities, times log V / log 2, and its slopes by logits."""
+    kept = sorted(range(len(p)), key=p.__getitem__)[-2:]
+    q = [x / math.fsum(p[i] for i in kept) if i in kept else 0.0 for i, x in enumerate(p)]
+    scale = math.log2(len(p))
+    return scale * entropy(q), [-scale * s for s in discriminators(q)]
+
+
 def responses(case: Case) -> list[range]:
     """Return the flat tokens of each response."""
     spans, start = [], 0

@@ -48,8 +48,8 @@ def loss(method: Method, c: Case) -> Tensor:
     [
         (
             frozenset({"sum_p"}),
-            "a name in needs of method mine is 'sum_p'; allowed: entropy_grad, entropy_now, min_p, ref_logp, sum_p2, "
-            "values; did you mean 'sum_p2'?",
+            "a name in needs of method mine is 'sum_p'; allowed: entropy_grad, entropy_now, likeliest_entropy, min_p, "
+            "ref_logp, sum_p2, values; did you mean 'sum_p2'?",
         ),
         (
             "sum_p2",

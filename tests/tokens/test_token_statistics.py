@@ -21,7 +21,8 @@ BLOCKS: dict[str, list[tuple[int, int] | None]] = {  # how a backend may cut its
     "dense": [None],
     "torch": [(2**7, 2**10), (4, 7), (1, 1)],
 }
-ASKED = ("logp", "entropy", "sum_p2", "sum_p2_logp", "min_p_logp")
+ASKED = ("logp", "entropy", "sum_p2", "sum_p2_logp", "min_p_logp", "likeliest_entropy")
+ALL = dict.fromkeys(("entropy_grad", "sum_p2", "min_p", "likeliest_entropy"), True)
 CUTS = [(name, block) for name in BACKENDS for block in BLOCKS[name]]
 
 
@@ -77,6 +78,9 @@ def check(stats: TokenStats, p_TV: list[list[float]], targets_T: Tensor, toleran
             kept = [x for x in p if x >= 0.02 * max(p)]
             filtered = math.log(p[y] / math.fsum(kept)) if p[y] in kept else -math.inf
             assert stats.min_p_logp[t].item() == pytest.approx(filtered, rel=1e-5, abs=tolerance)
+        if stats.likeliest_entropy is not None:
+            of_two = loops.likeliest(p)[0]
+            assert stats.likeliest_entropy[t].item() == pytest.approx(of_two, rel=1e-5, abs=5 * tolerance)
         assert stats.discriminator[t].item() == pytest.approx(s[y], rel=1e-4, abs=tolerance)
         expected = math.fsum(x * d for x, d in zip(p, s, strict=True))
         assert stats.expected_discriminator[t].item() == pytest.approx(expected, rel=1e-4, abs=tolerance)
@@ -86,24 +90,25 @@ def check(stats: TokenStats, p_TV: list[list[float]], targets_T: Tensor, toleran
 def test_values(backend: str, form: tuple[bool, float | None], temperature: float) -> None:
     hidden_TD, head, targets_T = inputs(bias=form[0], softcap=form[1])
     with torch.no_grad():
-        stats = token_stats(hidden_TD, head, targets_T, temperature, sum_p2=True, min_p=True, backend=backend)
+        stats = token_stats(hidden_TD, head, targets_T, temperature, **ALL, backend=backend)
     check(stats, distributions(hidden_TD, head, temperature), targets_T)
 
 
-@pytest.mark.parametrize(("of_logp", "of_entropy"), [(1, 0), (0, 1), (1, 1)])
-def test_gradients(backend: str, of_logp: float, of_entropy: float) -> None:
+@pytest.mark.parametrize(("of_logp", "of_entropy", "of_likeliest"), [(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 1)])
+def test_gradients(backend: str, of_logp: float, of_entropy: float, of_likeliest: float) -> None:
     """Expect dlogp/dz = (e_y - p) / T and dH/dz = -S / T, through the head to the hidden states and its weight."""
     temperature = 0.7
     hidden_TD, head, targets_T = inputs()
-    asked: dict[str, Any] = {"entropy_grad": True, "sum_p2": True, "min_p": True, "backend": backend}
-    stats = token_stats(hidden_TD, head, targets_T, temperature, **asked)
+    stats = token_stats(hidden_TD, head, targets_T, temperature, **ALL, backend=backend)
     weights_T = torch.linspace(-1, 2, TOKENS)
-    (weights_T * (of_logp * stats.logp + of_entropy * known(stats.entropy))).sum().backward()
+    of_both_T = of_entropy * known(stats.entropy) + of_likeliest * known(stats.likeliest_entropy)
+    (weights_T * (of_logp * stats.logp + of_both_T)).sum().backward()
 
     rows = []
     for t, p in enumerate(distributions(hidden_TD, head, temperature)):
-        s = loops.discriminators(p)
+        s, of_two = loops.discriminators(p), loops.likeliest(p)[1]
         slopes = [of_logp * ((i == int(targets_T[t])) - p[i]) - of_entropy * s[i] for i in range(VOCABULARY)]
+        slopes = [slope + of_likeliest * x for slope, x in zip(slopes, of_two, strict=True)]
         rows.append([weights_T[t].item() * slope / temperature for slope in slopes])
     by_logits_TV = torch.tensor(rows, dtype=torch.float64)
     expected = (by_logits_TV @ head.weight_VD.detach().double(), by_logits_TV.T @ hidden_TD.detach().double())
@@ -112,17 +117,18 @@ def test_gradients(backend: str, of_logp: float, of_entropy: float) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("entropy_grad", [False, True])
+@pytest.mark.parametrize("entropies", [False, True])
 @pytest.mark.parametrize("form", ["plain", "both"], indirect=True)
-def test_gradients_by_finite_differences(backend: str, form: tuple[bool, float | None], entropy_grad: bool) -> None:
+def test_gradients_by_finite_differences(backend: str, form: tuple[bool, float | None], entropies: bool) -> None:
     hidden_TD, head, targets_T = inputs(torch.float64, bias=form[0], softcap=form[1])
     few = VOCABULARY // 2  # since the work grows with its square where each token is a block
     two_TD, targets_T = hidden_TD.detach()[-2:].requires_grad_(), targets_T[-2:] % few
 
     def differentiable(hidden_TD: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> tuple[Tensor, ...]:
         changed = Head(weight_VD, bias_V, head.softcap)
-        stats = token_stats(hidden_TD, changed, targets_T, 1.3, entropy_grad=entropy_grad, backend=backend)
-        return (stats.logp, known(stats.entropy)) if entropy_grad else (stats.logp,)
+        asked: dict[str, Any] = dict.fromkeys(("entropy_grad", "likeliest_entropy"), entropies)
+        stats = token_stats(hidden_TD, changed, targets_T, 1.3, **asked, backend=backend)
+        return (stats.logp, known(stats.entropy), known(stats.likeliest_entropy)) if entropies else (stats.logp,)
 
     parts: Any = (None if x is None else x.detach()[:few].requires_grad_() for x in (head.weight_VD, head.bias_V))
     assert torch.autograd.gradcheck(differentiable, (two_TD, *parts))
@@ -140,15 +146,17 @@ def test_token_stats_gradients(backend: str) -> None:
     assert graph(entropy=False, min_p=True) == nothing | {"logp": True, "min_p_logp": False}
     sums = {"sum_p2": False, "sum_p2_logp": False}
     assert graph(entropy_grad=True, sum_p2=True) == nothing | sums | {"logp": True, "entropy": True}
-    everything = dict.fromkeys(ASKED, False) | {"logp": True, "entropy": True}
-    assert graph(entropy_grad=True, sum_p2=True, min_p=True) == everything
+    with_gradient = {"logp": True, "entropy": True, "likeliest_entropy": True}
+    assert graph(**ALL) == dict.fromkeys(ASKED, False) | with_gradient
     with torch.no_grad():
-        assert graph(entropy_grad=True, sum_p2=True, min_p=True) == dict.fromkeys(ASKED, False)
+        assert graph(**ALL) == dict.fromkeys(ASKED, False)
 
 
-def test_asking_for_more_changes_nothing(backend: str) -> None:
+def test_asking_for_more_changes_nothing(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with torch.no_grad():
-        less, more = (token_stats(*inputs(), 1.0, sum_p2=more, backend=backend) for more in (False, True))
+        more = token_stats(*inputs(), 1.0, sum_p2=True, likeliest_entropy=True, backend=backend)
+        monkeypatch.setattr(Tensor, "topk", None)  # without the request no tokens are ranked
+        less = token_stats(*inputs(), 1.0, backend=backend)
     assert torch.equal(less.logp, more.logp)
     assert torch.equal(known(less.entropy), known(more.entropy))
 
@@ -166,7 +174,7 @@ def test_statistics_of_a_model_in_bfloat16(backend: str) -> None:
     """Expect those of bfloat16 inputs, whose product is not rounded again."""
     hidden_TD, head, targets_T = inputs(torch.bfloat16)
     with torch.no_grad():
-        stats = token_stats(hidden_TD, head, targets_T, 1.0, sum_p2=True, min_p=True, backend=backend)
+        stats = token_stats(hidden_TD, head, targets_T, 1.0, **ALL, backend=backend)
     assert stats.logp.dtype == known(stats.entropy).dtype == torch.float32
     check(stats, distributions(hidden_TD, head, 1.0), targets_T)
 
@@ -189,6 +197,7 @@ EXTREMES = {
     "masked": [-math.inf, 0.5, -math.inf, -math.inf, 1.5, -math.inf],
     "masked at first": [-math.inf] * 8 + [0.0, 1.0],
     "out of reach": [0.0, 1.0, -1e4],
+    "masked but for one": [-math.inf, -math.inf, 0.5],
 }
 
 
@@ -202,13 +211,12 @@ def test_extreme_distributions(backend: str, name: str, temperature: float, upst
     hidden_TD = torch.zeros(1, 1, requires_grad=True)
     target = max(range(len(bias_V)), key=EXTREMES[name].__getitem__)
     head = Head(torch.ones(len(bias_V), 1), bias_V)
-    asked: dict[str, Any] = {"entropy_grad": True, "sum_p2": True, "min_p": True, "backend": backend}
-    stats = token_stats(hidden_TD, head, torch.tensor([target]), temperature, **asked)
+    stats = token_stats(hidden_TD, head, torch.tensor([target]), temperature, **ALL, backend=backend)
     p = loops.softmax([z / temperature for z in EXTREMES[name]])
     check(stats, [p], torch.tensor([target]))
-    (upstream * (stats.logp + known(stats.entropy))).sum().backward()
-    pairs = enumerate(zip(p, loops.discriminators(p), strict=True))
-    slopes = [((i == target) - x - s) / temperature for i, (x, s) in pairs]
+    (upstream * (stats.logp + known(stats.entropy) + known(stats.likeliest_entropy))).sum().backward()
+    numbers = enumerate(zip(p, loops.discriminators(p), loops.likeliest(p)[1], strict=True))
+    slopes = [((i == target) - x - s + of_two) / temperature for i, (x, s, of_two) in numbers]
     result_V = known(bias_V.grad).double() / upstream
     torch.testing.assert_close(result_V, torch.tensor(slopes, dtype=torch.float64), rtol=1e-4, atol=1e-6)
 

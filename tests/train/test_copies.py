@@ -94,7 +94,7 @@ def close(actual: list[Tensor], expected: list[Tensor]) -> None:
 def test_statistics_and_gradient_are_those_of_each_copy_alone(micro: int, folder: Path) -> None:
     batch, policy = batch_with_copies(), policy_of(folder, micro)
     by_logp_T, by_entropy_T = factors(batch)
-    stats = policy.stats(batch, frozenset({"sum_p2", "min_p"}))
+    stats = policy.stats(batch, frozenset({"sum_p2", "min_p", "likeliest_entropy"}))
     for part in policy.micro_batches(batch):
         current = policy.current(part, frozenset({"entropy_grad"}))
         loss_T = by_logp_T[part.index_T] * current.logp + by_entropy_T[part.index_T] * known(current.entropy)

@@ -15,8 +15,9 @@ from harness.tokens.metrics import Stopwatch
 from harness.train import trainer as loop
 
 # Plain; batch statistics; a critic, by which responses of equal rewards have a gradient; an entropy with gradient; a
-# column that is computed before the update alone; marks of each mini-batch; a model before training.
-SPECS = ["grpo", "clip_b(share=0.1)", "ppo", "entropy_bonus", "lp_reg", "steer", "grpo(kl_coef=0.1)"]
+# column that is computed before the update alone, one that is in each pass; marks of each mini-batch; a model before
+# training.
+SPECS = ["grpo", "clip_b(share=0.1)", "ppo", "entropy_bonus", "lp_reg", "tre", "steer", "grpo(kl_coef=0.1)"]
 
 
 def trained(spec: str, folder: Path, size: Size, micro: int) -> tuple[dict[str, float], torch.Tensor, int]:

@@ -85,6 +85,7 @@ class StatisticsHead:
     entropy_grad: bool
     sum_p2: bool
     min_p: bool
+    likeliest_entropy: bool
 
     def apply(
         self,
@@ -98,7 +99,7 @@ class StatisticsHead:
         scale: float,
         outputs: Sequence[str],
     ) -> tuple[Tensor | None, ...]:
-        """Return log p, entropy, sum p^2, sum p^2 log p and filtered log p; the last three replace TRL's outputs."""
+        """Return log p and entropy, and for TRL's outputs sum p^2, sum p^2 log p and a statistic of likely tokens."""
         if scale != 1:  # the logits before the soft cap are scaled by scaling hidden states and bias
             hidden_TD = hidden_TD * scale
             bias_V = None if bias_V is None else bias_V * scale
@@ -106,7 +107,8 @@ class StatisticsHead:
             nothing_T = hidden_TD.float().sum(-1)
             return nothing_T, nothing_T.detach(), nothing_T.detach(), nothing_T.detach(), nothing_T.detach()
         stats = token_stats(hidden_TD, Head(weight_VD, bias_V, softcap), targets_T, temperature, **vars(self))
-        return stats.logp, stats.entropy, stats.sum_p2, stats.sum_p2_logp, stats.min_p_logp
+        of_likely_T = stats.min_p_logp if self.min_p else stats.likeliest_entropy
+        return stats.logp, stats.entropy, stats.sum_p2, stats.sum_p2_logp, of_likely_T
 
 
 @contextmanager
@@ -192,6 +194,7 @@ class EntrobenchTrainer(GRPOTrainer):
             entropy_grad=with_gradient and "entropy_grad" in needs,
             sum_p2=before and "sum_p2" in needs,
             min_p=before and "min_p" in needs,
+            likeliest_entropy="likeliest_entropy" in needs,
         )
         # GRPOTrainer's method returns only log p and entropy of the tokens. The other statistics are in the model's
         # outputs, one for each part of the batch, under the names of the outputs that they replace.
@@ -203,14 +206,16 @@ class EntrobenchTrainer(GRPOTrainer):
                 logp, entropy, aux_loss = super()._get_per_token_logps_and_entropies(model, *inputs, **named)
         finally:
             hook.remove()
-        sum_p2 = sum_p2_logp = min_p_logp = None
-        width = logp.shape[1]  # of the responses; the outputs begin with the prompts
+        names: dict[str, str] = {}
         if head.sum_p2:
-            sum_p2 = torch.cat([output.log_sum_sq_probs[:, -width:] for output in outputs])
-            sum_p2_logp = torch.cat([output.mean_logits[:, -width:] for output in outputs])
-        if head.min_p:
-            min_p_logp = torch.cat([output.is_top1[:, -width:] for output in outputs])
-        return Scored(logp, entropy, sum_p2, sum_p2_logp, min_p_logp=min_p_logp, aux_loss=aux_loss)
+            names |= {"sum_p2": "log_sum_sq_probs", "sum_p2_logp": "mean_logits"}
+        if head.min_p or head.likeliest_entropy:
+            names["min_p_logp" if head.min_p else "likeliest_entropy"] = "is_top1"
+        width = logp.shape[1]  # of the responses; the outputs begin with the prompts
+        columns = {}
+        for name, key in names.items():
+            columns[name] = torch.cat([output[key][:, -width:] for output in outputs])
+        return Scored(logp, entropy, **columns, aux_loss=aux_loss)
 
     def _score_inputs(self, model: Any, inputs: Mapping[str, Any], **named: Any) -> Scored:
         """Score the responses of a micro-batch."""
@@ -290,7 +295,7 @@ class EntrobenchTrainer(GRPOTrainer):
     def _signal_of(self, updates: Sequence[Sequence[Mapping[str, Any]]], mode: str) -> PortableSignal:
         """Return the signal of a rollout batch, from this process's micro-batches of each optimizer step."""
         parts = [part for update in updates for part in update]
-        columns = {name: f"before_{name}" for name in ("logp", "entropy", "sum_p2", "sum_p2_logp", "min_p_logp")}
+        columns = {key.removeprefix("before_"): key for key in parts[0] if key.startswith("before_")}
         columns["ref_logp"] = "ref_per_token_logps"
         present = {name: key for name, key in columns.items() if key in parts[0]}
         whole, mask, order = gathered(parts, present)
@@ -340,13 +345,11 @@ class EntrobenchTrainer(GRPOTrainer):
         scored = []
         with torch.no_grad(), checkpointing:
             for part in parts:
-                now = self._score_inputs(self.model, part)
-                scored.append({**part, "logp": now.logp, "entropy": now.entropy})
-        columns, mask, order = gathered(scored, {"logp": "logp", "entropy": "entropy"})
+                scored.append({**part, **self._score_inputs(self.model, part).columns})
+        present: dict[str, str] = {name: name for name in ("logp", "entropy", "likeliest_entropy") if name in scored[0]}
+        columns, mask, order = gathered(scored, present)
         rows = ranks.gather(torch.cat([part["rollout_rows"] for part in parts]))[order]
-        self._signals[mode] = self.method.for_step(
-            self._signals[mode], columns["logp"], rows, mask=mask, entropy=columns["entropy"]
-        )
+        self._signals[mode] = self.method.for_step(self._signals[mode], columns.pop("logp"), rows, mask=mask, **columns)
 
     # Each micro-batch
 
@@ -361,7 +364,7 @@ class EntrobenchTrainer(GRPOTrainer):
         if fixes:
             self._signals[mode] = self._signal_of([[{**inputs, **before_columns(now)}]], mode)
         signal, rows, mask = self._signals[mode], inputs["rollout_rows"], response_mask(inputs)
-        part = {"rows": rows, "mask": mask, "entropy": now.entropy}
+        part = {"rows": rows, "mask": mask, "entropy": now.entropy, "likeliest_entropy": now.likeliest_entropy}
         loss = self.method.loss(signal, now.logp, **part)
         # Gradients and logged losses are averaged over processes, whose losses are parts of one sum.
         loss = loss * self.accelerator.num_processes

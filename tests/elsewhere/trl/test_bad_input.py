@@ -5,6 +5,7 @@ Checkpoints of another method are in test_trl.py.
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -39,11 +40,11 @@ def of_values(*values: float | None) -> Callable[..., list[float | None]]:
 
 
 def test_methods_that_trl_cannot_run_are_refused_with_the_reason_of_the_list(tmp_path: Path) -> None:
-    """A critic, the answers of a group, and the policy that sampled."""
+    """A critic, the answers of a group, the policy that sampled, and two statistics of likely tokens."""
     assert REFUSED == ["ppo", "outcome_exploration", "cue", "m2po"]
-    for name in REFUSED:
+    for name in [*REFUSED, "lp_reg+tre"]:
         reason = trl_refusal(Method.of(name, baselines.table()))
-        sentence = f"^method {name} {reason}; allowed: `entrobench list methods --for trl`$"
+        sentence = f"^method {re.escape(name)} {reason}; allowed: `entrobench list methods --for trl`$"
         with pytest.raises(entrobench.UserError, match=sentence):
             trainer_of(name, tmp_path)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -68,7 +69,7 @@ def on_case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         mask = attended[:, -width:].bool()
         if model is trainer.ref_model:
             return door.Scored(spread(known(c.old.ref_logp), mask))
-        names = ("logp", "entropy", "sum_p2", "sum_p2_logp", "min_p_logp")
+        names = ("logp", "entropy", "sum_p2", "sum_p2_logp", "min_p_logp", "likeliest_entropy")
         return door.Scored(**{name: spread(c.old.columns[name], mask) for name in names})
 
     def of_inputs(model: Any, inputs: Any, **named: Any) -> Any:
@@ -76,7 +77,8 @@ def on_case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         if "rollout_rows" not in inputs:
             return of_all(model, mask, mask, mask.shape[1])
         now = c.current(c.batch.take(inputs["rollout_rows"]))
-        return door.Scored(spread(now.logp, mask), spread(known(now.entropy), mask))
+        names = ("logp", "entropy", "likeliest_entropy")
+        return door.Scored(**{name: spread(now.columns[name], mask) for name in names})
 
     trainer._score, trainer._score_inputs = of_all, of_inputs
     trainer.model.train()
@@ -391,7 +393,7 @@ def test_statistics_head(vocabulary: int, scale: float, softcap: float | None) -
 
     hidden_TD, weight_VD, bias_V = normal(5, 8), normal(vocabulary, 8), normal(vocabulary)
     targets_T = torch.arange(5)
-    head = door.StatisticsHead(entropy_grad=True, sum_p2=True, min_p=False)
+    head = door.StatisticsHead(entropy_grad=True, sum_p2=True, min_p=False, likeliest_entropy=True)
     computed = head.apply(hidden_TD, weight_VD, bias_V, targets_T, 0.7, 0, softcap, scale, ())
     logits_TV = scale * (hidden_TD @ weight_VD.T + bias_V)
     if softcap is not None:
@@ -399,10 +401,12 @@ def test_statistics_head(vocabulary: int, scale: float, softcap: float | None) -
     logp_TV = (logits_TV / 0.7).log_softmax(-1)
     p_TV = logp_TV.exp()
     expected = [logp_TV[targets_T, targets_T], -(p_TV * logp_TV).sum(-1), (p_TV**2).sum(-1)]
-    expected.append((p_TV**2 * logp_TV).sum(-1))
-    for mine, theirs in zip(computed[:4], expected, strict=True):
+    q_TK = p_TV.topk(2).values / p_TV.topk(2).values.sum(-1, keepdim=True)
+    expected += [(p_TV**2 * logp_TV).sum(-1), -(q_TK * q_TK.log()).sum(-1) * math.log2(vocabulary)]
+    for mine, theirs in zip(computed, expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-12)
-    for mine, theirs in zip(computed[:2], expected[:2], strict=True):
+    for place in (0, 1, 4):
+        mine, theirs = computed[place], expected[place]
         slopes = (
             torch.autograd.grad(x.sum(), (hidden_TD, weight_VD, bias_V), retain_graph=True) for x in (mine, theirs)
         )
@@ -412,7 +416,7 @@ def test_statistics_head(vocabulary: int, scale: float, softcap: float | None) -
 
 def test_statistics_head_without_tokens() -> None:
     hidden_TD, weight_VD = torch.zeros(0, 8, requires_grad=True), torch.zeros(4099, 8)
-    head = door.StatisticsHead(entropy_grad=False, sum_p2=True, min_p=False)
+    head = door.StatisticsHead(entropy_grad=False, sum_p2=True, min_p=False, likeliest_entropy=True)
     logp_T, *_ = head.apply(hidden_TD, weight_VD, None, torch.zeros(0, dtype=torch.long), 1.0, 0, None, 1.0, ())
     logp_T.sum().backward()
     assert hidden_TD.grad is not None
@@ -421,7 +425,7 @@ def test_statistics_head_without_tokens() -> None:
 # Checkpoints, evaluation, adapters
 
 
-@pytest.mark.parametrize("spec", ["siren", "otb", "archer(kl_coef=0)", "ucpo", "adaptive_entropy"])
+@pytest.mark.parametrize("spec", ["siren", "otb", "archer(kl_coef=0)", "ucpo", "adaptive_entropy", "tre"])
 def test_train_masked_truncated_completions(spec: str, tmp_path: Path) -> None:
     """Expect steps where some responses are masked, and no learning where all are."""
     for suppressed in (None, [0, 1]):  # the tokens that end a response

@@ -139,6 +139,7 @@ def test_a_method_is_refused_for_the_reason_that_the_list_gives(
     missing = {
         "needs the sums over squared": "give sum_p2 and sum_p2_logp",
         "needs log p among": "give min_p_logp",
+        "needs the entropy among": "give likeliest_entropy",
         "compares the answers": "give answers",
         "looks at each whole mini-batch": "call for_step first",
     }
