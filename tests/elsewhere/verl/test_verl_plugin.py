@@ -149,13 +149,6 @@ def test_a_method_is_refused_for_the_reason_that_the_list_gives(
         run.step()
 
 
-def test_the_page_names_the_methods_that_are_refused() -> None:
-    text = (REPOSITORY / "docs" / "elsewhere.md").read_text()
-    section = text[text.index("## verl") :]
-    refused = [name for name in baselines.METHODS if name not in RUNNING]
-    assert not [name for name in refused if f"`{name}`" not in section]
-
-
 # Mistakes
 
 
