@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import baselines
 from harness.base import registry
-from harness.base.errors import UserError
+from harness.base.errors import UserError, shown
 from harness.base.terminal import console
 from harness.commands.common import Commands, command, with_plugins
 from harness.methods.composition import Method, Table
@@ -57,7 +57,9 @@ def call(arguments: argparse.Namespace) -> int:
     refused: dict[str, UserError] = {}
     table = baselines.table(arguments.plugin, refused)
     specs = list(dict.fromkeys(arguments.methods))
-    if arguments.methods == ["all"]:
+    if "all" in specs and len(specs) > 1:
+        raise UserError(f"METHOD is {shown(' '.join(specs))}; `all` is the whole registry, without others")
+    if specs == ["all"]:
         specs = [*table, *refused]
     faults = {spec: fault_of(spec, table, refused) for spec in specs}
     sound = [spec for spec, why in faults.items() if why is None]

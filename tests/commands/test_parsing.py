@@ -52,6 +52,7 @@ OF_CONFIG = "CONFIG is a YAML file, or a name that `entrobench list configs` sho
         ),
         (["explain", "grpo clip_b(share=0.1, pace=2)", "demo"], "unknown key clip_b.pace; allowed: "),
         (["explain", " ", "demo"], "' ' is not a valid spec; write name or name(key=value, ...), in quotes in a list"),
+        (["check", "all", "clip_b"], "METHOD is 'all clip_b'; `all` is the whole registry, without others"),
         (["explain", "all clip_b", "demo"], "METHOD is 'all clip_b'; `all` is the whole registry, without others"),
         (["explain", "grpo", "demo", "--batches", "0"], "--batches is 0; allowed: 1 and more"),
         (["dynamics", "demo", "--steps", "0"], "--steps is 0; allowed: 1 and more"),
