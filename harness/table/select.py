@@ -106,7 +106,7 @@ def part_of_board(experiment: Experiment, board: Board, title: str, where: Param
 def check_conditions(board: Board, where: Params) -> None:
     """Refuse a condition that no cell of the matrix meets."""
     for key, value in where.items():
-        values = {own for cell in board.expected if (own := value_of(cell, key)) is not None}
+        values = {YAML.get(own, own) for cell in board.expected if (own := value_of(cell, key)) is not None}
         if not values:
             known = {*AXES}.union(*(cell.params for cell in board.expected))
             raise UserError(f"--where names {key!r}, which no cell has; {nearest(key, known)}")

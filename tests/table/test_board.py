@@ -264,6 +264,7 @@ def test_leaderboard_refuses_bad_input(tmp_path: Path, mlflow_uri: str, at: list
     assert "--where is 'grpo'; write key=value" in show_table(*asked, "--where", "grpo")
     assert "names 'sed', which no cell has" in show_table(*asked, "--where", "sed=1")
     assert "--where seed is '7'; allowed: 0, 1" in show_table(*asked, "--where", "seed=7")
+    assert "--where train.filter is 'nul'; allowed: null" in show_table(*asked, "--where", "train.filter=nul")
     assert json_rows(*asked, "--where", "method.clip_b.share=2e-2") == json_rows(
         *asked, "--where", "method.clip_b.share=0.02"
     )
