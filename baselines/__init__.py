@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from baselines import compositions
+from baselines.a2po import A2po
 from baselines.a_grae import AGrae
 from baselines.adaptive_entropy import AdaptiveEntropy
 from baselines.archer import Archer
@@ -113,6 +114,7 @@ METHODS: dict[str, type[Component] | Composition] = {
     "bapo": Bapo,
     "fipo": Fipo,
     "kimi": Kimi,
+    "a2po": A2po,
     "real": Real,
     # Controls
     "clip_b": ClipB,

@@ -320,6 +320,7 @@ def check_methods_fit(config: Config, settings: list[Config], shared: Shared) ->
             check_rewards(method, task, shared.task(task))
         for setting in settings:
             check_backend(setting, method)
+            check_filter(setting, method)
             if setting.train.group < method.min_group:
                 raise UserError(
                     f"train.group is {setting.train.group}, but method {spec!r} compares the responses to one prompt "
@@ -341,6 +342,15 @@ def check_methods_fit(config: Config, settings: list[Config], shared: Shared) ->
             if isinstance(entry, Composition):
                 why = f"is short for {entry.spec}"
             raise UserError(f"method_options names {name!r}, which {why}; {nearest(name, known)}")
+
+
+def check_filter(setting: Config, method: Method) -> None:
+    """Refuse a method that reads what the difficulty filter measures where there is no filter."""
+    if method.reads_base and setting.train.filter is None:
+        raise UserError(
+            f"train.filter is null, but method {method.name!r} reads how often the model before training solves each "
+            "problem, which the filter measures; write for example train.filter={n: 8}"
+        )
 
 
 def check_rewards(method: Method, spec: str, task: Task) -> None:

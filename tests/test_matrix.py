@@ -196,7 +196,7 @@ def test_cells_with_a_correction_of_whole_responses() -> None:
 
 
 COMPARING = {"unlikeliness", "ucpo", "outcome_exploration"}  # of the controls
-ALONE = {"ppo", "w_reinforce", "w_reinforce_ppo", "nsr", "psr", "topr"}  # of all others
+ALONE = {"ppo", "a2po", "w_reinforce", "w_reinforce_ppo", "nsr", "psr", "topr"}  # of all others
 
 
 @pytest.mark.parametrize("name", baselines.METHODS)
@@ -205,7 +205,7 @@ def test_cells_with_groups_of_one(name: str) -> None:
     entry = baselines.METHODS[name]
     control = isinstance(entry, type) and issubclass(entry, Control)
     method = f"ppo+{name}" if control else name
-    overrides = [f"methods=['{method}']", f"baseline='{method}'", "train.group=1"]
+    overrides = [f"methods=['{method}']", f"baseline='{method}'", "train.group=1", "train.filter.n=8"]
     if name in ALONE or (control and name not in COMPARING):
         assert cells(config.load_config("smoke", overrides))
     else:

@@ -10,7 +10,7 @@ from harness.base import registry
 from harness.base.errors import UserError, shown
 from harness.base.terminal import console
 from harness.commands.common import Commands, command, config_of_arguments, with_config
-from harness.matrix import cells
+from harness.matrix import cells, check_filter
 from harness.methods.composition import Method
 
 EXAMPLES = (
@@ -23,7 +23,7 @@ EXAMPLES = (
 def add(commands: Commands) -> None:
     text = "which tokens a method drops or weighs, and what that does to the entropy, on a few batches"
     parser = command(commands, "explain", text, EXAMPLES)
-    several = "a method, several methods separated by spaces, or `all` for the whole registry"
+    several = "a method, several methods separated by spaces, or `all` that the configuration allows"
     parser.add_argument("method", metavar="METHOD", help=several)
     with_config(parser)
     parser.add_argument("--batches", type=int, default=4, help="rollout batches to examine (default: 4)")
@@ -39,11 +39,15 @@ def call(arguments: argparse.Namespace) -> int:
         raise UserError(f"METHOD is {shown(arguments.method)}; `all` is the whole registry, without others")
     specs = list(table) if arguments.method == "all" else named
     methods = {spec: Method.of(spec, table, config.method_options) for spec in specs}
+    if arguments.method == "all" and config.train.filter is None:
+        methods = {spec: method for spec, method in methods.items() if not method.reads_base}
+    for method in methods.values():
+        check_filter(config, method)
     from harness.theory import explain  # imports torch, so only after the names have been checked
 
     of_clips = {} if arguments.method == "all" else explain.with_shares(methods)
     tried = [spec for specs_of_clip in of_clips.values() for spec in specs_of_clip]
-    all_explanations = explain.explain(config, [*specs, *tried], arguments.batches)
+    all_explanations = explain.explain(config, [*methods, *tried], arguments.batches)
     explanations = [row for row in all_explanations if row["method"] in methods]
     if arguments.format == "json":
         print(json.dumps(explanations, indent=1))

@@ -116,8 +116,8 @@ CHECKS = {
     ),
     "elsewhere": Check(
         declared.elsewhere,
-        "declare reads_answers or reads_sampler if a verb reads the batch's answers_B or behaviour_logp_T, and only "
-        "then; read no sequences, prompt_lengths_B or copy_of_B",
+        "declare reads_answers, reads_base or reads_sampler if a verb reads the batch's answers_B, base_right_B or "
+        "behaviour_logp_T, and only then; read no sequences, prompt_lengths_B or copy_of_B",
     ),
     "gradient": Check(
         computed.gradient,

@@ -26,7 +26,7 @@ from harness.conformance.probe import (
     unevenly,
     with_step_marks,
 )
-from harness.methods.batch import AbsentColumn, DeclaredStats, TokenBatch, TokenStats
+from harness.methods.batch import ABSENT, DeclaredStats, TokenBatch, TokenStats
 from harness.methods.composition import BEFORE, DURING, Method, Signal
 from harness.methods.verbs import Component
 
@@ -97,7 +97,7 @@ def needs(subject: Subject) -> str:
 def elsewhere(subject: Subject) -> str:
     """Compare the outcome with that of a batch from another trainer, which has lengths in place of tokens.
 
-    It has answers and the policy that sampled where the method declares that it reads them, and then alone.
+    It has the columns that the method declares to read, and of those no others.
     """
     for seed in range(2):
         method, probe = subject.make(), subject.probe(seed)
@@ -111,6 +111,7 @@ def elsewhere(subject: Subject) -> str:
             batch.right_B,
             batch.finished_B,
             batch.budget,
+            base_right_B=batch.base_right_B if method.reads_base else None,
             answers_B=batch.answers_B if method.reads_answers else None,
             behaviour_logp_T=batch.behaviour_logp_T if method.reads_sampler else None,
             seed=batch.seed,
@@ -122,7 +123,8 @@ def elsewhere(subject: Subject) -> str:
         here_metrics, there_metrics = own_metrics(method, probe, expected), own_metrics(subject.make(), there, actual)
         if here_metrics != there_metrics:
             raise Failed("a metric differs in another trainer, which has no tokens and knows of no equal responses")
-    for name, column in (("reads_answers", "answers_B"), ("reads_sampler", "behaviour_logp_T")):
+    columns = {"reads_answers": "answers_B", "reads_base": "base_right_B", "reads_sampler": "behaviour_logp_T"}
+    for name, column in columns.items():
         if getattr(method, name) and not reads(subject, column):
             raise Failed(f"{name} is declared, and no verb reads it")
     return "the same from lengths in place of tokens"
@@ -130,7 +132,7 @@ def elsewhere(subject: Subject) -> str:
 
 def reads(subject: Subject, column: str) -> bool:
     """Return whether a method fails without a column of the batch."""
-    absent: dict[str, Any] = {column: torch.empty(0).as_subclass(AbsentColumn)}
+    absent: dict[str, Any] = {column: ABSENT}
     probe = subject.probe()
     lacking = replace(probe, batch=replace(probe.batch, **absent))
     try:

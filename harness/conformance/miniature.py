@@ -209,7 +209,7 @@ def miniature_trainer(method: Method, model: Path, folder: Path, size: Size, ste
         method=method,
         task=task,
         evaluation_tasks={},
-        pool=TrainingPool(task.problems("train"), {}),
+        pool=TrainingPool(task.problems("train"), {}, {problem.id: 0.5 for problem in task.problems("train")}),
         policy=policy,
         critic=critic,
         reference=reference,

@@ -51,10 +51,10 @@ ARGUMENTS = {
 PRESENT = {"entropy_now": "entropy", "entropy_grad": "entropy", "likeliest_entropy": "likeliest_entropy"}
 # The columns of a signal with a value per token, and of a batch with a value per response or one value.
 OF_TOKENS = ("advantages", "weights", "scale", "term_scale", "returns")
-OF_RESPONSES = ("groups", "rewards", "right", "answers", "finished", "places")
+OF_RESPONSES = ("groups", "rewards", "right", "base_right", "answers", "finished", "places")
 OF_BATCH = ("budget", "seed", "progress")
 # The columns that each signal has.
-NEEDED = {"old/logp", *OF_TOKENS, *OF_RESPONSES, *OF_BATCH} - {"returns", "answers"}
+NEEDED = {"old/logp", *OF_TOKENS, *OF_RESPONSES, *OF_BATCH} - {"returns", "base_right", "answers"}
 
 
 @dataclass(frozen=True)
@@ -167,6 +167,8 @@ class PortableMethod:
             needs[name] = f"{meaning_of(name)}: {', '.join(where)}"
         if self.composed.reads_answers:
             needs["answers"] = "the normalized answers of responses: answers= of signal"
+        if self.composed.reads_base:
+            needs["base_right"] = "the share of right responses by the model before training: base_right= of signal"
         if self.composed.reads_sampler:
             needs["behaviour_logp"] = "log p of the policy that sampled: behaviour_logp= of signal"
         if self.marks_steps:
@@ -194,6 +196,7 @@ class PortableMethod:
         behaviour_logp: Any = None,
         answers: Any = None,
         right: Any = None,
+        base_right: Any = None,
         finished: Any = None,
         budget: int | None = None,
         minibatches: Sequence[Rows] | None = None,
@@ -207,8 +210,9 @@ class PortableMethod:
         `minibatches` lists the rows of each update (one update of all rows), whose losses have their own denominators.
         `budget` is the most tokens that a response may have; `right` and `finished` tell which responses are right
         (reward above 0) and ended by themselves (shorter than the budget); `answers` are the normalized answers, None
-        for a response without one, and `behaviour_logp` is of the policy that sampled, both for the few methods that
-        read them; `seed` and `progress`, from 0 to 1, are for methods that draw at random or follow a schedule.
+        for a response without one, `base_right` is the share, above 0, of right responses to each row's prompt by the
+        model before training, and `behaviour_logp` is of the policy that sampled, for the few methods that read them;
+        `seed` and `progress`, from 0 to 1, are for methods that draw at random or follow a schedule.
         """
         logp = tensor_of("logp", logp).detach()
         layout = Layout.of(mask, lengths, logp.device)
@@ -217,6 +221,8 @@ class PortableMethod:
         columns["likeliest_entropy"] = likeliest_entropy
         if self.composed.reads_answers and answers is None:
             raise UserError(f"method {self.spec} compares the answers of a group; give answers")
+        if self.composed.reads_base and base_right is None:
+            raise UserError(f"method {self.spec} reads how often the model before training was right; give base_right")
         if self.composed.reads_sampler and behaviour_logp is None:
             raise UserError(f"method {self.spec} reads the policy that sampled; give behaviour_logp")
         for need, arguments in ARGUMENTS.items():
@@ -245,6 +251,9 @@ class PortableMethod:
         if answers is not None:
             answers_B = layout.numbers("answers", answers)
             answers_B[[answer is None for answer in answers]] = -1
+        base_right_B = None if base_right is None else layout.of_responses("base_right", base_right)
+        if base_right_B is not None and not ((base_right_B > 0) & (base_right_B <= 1)).all():
+            raise UserError("base_right holds numbers that are no shares; allowed: above 0 to 1")
         behaviour_logp_T = None if behaviour_logp is None else layout.flat("behaviour_logp", behaviour_logp).detach()
         in_rows = TokenBatch.of_lengths(
             layout.lengths_B,
@@ -253,6 +262,7 @@ class PortableMethod:
             right_B,
             finished_B,
             budget,
+            base_right_B=base_right_B,
             answers_B=answers_B,
             behaviour_logp_T=behaviour_logp_T,
             seed=seed,
@@ -441,7 +451,7 @@ class PortableMethod:
         rewards = [float(row % size == 0) for row in range(len(some_BT))]
         numbers: dict[str, Any] = dict.fromkeys(("sum_p2", "ref_logp", "values"), some_BT.abs())
         numbers |= dict.fromkeys(("sum_p2_logp", "min_p_logp", "behaviour_logp", "likeliest_entropy"), some_BT)
-        numbers["answers"] = [None] * len(some_BT)
+        numbers |= {"answers": [None] * len(some_BT), "base_right": [0.5] * len(some_BT)}
         groups = [row // size for row in range(len(some_BT))]
         mask = torch.ones_like(some_BT)
         present = dict.fromkeys(("entropy", "likeliest_entropy"), some_BT.abs())

@@ -124,9 +124,12 @@ class AbsentColumn(Tensor):
         if func is Tensor.__getitem__:
             return args[0]
         raise UserError(
-            "a component reads answers_B or behaviour_logp_T of the batch, which are not there without its "
-            "declaration; declare reads_answers = True or reads_sampler = True"
+            "a component reads answers_B, base_right_B or behaviour_logp_T of the batch, which are not there without "
+            "its declaration; declare reads_answers = True, reads_base = True or reads_sampler = True"
         )
+
+
+ABSENT: Tensor = torch.empty(0).as_subclass(AbsentColumn)
 
 
 @dataclass(frozen=True)
@@ -139,6 +142,7 @@ class TokenBatch:
     groups_B: Tensor  # number of each response's prompt, 0 ...
     rewards_B: Tensor
     right_B: Tensor  # verified as right, however the reward is shaped
+    base_right_B: Tensor  # the share of right responses to the same prompt that the model before training gave
     answers_B: Tensor  # equal numbers within a group: equal answers in the task's normal form; -1: without an answer
     finished_B: Tensor  # ended by end-of-sequence, and not by the length limit
     places_B: Tensor  # of the responses among those of all ranks, in the order of the prompts
@@ -159,6 +163,7 @@ class TokenBatch:
         device: str,
         *,
         right: Sequence[bool] | None = None,  # of the responses; None: those with a reward above 0
+        base_right: Sequence[float] | None = None,  # of the prompts; None: unknown, so that reading it is refused
         answers: Sequence[str | None] | None = None,  # of the responses, in the task's normal form; None: unknown
         places: Sequence[int] | None = None,  # of the prompts among those of all ranks; None: 0, 1 ...
         copies: Sequence[Sequence[int]] | None = None,  # `Distinct.copy_of` of each group; None: not known yet
@@ -186,6 +191,9 @@ class TokenBatch:
         if answers is None:
             answers = [None] * len(numbers)
         lengths_B = torch.tensor(lengths, device=device)
+        base_right_B = ABSENT
+        if base_right is not None:
+            base_right_B = torch.tensor(base_right, device=device).repeat_interleave(len(groups[0]))
         # Of the first response of each group, its place among the responses of all ranks.
         first_G = torch.tensor(places or range(len(groups)), device=device) * len(groups[0])
         return cls(
@@ -195,6 +203,7 @@ class TokenBatch:
             groups_B=torch.tensor(numbers, device=device),
             rewards_B=torch.tensor(rewards, dtype=torch.float32, device=device),
             right_B=torch.tensor(right, dtype=torch.bool, device=device),
+            base_right_B=base_right_B,
             answers_B=torch.tensor(answer_numbers(answers, len(groups[0])), device=device),
             finished_B=torch.tensor(finished, device=device),
             places_B=(first_G[:, None] + torch.arange(len(groups[0]), device=device)).flatten(),
@@ -216,7 +225,8 @@ class TokenBatch:
         finished_B: Tensor,
         budget: int,
         *,
-        answers_B: Tensor | None = None,  # None: unknown, so that reading them is refused
+        base_right_B: Tensor | None = None,  # None: unknown, so that reading it is refused
+        answers_B: Tensor | None = None,  # the same
         behaviour_logp_T: Tensor | None = None,  # the same
         places_B: Tensor | None = None,  # None: 0, 1 ...
         seed: int = 0,
@@ -226,7 +236,6 @@ class TokenBatch:
         no_tokens = torch.empty(0, dtype=torch.long)
         tokens = int(lengths_B.sum())
         numbers_B = torch.arange(len(lengths_B), device=lengths_B.device)
-        absent = torch.empty(0).as_subclass(AbsentColumn)
         return cls(
             sequences=[no_tokens] * len(lengths_B),
             prompt_lengths_B=torch.zeros_like(lengths_B),
@@ -234,11 +243,12 @@ class TokenBatch:
             groups_B=groups_B,
             rewards_B=rewards_B,
             right_B=right_B,
-            answers_B=absent if answers_B is None else answers_B,
+            base_right_B=ABSENT if base_right_B is None else base_right_B,
+            answers_B=ABSENT if answers_B is None else answers_B,
             finished_B=finished_B,
             places_B=numbers_B if places_B is None else places_B,
             copy_of_B=numbers_B,  # without tokens, no two responses are known to be equal
-            behaviour_logp_T=absent if behaviour_logp_T is None else behaviour_logp_T,
+            behaviour_logp_T=ABSENT if behaviour_logp_T is None else behaviour_logp_T,
             budget=budget,
             seed=seed,
             progress=progress,

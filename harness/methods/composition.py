@@ -187,6 +187,11 @@ class Method:
         return any(component.reads_answers for component in self.components)
 
     @property
+    def reads_base(self) -> bool:
+        """Whether a component reads how often the model before training was right."""
+        return any(component.reads_base for component in self.components)
+
+    @property
     def reads_sampler(self) -> bool:
         """Whether a component reads the policy that sampled."""
         return any(component.reads_sampler for component in self.components)

@@ -35,6 +35,8 @@ def trl_refusal(method: Method) -> str | None:
         return "needs two statistics of the likely tokens, and the head of GRPOTrainer can give one"
     if method.reads_answers:
         return "compares the answers of a group in their normal form, which GRPOTrainer does not know"
+    if method.reads_base:
+        return "reads how often the model before training was right, which GRPOTrainer does not measure"
     if method.reads_sampler:
         return "reads the policy that sampled, which GRPOTrainer keeps only with some engines"
     return None
@@ -52,6 +54,8 @@ def verl_refusal(method: Method) -> str | None:
         return "needs the entropy among the likeliest tokens, which verl does not compute"
     if method.reads_answers:
         return "compares the answers of a group in their normal form, which verl does not know"
+    if method.reads_base:
+        return "reads how often the model before training was right, which verl does not measure"
     if method.marks_steps:
         return "looks at each whole mini-batch before its update, for which verl has no step"
     return None

@@ -90,6 +90,9 @@ class Component:
     # Whether it reads `batch.answers_B`: which answers of a group are equal. Not every trainer has them.
     reads_answers: ClassVar[bool] = False
 
+    # Whether it reads `batch.base_right_B`, which `train.filter` measures. Not every trainer has it.
+    reads_base: ClassVar[bool] = False
+
     def __init_subclass__(cls) -> None:
         """Withdraw the declaration of silence from a class that overrides the verbs it was declared of."""
         super().__init_subclass__()

@@ -55,7 +55,8 @@ def build_trainer(config: Config, method: str, folder: str, verifier: VerifierPo
 def batch_of(trainer: Trainer, step: int, temperature: float | None = None) -> TokenBatch:
     """Sample a step's batch from the present policy, at the configured temperature unless another is given."""
     collected = trainer.collector.sample(step, Stopwatch(), temperature=temperature)
-    return collected.batch(trainer.config.rollout.max_new_tokens, trainer.policy.device)
+    budget, base_right = trainer.config.rollout.max_new_tokens, trainer.parts.pool.base_right
+    return collected.batch(budget, trainer.policy.device, base_right)
 
 
 def batches_of_grpo(trainer: Trainer, batches: int, needs: frozenset[str]) -> Iterator[tuple[TokenBatch, TokenStats]]:

@@ -108,14 +108,20 @@ class Collected:
         """The tokens of all responses up to the ends of their answers, one group after the other."""
         return flattened(group.answer_tokens for group in self.answered)
 
-    def batch(self, budget: int, device: str, **draws: Any) -> TokenBatch:
-        """Return the groups as a token batch; `budget`: of a response, `draws`: its seed and progress."""
+    def batch(
+        self, budget: int, device: str, base_right: Mapping[str, float] | None = None, **draws: Any
+    ) -> TokenBatch:
+        """Return the groups as a token batch.
+
+        `budget`: of a response, `base_right`: that of the training pool, `draws`: its seed and progress.
+        """
         return TokenBatch.of(
             self.groups,
             flattened(group.rewards for group in self.answered),
             budget,
             device,
             right=[verdict == Verdict.RIGHT for verdict in self.verdicts],
+            base_right=None if base_right is None else [base_right[group.problem.id] for group in self.answered],
             answers=[response.text for group in self.judged for response in group],
             places=[group.place for group in self.answered],
             copies=[group.copy_of for group in self.answered],

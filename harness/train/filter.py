@@ -41,6 +41,7 @@ class TrainingPool:
 
     problems: list[Problem]
     record: dict[str, float]  # logged before the first step
+    base_right: dict[str, float] | None = None  # by a problem's id, the share of right responses; None: no filter
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def training_pool(asker: Asker, ask: Work, say: Say) -> TrainingPool:
     """
     given, rollout = asker.config.train.filter, asker.config.rollout
     problems, longest = asker.task.problems("train"), rollout.max_prompt_tokens
-    record = {"given": len(problems)}
+    record, base_right = {"given": len(problems)}, None
     if given is not None or longest is not None:  # otherwise no prompt needs to be rendered
         prompts = {problem: asker.evaluator.rendered(problem) for problem in problems}
     if longest is not None:
@@ -99,6 +100,7 @@ def training_pool(asker: Asker, ask: Work, say: Say) -> TrainingPool:
         record["too_hard"] = sum(counts[problem.id] < fewest for problem in problems)
         record["too_easy"] = sum(counts[problem.id] > most for problem in problems)
         problems = [problem for problem in problems if fewest <= counts[problem.id] <= most]
+        base_right = {problem.id: counts[problem.id] / given.n for problem in problems}
     record["kept"] = len(problems)
     summary = ", ".join(f"{number:,} {what.replace('_', ' ')}" for what, number in record.items())
     if not problems:
@@ -107,7 +109,8 @@ def training_pool(asker: Asker, ask: Work, say: Say) -> TrainingPool:
             "larger rollout.max_prompt_tokens"
         )
     say(f"training problems: {summary}")
-    return TrainingPool(problems, {f"problems/{what}": float(number) for what, number in record.items()})
+    logged = {f"problems/{what}": float(number) for what, number in record.items()}
+    return TrainingPool(problems, logged, base_right)
 
 
 def measured_counts(asker: Asker, prompts: Mapping[Problem, list[int]], n: int, ask: Work, say: Say) -> dict[str, int]:

@@ -174,8 +174,8 @@ class Trainer:
         # By the step too: controls that draw at random would otherwise draw the same in every step.
         seed = seeds.derive("method", self.parts.seed, step)
         progress = (step - 1) / self.config.train.steps
-        budget = self.config.rollout.max_new_tokens
-        return collected.batch(budget, self.policy.device, seed=seed, progress=progress)
+        budget, base_right = self.config.rollout.max_new_tokens, self.parts.pool.base_right
+        return collected.batch(budget, self.policy.device, base_right, seed=seed, progress=progress)
 
     def stats_before(self, batch: TokenBatch, needs: frozenset[str], first: FirstPass | None = None) -> TokenStats:
         """Return the statistics of the policy before the update, with the columns that are needed.

@@ -395,5 +395,5 @@ def test_needs_of_objectives() -> None:
     assert method("archer").needs == method("aspo").needs == {"entropy_now", "ref_logp"}
     assert method("archer(kl_coef=0)").needs == {"entropy_now"}
     assert [name for name in OBJECTIVES if method(name).marks_steps] == ["bapo", "real", "siren_release"]
-    alone = ["w_reinforce", "w_reinforce_ppo", "nsr", "psr", "topr"]
+    alone = ["w_reinforce", "w_reinforce_ppo", "nsr", "psr", "topr", "a2po"]
     assert [name for name in OBJECTIVES if method(name).min_group == 1] == alone

@@ -1,9 +1,10 @@
-"""The objectives that look along a response or a group (fipo, kimi, real) against loops written from their formulas."""
+"""The objectives that look along a response or a group against loops written from their formulas."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import loops
 import objective_loops as brute
 import pytest
 import torch
+from known import known
 from loops import Oracle, Response
 from portions import in_turn
 from ragged import Case, case
@@ -148,6 +150,23 @@ def mirror_descent(tau: float) -> Formula:
     return loss
 
 
+def regression(beta1: float, beta2: float) -> Formula:
+    """Return the mean square of A*-PO by 2 beta2 and the length budget, from rewards of 0 and 1 of the base model."""
+
+    def loss(c: Case, rows: range) -> Tensor:
+        logp_T, ref_T = c.current().logp, known(c.old.ref_logp)
+        total = torch.zeros((), dtype=torch.float64)
+        for row in rows:
+            solved = round(8 * c.batch.base_right_B[row].item())
+            of_base = [1.0] * solved + [0.0] * (8 - solved)
+            optimal = beta1 * math.log(statistics.fmean(math.exp(reward / beta1) for reward in of_base))
+            moved = sum(logp_T[t] - ref_T[t] for t in loops.responses(c)[row])
+            total = total + (beta2 * moved - (c.batch.rewards_B[row] - optimal)) ** 2
+        return total / (2 * beta2 * len(rows) * c.batch.budget)
+
+    return loss
+
+
 def classification(tau: float) -> Formula:
     def loss(c: Case, rows: range) -> Tensor:
         logp_T, right, numbers = c.current().logp, c.batch.right_B.tolist(), c.batch.groups_B.tolist()
@@ -168,6 +187,11 @@ def classification(tau: float) -> Formula:
 @pytest.mark.parametrize("tau", [0.1, 1.5])
 def test_kimi_descends_the_loss_of_whole_responses(tau: float) -> None:
     check_gradient(f"kimi(level=sequence, tau={tau}, normalise=constant)", made(), mirror_descent(tau))
+
+
+@pytest.mark.parametrize(("spec", "betas"), [("a2po", (0.5, 1e-3)), ("a2po(beta1=0.2, beta2=0.7)", (0.2, 0.7))])
+def test_a2po_descends_the_squares_of_whole_responses(spec: str, betas: tuple[float, float]) -> None:
+    check_gradient(spec, made(), regression(*betas))
 
 
 @pytest.mark.parametrize("tau", [0.05, 0.5, 3])

@@ -41,6 +41,8 @@ def test_run_checks_passes_registered_methods(spec: str) -> None:
 
 # Methods that are each wrong in one way
 
+READS = "declare reads_answers = True, reads_base = True or reads_sampler = True"
+
 
 def mutant(base: type[Component] = Control, **members: object) -> type[Component]:
     """Make a subclass with other verbs and declarations."""
@@ -360,15 +362,20 @@ WRONG: dict[str, dict[str, tuple[type[Component], str]]] = {
     "elsewhere": {
         "reads_sampler": (
             mutant(weights=lambda self, old, a_T, batch: ((old.logp - batch.behaviour_logp_T).abs() < 0.2).double()),
-            "declare reads_answers = True or reads_sampler = True",
+            READS,
         ),
         "reads_answers": (
             mutant(
                 by_response=True,
                 weights=lambda self, old, a_T, batch: (batch.answers_B >= 0)[batch.sequence_T].double(),
             ),
-            "declare reads_answers = True or reads_sampler = True",
+            READS,
         ),
+        "reads_base": (
+            mutant(by_response=True, weights=lambda self, old, a_T, batch: batch.base_right_B[batch.sequence_T]),
+            READS,
+        ),
+        "reads_no_base": (mutant(reads_base=True), "reads_base is declared, and no verb reads it"),
         "reads_no_sampler": (mutant(reads_sampler=True), "reads_sampler is declared, and no verb reads it"),
         "counts_copies": (  # weighs equal responses as one
             mutant(

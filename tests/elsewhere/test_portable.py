@@ -51,13 +51,13 @@ def present_of(c: Case) -> dict[str, Tensor]:
     return {name: c.current().columns[name] for name in ("logp", "entropy", "likeliest_entropy")}
 
 
-def answers(method: PortableMethod, c: Case, row_B: Tensor) -> list[str | None] | None:
-    """Return the answers of rows in this order, if a method compares them."""
-    if "answers" not in method.needs:
-        return None
+def of_rows(method: PortableMethod, c: Case, row_B: Tensor) -> dict[str, Any]:
+    """Return the columns of responses that a method needs, of rows in this order."""
     numbers = c.batch.answers_B[row_B].tolist()
     groups = c.batch.groups_B[row_B].tolist()
-    return [None if number < 0 else f"{group}/{number}" for number, group in zip(numbers, groups, strict=True)]
+    answers = [None if number < 0 else f"{group}/{number}" for number, group in zip(numbers, groups, strict=True)]
+    columns = {"answers": answers, "base_right": c.batch.base_right_B[row_B]}
+    return {name: x for name, x in columns.items() if name in method.needs}
 
 
 def a_case(seed: int = 3) -> Case:
@@ -74,7 +74,7 @@ def signal_of(method: PortableMethod, c: Case, row_B: Tensor, parts: list[list[i
         mask=mask_of(c)[row_B],
         budget=c.batch.budget,
         minibatches=parts,
-        answers=answers(method, c, row_B),
+        **of_rows(method, c, row_B),
         **columns,
     )
 
@@ -142,7 +142,7 @@ def test_signal_empty_responses(spec: str) -> None:
             c.batch.rewards_B,
             c.batch.groups_B,
             mask=mask,
-            answers=answers(method, c, rows),
+            **of_rows(method, c, rows),
             **columns,
         )
         logp = padded(c, c.current().logp.detach()).requires_grad_()
@@ -172,7 +172,7 @@ def test_flat_tensors_and_columns_are_the_same_bit_for_bit(spec: str) -> None:
         c.batch.groups_B,
         lengths=c.batch.lengths_B,
         budget=c.batch.budget,
-        answers=answers(method, c, torch.arange(len(c.batch))),
+        **of_rows(method, c, torch.arange(len(c.batch))),
         **given(method, c),
     )
     assert_same(signal.fixed, fixed)
@@ -319,6 +319,12 @@ GOOD: dict[str, Any] = {"rewards": [1.0, 0, 0, 1], "groups": [0, 0, 1, 1], "mask
     [
         ("ppo", {}, "method ppo needs a critic's values; give values"),
         ("clip_v", {}, "method clip_v needs the sums over squared probabilities; give sum_p2 and sum_p2_logp"),
+        ("a2po", {}, "method a2po reads how often the model before training was right; give base_right"),
+        (
+            "a2po",
+            {"ref_logp": LOGP, "base_right": [5, 5, 0, 0]},
+            "base_right holds numbers that are no shares; allowed: above 0 to 1",
+        ),
         ("clip_b", {}, "ClipB reads entropy of the policy before the update, and the batch lacks it; give entropy"),
         ("grpo", {"rewards": [1, 0, float("nan"), 1]}, "the reward of response 2 is nan; allowed: finite numbers"),
         ("grpo", {"rewards": [1, 0]}, "rewards has the shape [2]; by mask it must be [4]"),

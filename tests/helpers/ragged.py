@@ -81,4 +81,6 @@ def case(seed: int, *, drift: float = 1.0, groups: int = 4, size: int = 3, longe
     old = stats_of(old_logits_TV, targets_T)
     reference = stats_of(old_logits_TV + 0.3 * normal(tokens, VOCABULARY), targets_T)
     old = dataclasses.replace(old, values=0.5 * normal(tokens), ref_logp=reference.logp)
-    return Case(made, batch_of(made, rewards, answers=answers_of(made)), targets_T, old_logits_TV, logits_TV, old)
+    base_right = [(1 + group % 7) / 8 for group in range(groups)]
+    batch = batch_of(made, rewards, base_right=base_right, answers=answers_of(made))
+    return Case(made, batch, targets_T, old_logits_TV, logits_TV, old)

@@ -309,11 +309,11 @@ def test_batch_on_two_ranks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "read", [lambda x: x == -1, lambda x: x.abs(), lambda x: torch.zeros(2) - x, lambda x: x[0].item()]
 )
-@pytest.mark.parametrize("column", ["answers_B", "behaviour_logp_T"])
+@pytest.mark.parametrize("column", ["answers_B", "base_right_B", "behaviour_logp_T"])
 def test_of_lengths_absent_column(column: str, read: Callable[[torch.Tensor], object]) -> None:
     lengths_B, groups_B = torch.tensor([1, 2]), torch.tensor([0, 0])
     rewards_B = torch.tensor([1.0, 0.0])
     batch = TokenBatch.of_lengths(lengths_B, groups_B, rewards_B, rewards_B > 0, rewards_B > 0, 4)
     for part in (batch, batch.take([1])):
-        with pytest.raises(UserError, match="declare reads_answers = True or reads_sampler = True"):
+        with pytest.raises(UserError, match="declare reads_answers = True, reads_base = True or reads_s"):
             read(vars(part)[column])

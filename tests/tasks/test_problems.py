@@ -515,10 +515,11 @@ def test_batch_with_scores() -> None:
     judged = [Judged(verdict, None, False, score) for verdict, score in zip(verdicts, scores, strict=True)]
     rollouts = [Rollout([1], [2], [0.0], finished=True)] * 4
     answered = Answered(0, problem, rollouts, judged, [1] * 4, [0] * 4)
-    batch = Collected([answered], 4, 0, {}).batch(1, "cpu")
+    batch = Collected([answered], 4, 0, {}).batch(1, "cpu", {"0": 0.5, "1": 0.25})
     assert answered.has_signal
     assert batch.rewards_B.tolist() == scores
     assert batch.right_B.tolist() == [True, False, False, False]
+    assert batch.base_right_B.tolist() == [0.25] * 4
     assert [unpacked_judged(*packed_judged(each)) for each in judged] == judged
     assert unpacked_judged("right", None, False).reward == 1.0, "as checkpoints of earlier versions have it"
 

@@ -26,6 +26,7 @@ from harness.config import Config, Filter, RolloutConfig, Train, Verify, replace
 from harness.methods.batch import Rollout
 from harness.rollout import models
 from harness.rollout.rendering import Chat
+from harness.tokens.metrics import Stopwatch
 from harness.train import filter, parts
 from harness.train.evaluate import Evaluator
 from harness.train.filter import Asker, TrainingPool
@@ -370,12 +371,18 @@ def test_trainer_with_a_filter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     every, cache = Countdown.problems, tmp_path / "cache"
     monkeypatch.setattr(Countdown, "problems", lambda self, split: every(self, split)[:48])
     invented.prepare_in(cache, monkeypatch)
-    spec = planned(*SHORT).spec
+    spec = planned(*SHORT, method="a2po").spec
     trainer = Trainer(parts.build_parts(spec, UNASKED, print), tmp_path / "cell")
     right = counted(cache)
     kept = {name for name, count in right.items() if 1 < count < 7}
     assert 0 < len(kept) < 48, "the tiny model solves some of these problems sometimes"
     assert {problem.id for problem in trainer.parts.pool.problems} == kept
+    trainer.engine.load(trainer.policy.module)
+    collected = trainer.collector.sample(1, Stopwatch())
+    batch = trainer.batch_of(collected, 1)
+    for part in (batch, batch.without_copies()[0], batch.take(range(31, -1, -3)), *batch.split(2)):
+        shares = [right[collected.answered[group].problem.id] / 8 for group in part.groups_B.tolist()]
+        assert part.base_right_B.tolist() == shares
     trainer.run(lambda step: None)
     first = json.loads((tmp_path / "cell" / "metrics.jsonl").read_text().splitlines()[0])
     assert first["metrics"]["problems/kept"] == len(kept)

@@ -39,6 +39,9 @@ REFUSED: dict[tuple[str, ...], str] = {
     (EIGHT_BITS, "train.backend=trl"): r"train.optimizer is adamw8bit, which train.backend=trl cannot do; .*: adamw$",
     ("train.filter=yes",): "train.filter is True",
     ("train.filter={low: 0.9, high: 0.1}",): "between low .0.9. and high .0.1.; allowed: low < high",
+    (
+        "methods=[grpo,a2po]",
+    ): r"train.filter is null, but method 'a2po' reads .* write for example train.filter={n: 8}$",
     ("train.filter.n=1",): "no share of 1 lies strictly between",
     ("train.filter={n: 16, low: 0.07, high: 0.1}",): "no share of 16 lies strictly between",
     ("hardware.recompute=1.5",): r"hardware\.recompute is 1\.5; allowed: 0 to 1",

@@ -40,8 +40,8 @@ def of_values(*values: float | None) -> Callable[..., list[float | None]]:
 
 
 def test_methods_that_trl_cannot_run_are_refused_with_the_reason_of_the_list(tmp_path: Path) -> None:
-    """A critic, the answers of a group, the policy that sampled, and two statistics of likely tokens."""
-    assert REFUSED == ["ppo", "outcome_exploration", "cue", "m2po"]
+    """A critic, answers, pass rates of the base, the policy that sampled, and two statistics of likely tokens."""
+    assert REFUSED == ["ppo", "a2po", "outcome_exploration", "cue", "m2po"]
     for name in [*REFUSED, "lp_reg+tre"]:
         reason = trl_refusal(Method.of(name, baselines.table()))
         sentence = f"^method {re.escape(name)} {reason}; allowed: `entrobench list methods --for trl`$"

@@ -141,6 +141,7 @@ def test_a_method_is_refused_for_the_reason_that_the_list_gives(
         "needs log p among": "give min_p_logp",
         "needs the entropy among": "give likeliest_entropy",
         "compares the answers": "give answers",
+        "reads how often": "give base_right",
         "looks at each whole mini-batch": "call for_step first",
     }
     (failure,) = [failure for beginning, failure in missing.items() if reason.startswith(beginning)]
