@@ -84,8 +84,8 @@ def check_names(config: Config) -> None:
     if config.tracking.uri and not may_be_written(config.tracking.uri):
         raise UserError(
             "tracking.uri may hold a user, a password or a token, and configurations are written down (allowed: "
-            "http://HOST:5000, sqlite:///PATH); for a server set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, "
-            "for a database the whole address as MLFLOW_TRACKING_URI"
+            "http://HOST:5000, sqlite:///PATH); for a server set MLFLOW_TRACKING_USERNAME and "
+            "MLFLOW_TRACKING_PASSWORD, for a database the whole address as MLFLOW_TRACKING_URI"
         )
 
 
