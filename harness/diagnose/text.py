@@ -76,7 +76,8 @@ def cause_lines(mark: str, cause: FoundCause) -> Iterator[str]:
 def curve_line(curve: MetricCurve, changed: int | None, *, smoothed: bool = True) -> str:
     """Return a curve as its key, its values at the start, the change and the end, and a sparkline."""
     parts = [f"{value:.3g} (step {step})" for step, value in curve_ends(curve, changed, smoothed=smoothed)]
-    return f"  | {curve.key}  {' -> '.join(parts)}  {curve.bars()}"
+    shown = f"{curve.key}, running median" if smoothed else curve.key  # which tables do not have
+    return f"  | {shown}  {' -> '.join(parts)}  {curve.bars()}"
 
 
 def curve_ends(curve: MetricCurve, changed: int | None, *, smoothed: bool) -> list[tuple[int, float]]:

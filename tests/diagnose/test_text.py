@@ -25,12 +25,12 @@ def test_diagnosis_text_of_a_fall() -> None:
     assert verdict == "run: fell"
     assert summary == ("entrobench: 40 logged steps, 1 to 40; it ends at 0.22 of its start, below 0.4")
     bars = "██▇▇▇▆▆▆▆▅▅▅▅▄▄▄▄▄▃▃▃▃▃▃▂▂▂▂▂▂▂▂▂▁▁▁▁▁▁▁"
-    assert entropy == f"  | entropy/mean  0.96 (step 1) -> 0.438 (step 21) -> 0.208 (step 40)  {bars}"
+    assert entropy == f"  | entropy/mean, running median  0.96 (step 1) -> 0.438 (step 21) -> 0.208 (step 40)  {bars}"
     assert title == "likely causes, the most likely first:"
     assert cause.startswith("1. in at least half of the groups, all responses have the same reward")
     assert cause.endswith("(since step 6)")
     numbers = "0.1 (step 1) -> 0.6 (step 6) -> 0.6 (step 40)"
-    assert curve == f"  | reward/groups_without_signal  {numbers}  {'▁' * 5}{'█' * 35}"
+    assert curve == f"  | reward/groups_without_signal, running median  {numbers}  {'▁' * 5}{'█' * 35}"
     assert remedy.startswith("   remedy: draw groups until enough of them have a signal (train.resample)")
     assert "only after the turn (step 21), so more likely effects than causes:" in text
     [effect] = [line for line in text.splitlines() if line.startswith("- ")]
