@@ -128,7 +128,7 @@ class Trainer:
                 loss = 0.0
                 # Before the split into micro-batches, whose size is a memory setting and must not change results.
                 if method.marks_steps:
-                    now = with_reference(policy.stats(minibatch, needs & {"likeliest_entropy"}), old, minibatch)
+                    now = with_reference(policy.stats(minibatch, method.needs), old, minibatch)
                     signal = method.for_step(now, signal, minibatch)
                 if train.loss_scale == MICRO_BATCH:  # unless that is asked for
                     parts = policy.micro_batches(minibatch)
