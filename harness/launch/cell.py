@@ -80,6 +80,7 @@ def main(
         # As rank 0 would end in `leased`, but without starting all ranks for it.
         sys.exit(lease.BUSY)
     else:
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that `divide` deletes its folder
         divide(place, hardware.ranks)
 
 

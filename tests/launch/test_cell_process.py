@@ -6,13 +6,15 @@ import argparse
 import dataclasses
 import multiprocessing
 import shutil
+import signal
+import tempfile
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from cells import set_state
-from patience import HANG
+from patience import HANG, wait_until
 
 import baselines
 from harness import config, matrix, runs
@@ -206,6 +208,21 @@ def test_main_of_a_cell_that_cannot_begin(planned: matrix.Cell, monkeypatch: pyt
     set_state(planned.folder, "done", seconds=0.0)
     cell.main(str(planned.folder))
     assert State.read(planned.folder) == State("done"), "what was done before is not taken back"
+
+
+@pytest.mark.processes
+def test_ranks_ended_by_sigterm_leave_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cell, "python_command", lambda *_: ["cat"])  # which ends with its stdin, as a rank does
+    planned = matrix.cells(config.load_config("smoke", [f"results={tmp_path}", "hardware.ranks=2"]))[0]
+    planned.spec.write(planned.folder)
+    (temporary := tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    process = multiprocessing.get_context("fork").Process(target=cell.main, args=(str(planned.folder),))
+    process.start()
+    wait_until(lambda: any(temporary.iterdir()))
+    process.terminate()
+    process.join(HANG)
+    assert (process.exitcode, list(temporary.iterdir())) == (128 + signal.SIGTERM, [])
 
 
 def stand_still(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
