@@ -156,7 +156,7 @@ def configuration(own: Own, name: str, say: Callable[[str], None]) -> str:
     say(seen.sentence)  # so that nobody waits for the rest where nothing can be learned
     draft = dataclasses.replace(draft, hardware=fitting_hardware(planned(draft)))
     plan = planned(draft)
-    say("measuring three steps")
+    say(f"measuring three steps of {PROMPTS[0] * GROUP} responses of at most {longest:,} tokens (--tokens)")
     probe = measured_step(plan.config, plan)
     draft = in_time(draft, plan, probe)
     findings = [

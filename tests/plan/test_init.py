@@ -148,7 +148,8 @@ def test_no_more_cards_than_there_are(cards: int, ranks: int | None, monkeypatch
 def test_configuration_runs_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     words = ["init", str(path), "--model", "countdown-tiny", "--data", "countdown", "--hours", "0.02"]
-    assert re.search(r"^wrote .*^trainable: .*^measuring ", run_command(*words), re.MULTILINE | re.DOTALL)
+    said = r"(?s)\ntrainable: .*\nmeasuring three steps of 128 responses of at most \d+ tokens"
+    assert re.search(said, run_command(*words))
     text = path.read_text()
     look = r"# Look: trainable: 1\d of 24 problems have right and other responses; Avg@8 0\.1\d\d ±0\.0\d\d,"
     assert re.search(look, text), "processors round the base model's own training differently"
