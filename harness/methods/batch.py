@@ -123,7 +123,7 @@ class AbsentColumn(Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.__getitem__:
             return args[0]
-        if func == Tensor.requires_grad.__get__:  # as FSDP asks of every tensor in a batch
+        if func == Tensor.requires_grad.__get__:  # type: ignore[attr-defined]  # FSDP asks it of every tensor
             return False
         raise UserError(
             "a component reads answers_B, base_right_B or behaviour_logp_T of the batch, which are not there without "
