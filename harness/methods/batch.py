@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from math import inf
+from math import inf, nan
 from typing import Any
 
 import numpy as np
@@ -123,8 +123,6 @@ class AbsentColumn(Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.__getitem__:
             return args[0]
-        if func == Tensor.requires_grad.__get__:  # type: ignore[attr-defined]  # FSDP asks it of every tensor
-            return False
         raise UserError(
             "a component reads answers_B, base_right_B or behaviour_logp_T of the batch, which are not there without "
             "its declaration; declare reads_answers = True, reads_base = True or reads_sampler = True"
@@ -165,7 +163,7 @@ class TokenBatch:
         device: str,
         *,
         right: Sequence[bool] | None = None,  # of the responses; None: those with a reward above 0
-        base_right: Sequence[float] | None = None,  # of the prompts; None: unknown, so that reading it is refused
+        base_right: Sequence[float] | None = None,  # of the prompts; None: unknown, and then NaN
         answers: Sequence[str | None] | None = None,  # of the responses, in the task's normal form; None: unknown
         places: Sequence[int] | None = None,  # of the prompts among those of all ranks; None: 0, 1 ...
         copies: Sequence[Sequence[int]] | None = None,  # `Distinct.copy_of` of each group; None: not known yet
@@ -193,9 +191,8 @@ class TokenBatch:
         if answers is None:
             answers = [None] * len(numbers)
         lengths_B = torch.tensor(lengths, device=device)
-        base_right_B = ABSENT
-        if base_right is not None:
-            base_right_B = torch.tensor(base_right, device=device).repeat_interleave(len(groups[0]))
+        # Not AbsentColumn where it is unknown: FSDP looks at every tensor of a batch.
+        base_right_B = torch.tensor(base_right or [nan] * len(groups), device=device).repeat_interleave(len(groups[0]))
         # Of the first response of each group, its place among the responses of all ranks.
         first_G = torch.tensor(places or range(len(groups)), device=device) * len(groups[0])
         return cls(
