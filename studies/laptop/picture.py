@@ -43,6 +43,7 @@ FURTHER = (
     "laptop-matrix-sorting-field-chosen",
     "laptop-matrix-sorting-new-seeds",
     "laptop-matrix-sorting-pkpo-bbg",
+    "laptop-matrix-sorting-tre-a2po",
 )
 TITLES = {ENTROPY: "entropy, nats per token", "reward/mean": "share of right responses in training"}
 
