@@ -345,7 +345,7 @@ def check_methods_fit(config: Config, settings: list[Config], shared: Shared) ->
 
 
 def check_filter(setting: Config, method: Method) -> None:
-    """Refuse a method that reads what the difficulty filter measures where there is no filter."""
+    """Refuse a method that reads the counts of `train.filter` if there is no filter."""
     if method.reads_base and setting.train.filter is None:
         raise UserError(
             f"train.filter is null, but method {method.name!r} reads how often the model before training solves each "

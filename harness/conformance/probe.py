@@ -148,9 +148,10 @@ def random_probe(
         # behaviour_logp_T replaces the log p of 0 below.
         rollouts.append([Rollout(prompt, each, [0.0] * len(each), len(each) < longest) for each in of_group])
         scores += rewards(group, size)
-    chance: dict[str, Any] = {"seed": seed, "progress": progress}
     base_right = [(1 + group % 7) / 8 for group in range(groups)]
-    batch = TokenBatch.of(rollouts, scores, longest, "cpu", base_right=base_right, answers=answers, **chance)
+    batch = TokenBatch.of(
+        rollouts, scores, longest, "cpu", base_right=base_right, answers=answers, seed=seed, progress=progress
+    )
     reference_TV = old_logits_TV + 0.3 * normal(tokens, VOCABULARY)
     logits_TV = old_logits_TV + drift * normal(tokens, VOCABULARY)
     values_T = 0.5 * normal(tokens)

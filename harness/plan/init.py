@@ -153,7 +153,7 @@ def configuration(own: Own, name: str, say: Callable[[str], None]) -> str:
     settled = settle_auto(draft.config(), shape)
     say(f"looking at {own.model} on {tasks.evaluation_name(task)}")
     seen = look(own.model, task, settled, LOOK_PROBLEMS, LOOK_SAMPLES)
-    say(seen.sentence)  # so that nobody waits for the rest where nothing can be learned
+    say(seen.sentence)  # it may say that nothing can be learned, and what follows takes minutes
     draft = dataclasses.replace(draft, hardware=fitting_hardware(planned(draft)))
     plan = planned(draft)
     say(f"measuring three steps of {PROMPTS[0] * GROUP} responses of at most {longest:,} tokens (--tokens)")
