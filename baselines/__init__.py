@@ -23,6 +23,7 @@ from baselines.clip_v import ClipV
 from baselines.covariance import ClipCov, KlCov
 from baselines.cue import Cue
 from baselines.dcpo import Dcpo
+from baselines.dph_rl import DphRl
 from baselines.dppo import Dppo
 from baselines.entrocraft import Entrocraft
 from baselines.entropic import Entropic
@@ -122,6 +123,7 @@ METHODS: dict[str, type[Component] | Composition] = {
     "entropy_bonus": EntropyBonus,
     "adaptive_entropy": AdaptiveEntropy,
     "tre": Tre,
+    "dph_rl": DphRl,
     "overlong": Overlong,
     "clip_cov": ClipCov,
     "kl_cov": KlCov,

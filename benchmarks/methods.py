@@ -32,7 +32,7 @@ from harness.train.first_pass import FirstPass
 from harness.train.trainer import Trainer
 
 PLAIN = "grpo"
-WITHOUT_FILTER = [name for name in METHODS if not Method.of(name, METHODS).reads_base]  # the demo has no filter
+WITHOUT_FILTER = [name for name in METHODS if not Method.of(name, METHODS).needs_filter]  # the demo has no filter
 # The needs that cost more than plain GRPO's own passes.
 COSTS = {
     "values": "a critic",

@@ -345,11 +345,14 @@ def check_methods_fit(config: Config, settings: list[Config], shared: Shared) ->
 
 
 def check_filter(setting: Config, method: Method) -> None:
-    """Refuse a method that reads the counts of `train.filter` if there is no filter."""
-    if method.reads_base and setting.train.filter is None:
+    """Refuse a method that needs what `train.filter` finds out if there is no filter."""
+    if method.needs_filter and setting.train.filter is None:
+        needed = "reads how often the model before training solves each problem"
+        if method.base_share:
+            needed = "trains on right responses to problems that the model before training solves nearly always"
         raise UserError(
-            f"train.filter is null, but method {method.name!r} reads how often the model before training solves each "
-            "problem, which the filter measures; write for example train.filter={n: 8}"
+            f"train.filter is null, but method {method.name!r} {needed}, which the filter measures; write for example "
+            "train.filter={n: 8}"
         )
 
 

@@ -40,7 +40,7 @@ def call(arguments: argparse.Namespace) -> int:
     specs = list(table) if arguments.method == "all" else named
     methods = {spec: Method.of(spec, table, config.method_options) for spec in specs}
     if arguments.method == "all" and config.train.filter is None:
-        methods = {spec: method for spec, method in methods.items() if not method.reads_base}
+        methods = {spec: method for spec, method in methods.items() if not method.needs_filter}
     for method in methods.values():
         check_filter(config, method)
     from harness.theory import explain  # imports torch, so only after the names have been checked

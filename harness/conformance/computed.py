@@ -27,6 +27,7 @@ from harness.conformance.probe import (
     first_line_of,
     gradient_by,
     identical,
+    loss_of,
     require_equal,
     require_finite,
     signal_on,
@@ -81,7 +82,7 @@ def slopes_agree(method: Method, probe: Probe) -> bool:
 
     def loss_at(moved_TV: Tensor, tape: DetachTape) -> Tensor:
         with tape:
-            return method.loss(probe.during(method.needs, moved_TV, batch.index_T), signal, batch)
+            return loss_of(method, probe, probe.during(method.needs, moved_TV, batch.index_T), signal, batch)
 
     recorder = DetachTape()
     loss = loss_at(logits_TV, recorder)

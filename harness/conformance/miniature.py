@@ -27,6 +27,7 @@ from harness.methods.composition import DEFAULT_OBJECTIVE, Method, Table
 from harness.rollout.protocol import OnGroup
 from harness.rollout.rendering import PLAIN
 from harness.tokens.metrics import Stopwatch
+from harness.train.base_responses import BaseResponses, base_logp
 from harness.train.filter import TrainingPool
 from harness.train.hidden import padded
 from harness.train.policy import Critic, Policy
@@ -201,7 +202,15 @@ def miniature_trainer(method: Method, model: Path, folder: Path, size: Size, ste
     if "ref_logp" in method.needs:
         reference = Policy(model, *common)
         reference.network.to(size.dtype)
-    task = Low(size.vocabulary)
+    task, engine, base_responses = Low(size.vocabulary), Script(size.vocabulary), None
+    if method.base_share:
+        engine.load(policy.module)
+        prompts = [Tokens()(problem.prompt)["input_ids"] for problem in task.problems("train")]
+        groups = engine.generate(
+            prompts, 1, seeds=range(len(prompts)), temperature=config.rollout.temperature, max_new_tokens=size.longest
+        )
+        responses = [response for (response,) in groups]
+        base_responses = BaseResponses(responses, base_logp(policy, responses), 0)
     parts = Parts(
         cell="miniature",
         config=config,
@@ -213,7 +222,8 @@ def miniature_trainer(method: Method, model: Path, folder: Path, size: Size, ste
         policy=policy,
         critic=critic,
         reference=reference,
-        engine=Script(size.vocabulary),
+        base_responses=base_responses,
+        engine=engine,
         tokenizer=Tokens(),
         ends=(),
         verifier=cast(Verifier, None),  # the task judges its responses alone

@@ -248,10 +248,16 @@ def compute_outcome(method: Method, probe: Probe, updates: int = 1, split: Split
         part_losses = []
         for part in split(minibatch):
             current = probe.during(method.needs, logits_TV, part.index_T)
-            part_losses.append(method.loss(current, fixed.at(part.index_T), part))
+            part_losses.append(loss_of(method, probe, current, fixed.at(part.index_T), part))
         losses.append(torch.stack(part_losses).sum())
     loss = torch.stack(losses).sum()
     return Outcome(signal, loss.item(), gradient_by(logits_TV, loss))
+
+
+def loss_of(method: Method, probe: Probe, current: TokenStats, signal: Signal, part: TokenBatch) -> Tensor:
+    """Return a method's loss of some tokens, which also stand for right responses of the model before training."""
+    of_base = method.base_loss(current.logp, probe.ref_logp_T[part.index_T], signal.term_scale_T)
+    return method.loss(current, signal, part) + of_base
 
 
 def gradient_by(x: Tensor, value: Tensor) -> Tensor:

@@ -192,6 +192,16 @@ class Method:
         return any(component.reads_base for component in self.components)
 
     @property
+    def base_share(self) -> float:
+        """Right responses of the model before training that join each optimizer step, as a share of its responses."""
+        return max([0.0, *(control.base_share for control in self.controls.values())])
+
+    @property
+    def needs_filter(self) -> bool:
+        """Whether it needs what `train.filter` finds out about the model before training."""
+        return self.reads_base or self.base_share > 0
+
+    @property
     def reads_sampler(self) -> bool:
         """Whether a component reads the policy that sampled."""
         return any(component.reads_sampler for component in self.components)
@@ -346,6 +356,13 @@ class Method:
             term_T = term_T + control.term(view)
         return (signal.term_scale_T * term_T - signal.scale_T * surrogate_T).sum()
 
+    def base_loss(self, logp_T: Tensor, base_logp_T: Tensor, scale_T: Tensor) -> Tensor:
+        """Return the loss of some right responses of the model before training; `scale_T`: of `Objective.scale`."""
+        loss_T = scale_T.new_zeros(scale_T.shape)
+        for control in self.controls.values():
+            loss_T = loss_T + control.base_term(logp_T, base_logp_T)
+        return (scale_T * loss_T).sum()
+
     def value_loss(self, values_T: Tensor, signal: Signal) -> Tensor:
         """Return the critic's loss of a part of a mini-batch."""
         assert signal.old.values is not None
@@ -480,6 +497,12 @@ def check_needs(base: str, objective: Objective, controls: list[tuple[str, Contr
             )
         for need in component.needs:
             one_of(f"a name in needs of method {name}", need, tuple(NEEDS))
+    for name, control in controls:
+        if overrides(control, "base_term") != (control.base_share > 0):
+            raise UserError(
+                f"control {name} has base_share = {control.base_share:g}; allowed: a share above 0 with the verb "
+                "base_term, and 0 without it"
+            )
     if "values" not in objective.needs:
         for name, control in controls:
             if "values" in control.needs:

@@ -17,6 +17,8 @@ def foreign_refusal(method: Method) -> str | None:
     changing = [f"{name}.{option}" for name, schedules in method.schedules.items() for option in schedules]
     if changing:
         return f"changes {changing[0]} over the steps of a run, as only entrobench's own trainer does; write one number"
+    if method.base_share:
+        return "trains on right responses of the model before training, as only entrobench's own trainer does"
     if method.objective.lr is None:
         return None
     return (

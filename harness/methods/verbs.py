@@ -326,6 +326,18 @@ class Control(Component):
         """Return a factor of each token's surrogate that may depend on the present policy."""
         return 1.0
 
+    @property
+    def base_share(self) -> float:
+        """Right responses of the model before training that join each optimizer step, as a share of its responses.
+
+        They answer problems that `train.filter` leaves out as too easy.
+        """
+        return 0.0
+
+    def base_term(self, logp_T: Tensor, base_logp_T: Tensor) -> Tensor | float:
+        """Return a loss for each token of these responses, from log p of the present policy and of that model."""
+        return 0.0
+
     # After the step
 
     @cached_property

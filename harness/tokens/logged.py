@@ -132,6 +132,7 @@ UPDATE = MetricSection(
         ),
         LoggedMetric("loss/policy", NO_UNIT, "mean loss of the updates"),
         LoggedMetric("gradient/norm", NO_UNIT, "mean norm of the gradient of the updates, before clipping"),
+        LoggedMetric("loss/base", NO_UNIT, "mean loss of responses of the base model", "methods with `base_term`"),
         LoggedMetric("loss/critic", NO_UNIT, "mean loss of the critic's updates", "objectives with a critic"),
         LoggedMetric("gradient/critic_norm", NO_UNIT, "mean norm of the critic's gradient", "objectives with a critic"),
     ),

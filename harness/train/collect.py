@@ -21,7 +21,6 @@ from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 
 from harness import ranks
@@ -257,16 +256,10 @@ class Collector:
         """
         train, problems = self.config.train, self.parts.pool.problems
         superset = train.prompts if train.resample is None else train.resample.superset(train.prompts)
-        size, start = len(problems), (step - 1) * superset
-        orders = {}  # of the problems, by the number of the pass
-        at_places = []
-        for place in places:
-            number, place_in_pass = divmod(start + place, size)
-            if number not in orders:
-                generator = np.random.default_rng(seeds.derive("order", self.parts.seed, number))
-                orders[number] = np.arange(size) if train.order == GIVEN else generator.permutation(size)
-            at_places.append(problems[orders[number][place_in_pass]])
-        return at_places
+        size, in_all = len(problems), [(step - 1) * superset + place for place in places]
+        if train.order == GIVEN:
+            return [problems[place % size] for place in in_all]
+        return [problems[number] for number in seeds.in_passes(in_all, size, "order", self.parts.seed)]
 
     def draws(self, step: int, watch: Stopwatch, temperature: float | None = None) -> Iterator[Draw]:
         """Yield draws of a step's candidates, batch by batch, none of them sampled yet."""

@@ -91,7 +91,7 @@ class Evaluator:
         """Return the tokens of a problem's prompt."""
         return render_prompt(self.tokenizer, problem, self.chat)
 
-    def sample(
+    def answered(
         self,
         task: Task,
         problems: Sequence[Problem],
@@ -100,7 +100,7 @@ class Evaluator:
         n: int,
         temperature: float,
         max_new_tokens: int,
-    ) -> list[Record]:
+    ) -> list[tuple[list[Rollout], list[JudgedRollout]]]:
         """Return n responses to each problem, judged while others are sampled.
 
         They depend on the weights, the problem and the parts of the seed alone, not on the other problems.
@@ -115,7 +115,12 @@ class Evaluator:
                 on_group=judging.add,
             )
             judged = judging.results()
-        return [record_of_problem(*of_problem) for of_problem in zip(problems, groups, judged, strict=True)]
+        return list(zip(groups, judged, strict=True))
+
+    def sample(self, task: Task, problems: Sequence[Problem], *, n: int, **settings: Any) -> list[Record]:
+        """Return the records of `answered`."""
+        answered = self.answered(task, problems, n=n, **settings)
+        return [record_of_problem(problem, *of_problem) for problem, of_problem in zip(problems, answered, strict=True)]
 
     def checked(self, sample: Work, problems: Sequence[Problem], **settings: Any) -> list[Record]:
         """Sample responses; raise TooManyFailures if too many of them could not be verified."""

@@ -21,6 +21,7 @@ from harness.base.errors import Damaged, UserError
 from harness.base.task import Problem, Task, Verdict
 from harness.cells.source_digest import source_digest
 from harness.config import Config
+from harness.methods.batch import Rollout
 from harness.ranks import Work
 from harness.rollout.protocol import no_progress
 from harness.train.evaluate import Evaluator
@@ -42,6 +43,7 @@ class TrainingPool:
     problems: list[Problem]
     record: dict[str, float]  # logged before the first step
     base_right: dict[str, float] | None = None  # by a problem's id, the share of right responses; None: no filter
+    easy: Sequence[Problem] = ()  # left out as too easy
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,19 @@ class Asker:
         )
         return [record["verdicts"] for record in records]
 
+    def right_responses(self, problems: Sequence[Problem], *, seed: int) -> list[Rollout | None]:
+        """Return a response to each problem, or None where it is not right."""
+        answered = self.evaluator.answered(
+            self.task,
+            problems,
+            seed=("base responses", seed),
+            n=1,
+            temperature=self.config.rollout.temperature,
+            max_new_tokens=self.config.rollout.max_new_tokens,
+        )
+        check_failures([result.judged.verdict for _, (result,) in answered], self.evaluator.max_failures)
+        return [rollout if result.judged.verdict == Verdict.RIGHT else None for (rollout,), (result,) in answered]
+
 
 def training_pool(asker: Asker, ask: Work, say: Say) -> TrainingPool:
     """Return the training problems that are not too long and, with a filter, neither too hard nor too easy.
@@ -87,7 +102,7 @@ def training_pool(asker: Asker, ask: Work, say: Say) -> TrainingPool:
     """
     given, rollout = asker.config.train.filter, asker.config.rollout
     problems, longest = asker.task.problems("train"), rollout.max_prompt_tokens
-    record, base_right = {"given": len(problems)}, None
+    record, easy, base_right = {"given": len(problems)}, list[Problem](), None
     if given is not None or longest is not None:  # otherwise no prompt needs to be rendered
         prompts = {problem: asker.evaluator.rendered(problem) for problem in problems}
     if longest is not None:
@@ -98,7 +113,8 @@ def training_pool(asker: Asker, ask: Work, say: Say) -> TrainingPool:
         counts = measured_counts(asker, {problem: prompts[problem] for problem in problems}, given.n, ask, say)
         fewest, most = given.bounds()
         record["too_hard"] = sum(counts[problem.id] < fewest for problem in problems)
-        record["too_easy"] = sum(counts[problem.id] > most for problem in problems)
+        easy = [problem for problem in problems if counts[problem.id] > most]
+        record["too_easy"] = len(easy)
         problems = [problem for problem in problems if fewest <= counts[problem.id] <= most]
         base_right = {problem.id: counts[problem.id] / given.n for problem in problems}
     record["kept"] = len(problems)
@@ -110,7 +126,7 @@ def training_pool(asker: Asker, ask: Work, say: Say) -> TrainingPool:
         )
     say(f"training problems: {summary}")
     logged = {f"problems/{what}": float(number) for what, number in record.items()}
-    return TrainingPool(problems, logged, base_right)
+    return TrainingPool(problems, logged, base_right, easy)
 
 
 def measured_counts(asker: Asker, prompts: Mapping[Problem, list[int]], n: int, ask: Work, say: Say) -> dict[str, int]:

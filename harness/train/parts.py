@@ -30,6 +30,7 @@ from harness.rollout.proof import check_engine_weights
 from harness.rollout.protocol import Engine
 from harness.rollout.rendering import Chat, with_instruction
 from harness.train import gpu_memory
+from harness.train.base_responses import BaseResponses
 from harness.train.evaluate import Evaluator, evaluate_cell
 from harness.train.filter import Asker, TrainingPool, training_pool
 from harness.train.policy import Critic, Policy, check_vocabulary
@@ -49,6 +50,7 @@ class Parts:
     policy: Policy
     critic: Critic | None
     reference: Policy | None  # the model before training: the policy itself where only its adapters are trained
+    base_responses: BaseResponses | None  # for a method that trains on them too
     engine: Engine
     tokenizer: Any
     ends: tuple[int, ...]  # the tokens that end a response
@@ -174,6 +176,10 @@ def build_parts(
             selected = training_pool(asker, ask, say)
     problems = ranks.of_first(selected)
     assert problems is not None
+    base_responses = None
+    if method.base_share:
+        with heartbeat.at("base responses"):
+            base_responses = BaseResponses.sampled(asker, problems.easy, policy, spec.key.seed, say)
     reference = None
     if "ref_logp" in method.needs and config.train.backend == OWN:  # TRL loads it again
         reference = Policy(base, train, *common) if train.lora is None else policy
@@ -188,6 +194,7 @@ def build_parts(
         policy=policy,
         critic=critic,
         reference=reference,
+        base_responses=base_responses,
         engine=engine,
         tokenizer=tokenizer,
         ends=ends,

@@ -25,6 +25,7 @@ class Updates:
     logged: list[dict[str, Tensor]] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)  # of each mini-batch, on this rank
     norms: list[float] = field(default_factory=list)
+    base_losses: list[float] = field(default_factory=list)  # losses of right responses of the model before training
 
     def add_part(self, method: Method, current: TokenStats, fixed: Signal, part: TokenBatch) -> None:
         """Keep what the record needs of a part, without its graph."""
@@ -64,6 +65,7 @@ def record_of_step(
         **method.metrics(signal, batch),
         **critic,
         "loss/policy": mean_loss(updates.losses),
+        **({"loss/base": mean_loss(updates.base_losses)} if updates.base_losses else {}),
         "gradient/norm": float(np.mean(updates.norms)),
         "tokens/trained": batch.global_tokens(),
         **generated,

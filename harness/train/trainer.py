@@ -25,6 +25,7 @@ from harness.tokens import dynamics, metrics
 from harness.tokens.correction import correct
 from harness.tokens.metrics import Stopwatch
 from harness.train import invariants
+from harness.train.base_responses import BaseResponses
 from harness.train.checkpoint import Checkpoints
 from harness.train.collect import Collected, Collector
 from harness.train.first_pass import FirstPass, first_pass
@@ -143,6 +144,9 @@ class Trainer:
                     policy.backward(part_loss)
                     loss += part_loss.item()
                     updates.add_part(method, current, fixed, part)
+                if self.parts.base_responses is not None:
+                    number = (step - 1) * len(minibatches) * train.epochs + len(updates.norms)
+                    updates.base_losses.append(self.add_base_gradient(self.parts.base_responses, number, minibatch))
                 if not updates.norms:  # later the policy has moved, and the ratio may be anything
                     invariants.check_first_ratio(updates.log_ratios, policy.dtype)
                 # Also proves that it changed a weight. Otherwise an optimizer that has lost its parameters would go
@@ -203,6 +207,23 @@ class Trainer:
         else:
             current = self.policy.current(part, self.method.needs)
         return with_reference(current, old, part)
+
+    def add_base_gradient(self, base: BaseResponses, update: int, minibatch: TokenBatch) -> float:
+        """Add the gradient of right responses of the model before training; return this rank's part of their loss.
+
+        Each of their tokens weighs as much as one of the mini-batch.
+        """
+        method, responses = self.method, minibatch.global_responses()
+        count, budget = round(method.base_share * responses), self.config.rollout.max_new_tokens
+        batch, base_logp_T = base.batch(update, count, budget, self.policy.device)
+        scale_T = method.objective.scale(batch, torch.ones_like(base_logp_T)) * batch.global_responses() / responses
+        loss = 0.0
+        for part in self.policy.micro_batches(batch):
+            logp_T = self.policy.current(part, frozenset()).logp
+            part_loss = method.base_loss(logp_T, base_logp_T[part.index_T], scale_T[part.index_T])
+            self.policy.backward(part_loss)
+            loss += part_loss.item()
+        return loss
 
     def synchronise(self, step: int) -> None:
         """Load the policy's weights into the engine, and check that it samples with them."""

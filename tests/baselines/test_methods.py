@@ -327,7 +327,7 @@ def test_methods_have_a_line_and_a_source(name: str) -> None:
 
 
 # Their comparisons are tests of their own, or part of a composition's.
-ELSEWHERE = {"a2po", "bapo", "adaptive_entropy", "overlong", "siren", "real"}
+ELSEWHERE = {"a2po", "dph_rl", "bapo", "adaptive_entropy", "overlong", "siren", "real"}
 
 
 def test_methods_have_loops() -> None:

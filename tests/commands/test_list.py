@@ -35,7 +35,7 @@ def test_list_methods_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> N
     assert {"generalized", "(arXiv:2402.03300)", "normalise=constant,"} <= words
 
 
-NOT_IN_TRL = {"ppo", "a2po", "outcome_exploration", "cue", "m2po"}
+NOT_IN_TRL = {"ppo", "a2po", "dph_rl", "outcome_exploration", "cue", "m2po"}
 
 
 @pytest.mark.parametrize(

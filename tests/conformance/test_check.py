@@ -210,6 +210,10 @@ WRONG: dict[str, dict[str, tuple[type[Component], str]]] = {
             mutant(update_metrics=lambda self, view: {"tokens": len(view.advantages_T)}),
             "the metric updates/counts_part/tokens differs",
         ),
+        "mean_of_base": (
+            mutant(base_share=0.1, base_term=lambda self, logp_T, _: logp_T * logp_T.detach().mean()),
+            "in other micro-batches, and",
+        ),
     },
     "order": {
         "top_share": (TopShare, "in another order of groups, with ties"),

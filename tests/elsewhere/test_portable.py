@@ -19,7 +19,8 @@ from harness import ranks
 from harness.elsewhere.portable import PortableMethod, PortableSignal
 from harness.methods.composition import Method, Signal
 
-SPECS = [*baselines.METHODS, "ppo+clip_b", "grpo(normalise=constant, kl_coef=0.1)+clip_v+entropy_bonus"]
+PORTABLE = [name for name in baselines.METHODS if not Method.of(name, baselines.METHODS).base_share]
+SPECS = [*PORTABLE, "ppo+clip_b", "grpo(normalise=constant, kl_coef=0.1)+clip_v+entropy_bonus"]
 PAGE = REPOSITORY / "docs" / "elsewhere.md"
 
 
@@ -226,7 +227,7 @@ def test_needs_of_portable_methods() -> None:
         "likeliest_entropy= of loss and for_step"
     }
     assert "entropy" in PortableMethod("adaptive_entropy").needs  # whose memory follows it
-    for spec in baselines.METHODS:
+    for spec in PORTABLE:
         for meaning in PortableMethod(spec).needs.values():
             assert ": " in meaning
 
@@ -377,6 +378,8 @@ def test_portable_method_refuses_other_batches(spec: str, changes: dict[str, Any
 def test_portable_method_mistakes() -> None:
     with pytest.raises(entrobench.UserError, match=r"^a method is a text such as 'grpo\+clip_b', and not null$"):
         entrobench.Method(None)  # type: ignore[arg-type]
+    with pytest.raises(entrobench.UserError, match=r"^method dph_rl trains on right responses of the model before"):
+        entrobench.Method("dph_rl")
     with pytest.raises(entrobench.UserError, match=r"^plugin no_such_plugin cannot be imported"):
         entrobench.Method("grpo", plugins="no_such_plugin")
     with pytest.raises(entrobench.UserError, match=r"unknown method 'clip_a'; .*did you mean 'clip_v'"):

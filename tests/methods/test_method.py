@@ -88,6 +88,23 @@ def test_method_refuses_a_critic_without_value_loss() -> None:
         Method.of("mine", table(mine=Mine))
 
 
+@dataclass(frozen=True)
+class Termless(Control):
+    base_share: float = 0.5
+
+
+@dataclass(frozen=True)
+class Shareless(Control):
+    def base_term(self, logp_T: Tensor, base_logp_T: Tensor) -> Tensor:
+        return logp_T
+
+
+def test_method_refuses_a_base_term_without_a_share_and_a_share_without_it() -> None:
+    for share, mine in (("0.5", Termless), ("0", Shareless)):
+        with pytest.raises(UserError, match=rf"^control mine has base_share = {share}; allowed: a share above 0 with"):
+            Method.of("mine", table(mine=mine))
+
+
 # What is seen
 
 VERBS = {

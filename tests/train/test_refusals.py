@@ -42,6 +42,9 @@ REFUSED: dict[tuple[str, ...], str] = {
     (
         "methods=[grpo,a2po]",
     ): r"train.filter is null, but method 'a2po' reads .* write for example train.filter={n: 8}$",
+    (
+        "methods=[grpo,dph_rl]",
+    ): r"train.filter is null, but method 'dph_rl' trains on right responses .* write for example train.filter={n: 8}$",
     ("train.filter.n=1",): "no share of 1 lies strictly between",
     ("train.filter={n: 16, low: 0.07, high: 0.1}",): "no share of 16 lies strictly between",
     ("hardware.recompute=1.5",): r"hardware\.recompute is 1\.5; allowed: 0 to 1",
