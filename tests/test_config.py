@@ -129,6 +129,7 @@ def test_field_has_every_method_of_its_time() -> None:
         ("train.lr=1e308", ["train.lr is 1e+308; allowed: more than 0 and at most 1"]),
         ("tracking.uri=http://me:secret@host", ["tracking.uri may hold a user, a password", "TRACKING_PASSWORD"]),
         ("tracking.uri=localhost:5000", ["(allowed: http://HOST:5000, sqlite:///PATH)", "TRACKING_URI"]),
+        ("tracking.uri=htp://host:5000", ["at htp://host:5000 is of no kind that MLflow knows", "did you mean 'http'"]),
         *((f"name={name}", ["name is ", "allowed: up to 100 letters"]) for name in ("../../x", "..", "a/b", "x" * 101)),
         *((f"name={name}", [f"name is '{name}', which is reserved in the results folder"]) for name in KEPT),
         *((f"results={path}", ["results is ", "an address of MLflow"]) for path in ("q?x", "p%41", "a#b", "~/r")),

@@ -75,6 +75,13 @@ def test_run_matrix_retries_failed_and_damaged_cells(tmp_path: Path, monkeypatch
     assert announced == [failed, damaged]
 
 
+def test_run_matrix_refuses_the_store_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "foo:bar")
+    with pytest.raises(UserError, match=r"^the MLflow store at \*\*\* has no scheme in its address"):
+        runs.run_matrix(config.load_config("smoke", [f"results={tmp_path}"]))
+    assert not any(tmp_path.iterdir())
+
+
 def test_local_launcher_refuses_more_than_this_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "this_machine", lambda config: Machine(1, 8, 1, (GPU,) * 4))
     monkeypatch.setattr(runs.devices, "gpus", lambda: ["a", "b"])

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from importlib import metadata
 from math import prod
 from pathlib import Path
 from typing import Any
 
-from harness.base.addresses import may_be_written
-from harness.base.errors import UserError, one_of, short, shown
+from harness.base.addresses import may_be_written, visible_address
+from harness.base.errors import UserError, nearest, one_of, short, shown
 from harness.base.schema import keys_with_types, section
 from harness.base.shape import ARCHITECTURES, LINEAR, Shape
 from harness.config.sections import ADAMW8BIT, MOST_CANDIDATES, Config, Eval, Filter, Hardware, Lora, Resample
@@ -19,6 +20,8 @@ LONGEST_SPEC = 2_000  # characters of a method or a task with its options
 NAME = re.compile(r"\w[\w .,+=@()-]{0,99}")  # of a matrix, and so of its folder and of its experiment in MLflow
 # Names in the results folder that are not matrices: evaluations, and the store with its files, locks and journals.
 RESERVED = re.compile(r"eval|mlartifacts|mlflow\.db.*", re.IGNORECASE)
+# Of MLflow's own kinds of stores. A package may register more.
+SCHEMES = ("http", "https", "file", "sqlite", "postgresql", "mysql", "mssql", "databricks", "databricks-uc", "uc")
 
 # Names of settings in other libraries, with the last part of the key here.
 SYNONYMS = {
@@ -87,6 +90,23 @@ def check_names(config: Config) -> None:
             "http://HOST:5000, sqlite:///PATH); for a server set MLFLOW_TRACKING_USERNAME and "
             "MLFLOW_TRACKING_PASSWORD, for a database the whole address as MLFLOW_TRACKING_URI"
         )
+    if config.tracking.uri:
+        check_scheme(config.tracking.uri)
+
+
+def check_scheme(uri: str) -> None:
+    """Refuse the address of an MLflow store of a kind that MLflow cannot open; this does not load MLflow."""
+    scheme = uri.partition("://")[0].partition("+")[0].lower()
+    if scheme in SCHEMES or scheme in metadata.entry_points(group="mlflow.tracking_store").names:
+        return
+    if "://" not in uri:
+        raise UserError(
+            f"the MLflow store at {visible_address(uri)} has no scheme in its address; write sqlite:///PATH for a "
+            "file, http://HOST for a server"
+        )
+    raise UserError(
+        f"the MLflow store at {visible_address(uri)} is of no kind that MLflow knows; {nearest(scheme, SCHEMES)}"
+    )
 
 
 def check_number(config: Config) -> None:

@@ -19,6 +19,7 @@ from harness.cells.spec import adopted_folders, is_adopted
 from harness.cells.state import FILE as STATE
 from harness.cells.state import STOP_MARK, STOPPED, State, is_stopped
 from harness.config import Config, setting_label, variants
+from harness.config.checks import check_scheme
 from harness.launch.launcher import Launcher
 from harness.launch.local import Local
 from harness.launch.machine import check_gpus, check_one_machine, this_machine
@@ -49,6 +50,7 @@ def run_matrix(
     from harness.launch import launcher
     from harness.launch.progress import LiveView
 
+    check_scheme(config.tracking_uri)  # here, since commands that only read may have a wrong MLFLOW_TRACKING_URI
     matrix = cells(config)
     if jobs is not None and jobs < 1:
         raise UserError(f"--jobs is {jobs}; allowed: 1 and more")

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 from harness.base import files
 from harness.base.addresses import visible_address, without_address
-from harness.base.errors import UserError, nearest, root_cause
+from harness.base.errors import UserError, root_cause
 from harness.base.locks import lock
+from harness.config.checks import check_scheme
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -26,7 +27,6 @@ ENVIRONMENT = {  # defaults for MLflow's client; variables that the user has set
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",  # an unreachable server must not hold up a run
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
 }
-SCHEMES = ("http", "https", "file", "sqlite", "postgresql", "mysql", "mssql", "databricks", "databricks-uc", "uc")
 
 
 @contextmanager
@@ -68,16 +68,6 @@ def unusable_store(uri: str, error: Exception) -> UserError:
     """Return the user's error for an error of MLflow, its database or its server."""
     if refused := refusal(error):
         return UserError(f"the MLflow store at {visible_address(uri)} {refused}")
-    scheme = uri.partition("://")[0].partition("+")[0]
-    if scheme not in SCHEMES:
-        if "://" not in uri:
-            return UserError(
-                f"the MLflow store at {visible_address(uri)} has no scheme in its address; write sqlite:///PATH for a "
-                "file, http://HOST for a server"
-            )
-        return UserError(
-            f"the MLflow store at {visible_address(uri)} is of no kind that MLflow knows; {nearest(scheme, SCHEMES)}"
-        )
     cause = root_cause(error)
     reason = getattr(cause, "strerror", None)  # of the network or the disk; around it, libraries write much more
     remedy = "; start the server, or correct tracking.uri or MLFLOW_TRACKING_URI" if reason and is_server(uri) else ""
@@ -231,6 +221,7 @@ def create_database(path: Path) -> None:
 
 @functools.cache
 def client_of(uri: str) -> MlflowClient:
+    check_scheme(uri)
     configure_mlflow()
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
