@@ -31,8 +31,7 @@ class Bapo(ClippedObjective, GroupObjective):
     steps of 0.05 and a dual clip of 3 are from its code. Its configuration has low from 0.6 to 0.8 and high from 1.2 to
     2; its example has low from 0.8 to 0.95, high from 1.2 to 2, and a target of 0.5.
 
-    Differs: the authors' code searches on each micro-batch. Here the sums cover the mini-batch on all ranks, which
-    costs one more forward pass of each mini-batch.
+    Differs: the authors' code searches on each micro-batch. Here the sums cover the mini-batch on all ranks.
     """
 
     source = "arXiv:2510.18927"

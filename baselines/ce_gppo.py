@@ -19,8 +19,7 @@ class CeGppo(Grpo):
               r A                               otherwise
         and at least dual_clip A where A < 0
 
-    The advantage is GRPO's. `beta1=1, beta2=1` is GPPO, arXiv:2508.07629. At one update per rollout batch r = 1, and
-    the gradient is GRPO's.
+    The advantage is GRPO's. `beta1=1, beta2=1` is GPPO, arXiv:2508.07629.
 
     Defaults: the authors' scripts for 7 B (for 1.5 B: `beta1=0.5`), with a dual clip of 10.
 

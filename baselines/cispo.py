@@ -21,9 +21,7 @@ class Cispo(GroupObjective):
     The advantage is GRPO's. `clip_low=null` removes the lower bound. The upper bound can be written in two ways:
     `bound` is the bound itself; `clip_high`, used in place of it, is its distance above 1, as in the paper.
 
-    Defaults: a bound of 5 as in TRL and ScaleRL, where `epsilon_high` is the bound itself. Examples with `clip_high`:
-    verl has `clip_high=0.2` (its low of 10 bounds nothing), NeMo-RL `clip_low=1, clip_high=5`, and ROLL `clip_low=0.1,
-    clip_high=0.1`.
+    Defaults: a bound of 5 as in TRL and ScaleRL.
 
     Differs: MiniMax's values are not published; its form is `clip_high` without `clip_low`.
     """

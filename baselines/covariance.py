@@ -75,8 +75,7 @@ class KlCov(Control):
     without advantage can be selected, so no response is skipped. A distance of up to 1e-5 has no slope: by rounding in
     float32 the same policy has such distances where the passes differ in their micro-batches.
 
-    Defaults: the released script for 7 B (for 32 B: `fraction=2e-4`); verl's port has `coefficient=0.1, fraction=2e-4`.
-    Their surrogate has no clip: `kl_cov_release`.
+    Defaults: the released script for 7 B (for 32 B: `fraction=2e-4`). Their surrogate has no clip: `kl_cov_release`.
 
     Differs: the authors' code selects in each micro-batch.
     """

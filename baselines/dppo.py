@@ -27,14 +27,13 @@ class Dppo(GroupObjective):
     all others taken together. `delta=null` means 0.15 for tv and 0.05 for kl.
 
     Defaults: delta, divide_by_std and normalise are from verl's `run_qwen3_30b_a3b_megatron.sh`. The cap of 3 is
-    `clip_ratio_c` in the configurations of verl and of sail-sg/Stable-RL, the authors' repository. The script sets
-    10,000 (`cap=10000`), and the 20 in verl's loss applies only if the configuration has no value.
+    `clip_ratio_c` in the configurations of verl and of sail-sg/Stable-RL, the authors' repository; the script sets
+    10,000 (`cap=10000`).
 
     Differs: p_old is the trainer's, before the update. The authors measure both r and D against the policy of the
     rollout engine (`dppo_binary_tv`, `dppo_binary_kl` in Stable-RL), and their first script in verl recommends that
     (`bypass_mode=True`). D against the trainer's policy is one of their variants (`..._recompute`), still with r
-    against the engine's. verl's loss takes the policy that its configuration selects. prime-rl's loss adds 1e-3 (log
-    r)^2, which is not offered.
+    against the engine's. verl's loss takes the policy that its configuration selects.
     """
 
     source = "arXiv:2602.04879"

@@ -17,8 +17,7 @@ class Erc(Control):
         rho_t = (H_t + 1e-8) / (H_old,t + 1e-8)
         w_t   = 1[1 - beta_low < rho_t < 1 + beta_high]
 
-    The weights are evaluated in each update; the denominator stays the same. At one update per rollout batch, nothing
-    is dropped.
+    The weights are evaluated in each update. At one update per rollout batch, nothing is dropped.
 
     Defaults: the run scripts. The configuration's own default is 0.2.
 

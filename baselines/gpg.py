@@ -23,8 +23,7 @@ class Gpg(Grouped):
 
     Defaults: the paper; no division by the deviation.
 
-    Differs: verl's alpha is the number of responses divided by that of responses with a reward other than 0; the
-    paper's leaves out the groups without signal.
+    Differs: no difference is known.
     """
 
     source = "arXiv:2504.02546"

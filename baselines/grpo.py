@@ -65,8 +65,7 @@ class Grpo(ClippedObjective, GroupObjective):
     arXiv:2602.03392. The dual clip is from arXiv:1912.09729.
 
     Differs: the paper averages each response first (`normalise=sequence`) and adds a KL term (`kl_coef=0.04,
-    kl_estimator=k3`); nearly all later work does neither. KL estimates are not clamped. Groups of one response are
-    refused; other implementations give them A = R.
+    kl_estimator=k3`); nearly all later work does neither.
     """
 
     source = "arXiv:2402.03300"

@@ -25,8 +25,7 @@ class Gspo(ClippedObjective, GroupObjective):
 
     Defaults: verl.
 
-    Differs: no difference is known. verl follows its setting of the normalization, whose default is the mean over
-    tokens; TRL warns.
+    Differs: no difference is known.
     """
 
     source = "arXiv:2507.18071"

@@ -24,10 +24,9 @@ class Kimi(Grouped):
     At level=sequence, the gradient is that of A log p - tau / 2 (log r)^2 of the whole response. The penalty acts
     without advantage too, so no response is skipped.
 
-    Defaults: ROLL's `kimi15`; verl's `dro` has no default.
+    Defaults: ROLL's `kimi15`.
 
-    Differs: the paper's form is `level=sequence`. Trinity-RFT's `opmd` has no penalty and divides the loss by 1 + tau,
-    which is `asymre(shift=0)` with another learning rate.
+    Differs: the paper's form is `level=sequence`.
     """
 
     source = "arXiv:2501.12599"

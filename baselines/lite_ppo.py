@@ -23,7 +23,7 @@ class LitePpo(ClippedObjective, Grouped):
 
     Defaults: the deviation of the batch is TRL's `scale_rewards=batch`; clips as in `grpo`.
 
-    Differs: TRL adds 1e-4 to the deviation. The paper's own code was not read.
+    Differs: the paper's own code was not read.
     """
 
     source = "arXiv:2508.08221"

@@ -20,7 +20,7 @@ class Opefo(Control):
         w_t    = 1 + lambda where dH > 0, 1 - lambda where dH < 0
 
     D+ and D- are the absolute sums of the positive and of the negative dH over the rollout batch. With these
-    weights both sides are equally strong, 2 D+ D- / (D- + D+). The method has no options of its own.
+    weights both sides are equally strong, 2 D+ D- / (D- + D+).
 
     Differs: known from summaries only, which do not say whether dH includes N. The method is meant for exactly one
     update per rollout batch: set `train.updates=1`, which a method cannot check. With more updates, the balance holds

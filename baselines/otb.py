@@ -26,8 +26,7 @@ class Otb(ClippedObjective, Grouped):
 
     Defaults: verl, with `zero_tail` as in its later versions (false in earlier ones); clips as in `grpo`.
 
-    Differs: no difference is known, without rollout weights in W. verl cannot compute sum p^2 with fused kernels; here
-    it is streamed.
+    Differs: no difference is known, without rollout weights in W.
     """
 
     source = "arXiv:2602.07078"

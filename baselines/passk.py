@@ -30,7 +30,7 @@ class PassK(ClippedObjective, Grouped):
 
     Defaults: RUCAIBox/Passk_Training; k is from a released copy (UCPO's); clips as in `grpo`.
 
-    Differs: no difference is known. verl's `grpo_passk` is a different method.
+    Differs: no difference is known.
     """
 
     source = "arXiv:2508.10751"

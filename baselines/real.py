@@ -31,8 +31,7 @@ class Real(Objective):
 
     Defaults: ms-swift; the authors' tau was not found.
 
-    Differs: ms-swift's kinds are those above their group's mean reward and the others, which is the same for rewards of
-    0 and 1. Where a trainer divides a group among mini-batches, as TRL does, the sums cover one part of it.
+    Differs: where a trainer divides a group among mini-batches, as TRL does, the sums cover one part of it.
     """
 
     source = "arXiv:2602.05630"

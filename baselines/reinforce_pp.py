@@ -26,8 +26,7 @@ class ReinforcePp(ClippedObjective, Grouped):
     Defaults: the variant of REINFORCE++ with a baseline, as in verl (`reinforce_plus_plus_baseline`) and NeMo-RL; clips
     as in `grpo`.
 
-    Differs: the variance is the population's over all ranks. NeMo-RL has the same with variances of at least 1e-8; verl
-    divides by n - 1.
+    Differs: the variance is the population's over all ranks.
     """
 
     source = "arXiv:2501.03262"

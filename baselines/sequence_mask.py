@@ -16,9 +16,8 @@ class SequenceMask(Control):
 
         dropped where mean_t A < 0 and mean_t (log p_old - log p) > delta
 
-    The condition is evaluated in each update; dropped tokens stay in the denominator. At one update per rollout batch,
-    nothing is dropped. The weights belong to whole responses, so every objective accepts the control. The paper is that
-    of DeepSeek-V3.2.
+    The condition is evaluated in each update. At one update per rollout batch, nothing is dropped. The weights belong
+    to whole responses, so every objective accepts the control. The paper is that of DeepSeek-V3.2.
 
     Defaults: TRL's example.
 

@@ -23,7 +23,7 @@ class Siren(Control):
 
     For each response, take the mean of the present H over its positions strictly above the quantile of the response, or
     0 if it has no such position, as with a single token. H_top is the mean of these over responses. The anchor is H_top
-    of the first rollout batch before its first update. The method costs one more forward pass of each mini-batch.
+    of the first rollout batch before its first update.
 
     Defaults: the released code. The objective of its script is `siren_release`.
 

@@ -58,8 +58,7 @@ class WReinforcePpo(ClippedObjective, Verdicts):
 
     Defaults: the form that the authors' code runs, with right and wrong as in `w_reinforce` and clips as in `grpo`.
 
-    Differs: no difference is known for `right=0.1`. For NSR and PSR, the authors' code removes the other responses from
-    the batch, so that its mean covers only the tokens of wrong or of right responses; here it covers all tokens.
+    Differs: no difference is known, except those of `nsr` and `psr`.
     """
 
     source = "arXiv:2506.01347"
