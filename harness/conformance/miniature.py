@@ -27,7 +27,7 @@ from harness.methods.composition import DEFAULT_OBJECTIVE, Method, Table
 from harness.rollout.protocol import OnGroup
 from harness.rollout.rendering import PLAIN
 from harness.tokens.metrics import Stopwatch
-from harness.train.base_responses import BaseResponses, base_logp
+from harness.train.base_responses import BaseResponses
 from harness.train.filter import TrainingPool
 from harness.train.hidden import padded
 from harness.train.policy import Critic, Policy
@@ -209,8 +209,7 @@ def miniature_trainer(method: Method, model: Path, folder: Path, size: Size, ste
         groups = engine.generate(
             prompts, 1, seeds=range(len(prompts)), temperature=config.rollout.temperature, max_new_tokens=size.longest
         )
-        responses = [response for (response,) in groups]
-        base_responses = BaseResponses(responses, base_logp(policy, responses), 0)
+        base_responses = BaseResponses.of([response for (response,) in groups], policy, 0)
     parts = Parts(
         cell="miniature",
         config=config,

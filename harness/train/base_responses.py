@@ -27,24 +27,9 @@ class BaseResponses:
     seed: int
 
     @classmethod
-    def sampled(
-        cls, asker: Asker, problems: Sequence[Problem], policy: Policy, seed: int, say: Callable[[str], None]
-    ) -> BaseResponses:
-        """Sample a response to each of some easy problems, and keep the right ones; a collective.
-
-        `policy` is not trained yet, and the engine has its weights.
-        """
-        answered = ranks.shared_work(asker.right_responses, problems, {"seed": seed})
-        right = [response for response in answered if response is not None]
-        if len(right) < ranks.count():
-            raise UserError(
-                f"the model before training has {len(right)} right responses to train on, one to each of "
-                f"{len(problems)} problems of {asker.task.name} that are too easy for train.filter; allowed: a lower "
-                "train.filter.high"
-            )
-        if ranks.own_rank() == 0:
-            say(f"right responses of the model before training: {len(right):,}, to {len(problems):,} easy problems")
-        return cls(right, ranks.shared_work(partial(base_logp, policy), right, {}), seed)
+    def of(cls, responses: Sequence[Rollout], policy: Policy, seed: int) -> BaseResponses:
+        """Return responses of the model before training, which `policy` still is; a collective."""
+        return cls(responses, ranks.shared_work(partial(logp_of, policy), responses, {}), seed)
 
     def batch(self, update: int, count: int, budget: int, device: str) -> tuple[TokenBatch, Tensor]:
         """Return this rank's share of the responses of an update, and their tokens' log p before training.
@@ -58,7 +43,21 @@ class BaseResponses:
         return batch_of([self.responses[number] for number in numbers], budget, device), base_logp_T
 
 
-def base_logp(policy: Policy, responses: Sequence[Rollout]) -> list[Tensor]:
+def right_responses(asker: Asker, problems: Sequence[Problem], seed: int, say: Callable[[str], None]) -> list[Rollout]:
+    """Sample a response to each of some easy problems, and return the right ones; a collective."""
+    answered = ranks.shared_work(asker.right_responses, problems, {"seed": seed})
+    right = [response for response in answered if response is not None]
+    if len(right) < ranks.count():
+        raise UserError(
+            f"the model before training has {len(right)} right responses to train on, one to each of {len(problems)} "
+            f"problems of {asker.task.name} that are too easy for train.filter; allowed: a lower train.filter.high"
+        )
+    if ranks.own_rank() == 0:
+        say(f"right responses of the model before training: {len(right):,}, to {len(problems):,} easy problems")
+    return right
+
+
+def logp_of(policy: Policy, responses: Sequence[Rollout]) -> list[Tensor]:
     """Return the log p of each response's tokens, on the CPU."""
     batch = batch_of(responses, max(len(response.response) for response in responses), policy.device)
     return list(policy.stats(batch, entropy=False).logp.cpu().split(batch.lengths_B.tolist()))

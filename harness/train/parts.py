@@ -30,7 +30,7 @@ from harness.rollout.proof import check_engine_weights
 from harness.rollout.protocol import Engine
 from harness.rollout.rendering import Chat, with_instruction
 from harness.train import gpu_memory
-from harness.train.base_responses import BaseResponses
+from harness.train.base_responses import BaseResponses, right_responses
 from harness.train.evaluate import Evaluator, evaluate_cell
 from harness.train.filter import Asker, TrainingPool, training_pool
 from harness.train.policy import Critic, Policy, check_vocabulary
@@ -179,7 +179,9 @@ def build_parts(
     base_responses = None
     if method.base_share:
         with heartbeat.at("base responses"):
-            base_responses = BaseResponses.sampled(asker, problems.easy, policy, spec.key.seed, say)
+            right = right_responses(asker, problems.easy, spec.key.seed, say)
+            engine.rest()  # gives its memory to the policy, until the next load
+            base_responses = BaseResponses.of(right, policy, spec.key.seed)
     reference = None
     if "ref_logp" in method.needs and config.train.backend == OWN:  # TRL loads it again
         reference = Policy(base, train, *common) if train.lora is None else policy

@@ -116,7 +116,7 @@ class Trainer:
             if not collected.lag:  # with a lag, engine and trainer are two policies, and may differ by any amount
                 self.check_mismatch(mismatch)
             # Here the ranks exchange numbers: the statistics of methods, and the denominators of each mini-batch's
-            # loss, are over the tokens of all ranks. In the update below only `for_step` may do so again.
+            # loss, are over the tokens of all ranks. Below, only `for_step` and `add_base_gradient` may do so again.
             uncorrected = method.signal(old, batch, minibatches)
             # After the method: the correction must reach the gradient, and none of the method's own statistics.
             signal = correct(uncorrected, batch, self.config.correction)

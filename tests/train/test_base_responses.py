@@ -19,7 +19,7 @@ from harness import ranks
 from harness.base.errors import UserError
 from harness.methods.batch import TokenBatch
 from harness.tokens.metrics import Stopwatch
-from harness.train.base_responses import BaseResponses
+from harness.train.base_responses import BaseResponses, right_responses
 from harness.train.trainer import Trainer
 from tasks import Problem
 from tasks.countdown import Countdown
@@ -71,7 +71,7 @@ def test_sampled_are_right_and_answer_easy_problems(tmp_path: Path) -> None:
             logp_T.double(), logp_of(trainer, rollout.prompt, rollout.response), rtol=1e-4, atol=1e-4
         )
     with pytest.raises(UserError, match=r"has 0 right responses .* of 0 problems of countdown .* lower train\.filter"):
-        BaseResponses.sampled(mock.Mock(task=trainer.parts.task), [], trainer.policy, 0, print)
+        right_responses(mock.Mock(task=trainer.parts.task), [], 0, print)
 
 
 def responses_of(base: BaseResponses, update: int) -> list[tuple[int, ...]]:
