@@ -103,7 +103,7 @@ def verdict_sentence(table: ScoreTable) -> str:
     if not tested:
         parts.append(f"no difference of {plural(len(trained), 'method')} has an interval, so there is no verdict")
     elif not by_verdict[WINS] and not by_verdict[TRADES]:
-        parts.append(f"none of {plural(tested, 'method')} has a significant gain (Holm's correction, 5 %)")
+        parts.append(f"no method has a significant gain (Holm's correction for {plural(tested, 'method')}, 5 %)")
         parts.append(f"the highest difference is {trained[0].method}'s ({difference_text(trained[0])})")
     elif by_verdict[""]:
         parts.append(f"no verdict on {len(by_verdict[''])} of {plural(len(trained), 'method')}")

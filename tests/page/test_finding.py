@@ -167,7 +167,7 @@ BASELINE = compared("grpo", None, None)
         ),
         (
             [compared("a", TIE, 0.9), compared("b", UP, 0.06), compared("c", Estimate(0.0), None)],
-            "Pass@2 against grpo: none of 2 methods has a significant gain (Holm's correction, 5 %); the highest "
+            "Pass@2 against grpo: no method has a significant gain (Holm's correction for 2 methods, 5 %); the highest "
             "difference is b's (+0.100 ±0.050).",
         ),
         (
@@ -176,8 +176,13 @@ BASELINE = compared("grpo", None, None)
         ),
         (
             [compared("a", TIE, 0.9), compared("b", DOWN, 0.04, "loses")],
-            "Pass@2 against grpo: b (-0.100 ±0.050) loses; none of 2 methods has a significant gain (Holm's "
-            "correction, 5 %); the highest difference is a's (+0.010 ±0.210).",
+            "Pass@2 against grpo: b (-0.100 ±0.050) loses; no method has a significant gain (Holm's correction for 2 "
+            "methods, 5 %); the highest difference is a's (+0.010 ±0.210).",
+        ),
+        (
+            [compared("a", TIE, 0.9)],
+            "Pass@2 against grpo: no method has a significant gain (Holm's correction for 1 method, 5 %); the highest "
+            "difference is a's (+0.010 ±0.210).",
         ),
     ],
 )
