@@ -321,11 +321,7 @@ def check_methods_fit(config: Config, settings: list[Config], shared: Shared) ->
         for setting in settings:
             check_backend(setting, method)
             check_filter(setting, method)
-            if setting.train.group < method.min_group:
-                raise UserError(
-                    f"train.group is {setting.train.group}, but method {spec!r} compares the responses to one prompt "
-                    f"(allowed: {method.min_group} and more)"
-                )
+            check_group(setting, method)
             if setting.train.loss_scale == MICRO_BATCH and method.objective.normalise != "token":
                 raise UserError(
                     f"train.loss_scale is {MICRO_BATCH}, but the loss of method {spec!r} is not a mean over tokens "
@@ -353,6 +349,15 @@ def check_filter(setting: Config, method: Method) -> None:
         raise UserError(
             f"train.filter is null, but method {method.name!r} {needed}, which the filter measures; write for example "
             "train.filter={n: 8}"
+        )
+
+
+def check_group(setting: Config, method: Method) -> None:
+    """Refuse groups that are too small for a method."""
+    if setting.train.group < method.min_group:
+        raise UserError(
+            f"train.group is {setting.train.group}, but method {method.name!r} compares the responses to one prompt "
+            f"(allowed: {method.min_group} and more)"
         )
 
 

@@ -10,7 +10,7 @@ from harness.base import registry
 from harness.base.errors import UserError, shown
 from harness.base.terminal import console
 from harness.commands.common import Commands, command, config_of_arguments, with_config
-from harness.matrix import cells, check_filter
+from harness.matrix import cells, check_filter, check_group
 from harness.methods.composition import Method
 
 EXAMPLES = (
@@ -39,10 +39,13 @@ def call(arguments: argparse.Namespace) -> int:
         raise UserError(f"METHOD is {shown(arguments.method)}; `all` is the whole registry, without others")
     specs = list(table) if arguments.method == "all" else named
     methods = {spec: Method.of(spec, table, config.method_options) for spec in specs}
-    if arguments.method == "all" and config.train.filter is None:
-        methods = {spec: method for spec, method in methods.items() if not method.needs_filter}
+    if arguments.method == "all":
+        methods = {spec: method for spec, method in methods.items() if method.min_group <= config.train.group}
+        if config.train.filter is None:
+            methods = {spec: method for spec, method in methods.items() if not method.needs_filter}
     for method in methods.values():
         check_filter(config, method)
+        check_group(config, method)
     from harness.theory import explain  # imports torch, so only after the names have been checked
 
     of_clips = {} if arguments.method == "all" else explain.with_shares(methods)

@@ -54,6 +54,10 @@ OF_CONFIG = "CONFIG is a YAML file, or a name that `entrobench list configs` sho
         (["explain", " ", "demo"], "' ' is not a valid spec; write name or name(key=value, ...), in quotes in a list"),
         (["check", "all", "clip_b"], "METHOD is 'all clip_b'; `all` is the whole registry, without others"),
         (["explain", "all clip_b", "demo"], "METHOD is 'all clip_b'; `all` is the whole registry, without others"),
+        (
+            ["explain", "ppo passk", "demo", "train.group=4"],
+            "train.group is 4, but method 'passk' compares the responses to one prompt (allowed: 5 and more)",
+        ),
         (["explain", "grpo", "demo", "--batches", "0"], "--batches is 0; allowed: 1 and more"),
         (["dynamics", "demo", "--steps", "0"], "--steps is 0; allowed: 1 and more"),
         (["run", "demo", "--jobs", "two"], "--jobs is 'two'; it must be a whole number"),
