@@ -177,6 +177,9 @@ def csv_records(path: Path) -> Iterator[Record]:
                 if not step.is_integer():
                     raise ValueError(f"step {shown(line['step'])}")
                 yield int(step), numbers
+        except UnicodeDecodeError as error:
+            byte = error.object[error.start]
+            raise UserError(f"{path} is not UTF-8 (byte 0x{byte:02x}); save it as UTF-8") from error
         except (csv.Error, ValueError) as error:
             raise UserError(
                 f"line {lines.line_num} of {path} needs a whole number in the column `step` and numbers under the keys "

@@ -240,7 +240,7 @@ CSV_FILES = [
     (b"step,entropy\n,0.5\n", "line 2 of .* needs a whole number in the column `step`"),
     (b"step,entropy\n1,0.5\n1.5,0.4\n", "line 3 of .* needs a whole number"),
     (b"step,entropy\n1,low\n", "numbers under the keys of curves .*'low'"),
-    (b"step,entropy\n\xff,1\n", "line . of .* needs a whole number"),
+    (b"step,entropy\n\xff,1\n", r"log.csv is not UTF-8 \(byte 0xff\); save it as UTF-8$"),
     (b"step,entropy\n1," + b"9" * 200_000, r"line . of .* \(field larger than field limit"),
 ]
 
