@@ -65,9 +65,12 @@ class Wanted:
 
     def of(self, task: Task) -> dict[str, Any]:
         defaults = tasks.lm_eval_settings(task)
-        generation = defaults["generation_kwargs"]
+        generation, split = defaults["generation_kwargs"], defaults["test_split"]
+        if self.problems is not None and self.problems > (available := len(task.problems(split))):
+            name = tasks.evaluation_name(task)
+            raise UserError(f"--problems is {self.problems}, but {name} has {available} in its {split} split")
         return {
-            "split": defaults["test_split"],
+            "split": split,
             "samples": self.samples or defaults["repeats"],
             # Not `or`: a temperature of 0 is given too, and is greedy.
             "temperature": generation["temperature"] if self.temperature is None else self.temperature,

@@ -275,7 +275,7 @@ def test_flags_of_a_task_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         (["--model", "countdown-tny", "--tasks", "aime24"], "unknown model 'countdown-tny'"),
         (["--model", "countdown-tiny", "--tasks", "aime42"], "unknown task 'aime42'"),
         (["--model", "countdown-tiny", "--tasks", "countdown", "--samples", "0"], "--samples is 0; allowed: 1"),
-        (["--model", "countdown-tiny", "--tasks", "countdown", "--problems", "999"], ": problems is 999, but"),
+        (["--model", "countdown-tiny", "--tasks", "countdown", "--problems", "999"], ": --problems is 999, but"),
         (["--model", "countdown-tiny", "--tasks", "aime24"], "run `entrobench data prepare aime24`"),
     ],
 )
