@@ -92,6 +92,7 @@ STEPS = ["train.steps=2", "checkpoint.every=2"]
 # Of the conditions in the table, those under which the runs above log nothing.
 NOT_MET = (
     "components with `update_metrics`",
+    "methods with `base_term`",
     "with `rollout.max_prompt_tokens`",
     "with `train.filter`",
     logged.MLFLOW,
