@@ -13,7 +13,7 @@ from rich.text import Text
 
 from harness.base import terminal
 from harness.base.units import duration, plural, sparkline
-from harness.cells.state import STOPPED
+from harness.cells.state import STOPPED, State
 from harness.launch.launcher import Snapshot, Watcher
 from harness.matrix import Cell
 from harness.tracking.feeder import Feeder
@@ -21,6 +21,7 @@ from harness.tracking.feeder import Feeder
 # Between two progress lines if the output is not a terminal: often enough to see progress, rare enough for a log.
 QUIET_SECONDS = 30
 PACE = 5.0  # between two times that MLflow is fed with a running cell: it takes a core from quick cells
+LAST_SECONDS = 5.0  # for MLflow to learn that the cells of an interrupted run have no process
 NUMBERS = {"entropy": "entropy/mean", "reward": "reward/mean"}  # the metrics that are shown, by column
 
 
@@ -67,10 +68,16 @@ class LiveView(Watcher):
             self.live.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.feeder.close()
+    def __exit__(self, error: object, *_: object) -> None:
         if self.live:
             self.live.stop()
+        if error is None:
+            self.feeder.close()  # a sync of all cells follows
+            return
+        for cell in self.todo:
+            if cell.id in self.fed and State.known(cell.folder).state == "running":
+                self.feeder.feed(cell.folder)
+        self.feeder.close(LAST_SECONDS)
 
     def tick(self, running: list[Snapshot], waiting: int) -> None:
         for snapshot in running:

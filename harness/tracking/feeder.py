@@ -35,17 +35,21 @@ class Feeder:
             self.thread = threading.Thread(target=self.work, name="MLflow", daemon=True)
             self.thread.start()
 
-    def close(self) -> None:
-        """Stop after the cell that is being sent; the sync at the end of the run sends the queued ones."""
+    def close(self, seconds: float = 0.0) -> None:
+        """Stop after the cell that is being sent; given seconds, wait that long for the queued ones, which follow."""
         with self.changed:
             self.closed = True
+            if not seconds:
+                self.queue.clear()
             self.changed.notify()
+        if self.thread is not None:
+            self.thread.join(seconds)
 
     def work(self) -> None:
         while True:
             with self.changed:
                 self.changed.wait_for(lambda: self.queue or self.closed)
-                if self.closed:
+                if not self.queue:
                     return
                 folder = next(iter(self.queue))
                 del self.queue[folder]
@@ -62,5 +66,8 @@ class Feeder:
                 self.say(f"MLflow is not fed: {error}. The records are kept; `entrobench sync` feeds it later.")
             self.reported = True
             with self.changed:
+                if self.closed:
+                    self.queue.clear()
+                    return
                 self.queue[folder] = None
                 self.changed.wait_for(lambda: self.closed, PAUSE)

@@ -32,7 +32,7 @@ from harness.cells.evaluations import OUTCOME, OUTCOME_TAG, cell_outcome
 from harness.cells.log import MetricsLog
 from harness.cells.provenance import Made, mark_tags
 from harness.cells.spec import FILE, TRAINER, CellSpec
-from harness.cells.state import STOPPED, State, is_stopped
+from harness.cells.state import STALE, STOPPED, State, is_stopped
 from harness.config import PUBLISHED, without_k
 from harness.tracking.artifacts import (
     COMPLETE,
@@ -45,7 +45,7 @@ from harness.tracking.artifacts import (
 from harness.tracking.reader import DatabaseReader, reader
 from harness.tracking.store import database, open_database, store
 
-RUN_STATUS = {"running": "RUNNING", "done": "FINISHED", "failed": "FAILED"}
+RUN_STATUS = {"running": "RUNNING", STALE: "KILLED", STOPPED: "KILLED", "done": "FINISHED", "failed": "FAILED"}
 LINES = "lines"  # a tag: the number of lines of metrics.jsonl that the run holds in full
 SENDING = "lines.sending"  # a tag: some or all lines up to this number may be in the run; with the time of that line
 MLFLOW_RUN = "mlflow.json"  # a file in the folder of a cell: the id of its run
@@ -97,9 +97,14 @@ class CellRecords:
         return (tags.get("cell"), tags.get("attempt")) == (self.spec.id, self.attempt)
 
     @cached_property
-    def stopped(self) -> bool:
-        """Whether the cell was stopped by hand, and no process works on it."""
-        return self.state.state != "done" and is_stopped(self.folder) and lease.holder(self.folder) is None
+    def status(self) -> str:
+        """The state of the cell; stopped or stale if it is not done, and no process works on it."""
+        state = self.state.state
+        if state == "done" or lease.holder(self.folder) is not None:
+            return state
+        if is_stopped(self.folder):
+            return STOPPED
+        return STALE if state == "running" else state
 
     def taken_back(self, tags: Mapping[str, str]) -> bool:
         """Return whether a run with these tags may hold points of steps that an interruption has taken back."""
@@ -122,9 +127,10 @@ class CellRecords:
     def tags(self) -> dict[str, str]:
         """Return the tags that vouch for the content of the cell's run."""
         tags = status_tags(self.spec, self.state) | mark_tags(self.folder) | {LINES: str(len(self.lines))}
-        if self.stopped:
+        tags["status"] = self.status
+        if self.status == STOPPED:
             last = self.lines[-1]["step"] if self.lines else 0
-            tags |= {"status": STOPPED, "reason": f"stopped by hand at step {last}"}
+            tags["reason"] = f"stopped by hand at step {last}"
         if self.outcome is not None:
             tags[OUTCOME_TAG] = identities.hash_of(self.outcome)
         return tags
@@ -199,7 +205,7 @@ def send_records(client: MlflowClient, records: CellRecords, uri: str) -> bool:
         end = int(lines[-1]["time"] * 1000) if lines else None
         client.set_terminated(run_id, RUN_STATUS[state.state], end)
     else:
-        client.update_run(run_id, "KILLED" if records.stopped else RUN_STATUS[state.state])
+        client.update_run(run_id, RUN_STATUS[records.status])
     # Last, so that these tags vouch for all the rest: an interrupted sync is repeated. MLflow writes the parameters of
     # a request before its tags, so that one request is enough for both.
     # MLflow refuses another value of a parameter, as an earlier version may have sent it.

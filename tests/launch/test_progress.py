@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from cells import write_cell
 from known import known
-from patience import HANG
+from patience import HANG, wait_until
 from rich.console import Console
 
 from harness import config, matrix
@@ -28,7 +28,9 @@ from harness.launch.launcher import RECENT, Snapshot
 from harness.launch.local import Local
 from harness.launch.progress import QUIET_SECONDS, LiveView
 from harness.matrix import Cell
+from harness.table.board import opened_experiment
 from harness.tracking.feeder import Feeder
+from harness.tracking.sync import MLFLOW_RUN
 
 
 class Terminal(io.StringIO):
@@ -247,6 +249,20 @@ def test_live_view_of_a_cell_that_restarts(
         assert fed.count(failed.folder.name) == 1, "its third step was taken back"
         # 3 steps in 30 seconds, of 4 and of the last 2 of the other.
         assert seen(view, terminal)[0].endswith("2 of 4 cells done, 2 running, 0 waiting; about 0 min 20 s left")
+
+
+@pytest.mark.slow
+def test_live_view_of_an_interrupted_run(cells: list[Cell], mlflow_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "LAST_SECONDS", HANG)
+    cell, view = cells[0], LiveView(Console(file=io.StringIO()), cells, cells, mlflow_uri)
+    with lease.hold(cell.folder):
+        write(cell, "running", 1)
+        view.tick(snapshots(cell), 3)
+        wait_until((cell.folder / MLFLOW_RUN).exists)
+    with pytest.raises(KeyboardInterrupt), view:
+        raise KeyboardInterrupt
+    with opened_experiment("demo", mlflow_uri) as experiment:
+        assert [run.tags["status"] for run in experiment.runs] == ["stale"]
 
 
 def hold(cell: Cell, held: Event, known: Event) -> None:

@@ -287,17 +287,20 @@ def test_sync_after_k_was_changed(
     assert history(mlflow_uri, "entropy/mean") == expected_history(0, 1)
 
 
-def test_sync_of_a_cell_stopped_by_hand(tmp_path: Path, mlflow_uri: str) -> None:
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_sync_of_a_cell_without_a_process(by_hand: bool, tmp_path: Path, mlflow_uri: str) -> None:
     folder = make_cell(tmp_path / "cell")
     log_steps(folder, 0, 1, 2)
-    (folder / STOP_MARK).touch()
+    if by_hand:
+        (folder / STOP_MARK).touch()
     with lease.hold(folder):
         sync.sync(folder, mlflow_uri)
         (run,) = runs(mlflow_uri)
         assert run.data.tags["status"] == "running", "it still works on its last step"
     sync.sync(folder, mlflow_uri)
     (run,) = runs(mlflow_uri)
-    assert (run.info.status, run.data.tags["reason"]) == ("KILLED", "stopped by hand at step 2")
+    status, reason = ("stopped", "stopped by hand at step 2") if by_hand else ("stale", "")
+    assert (run.info.status, run.data.tags["status"], run.data.tags["reason"]) == ("KILLED", status, reason)
 
 
 def test_sync_of_a_failed_cell_and_its_resumption(tmp_path: Path, mlflow_uri: str) -> None:
@@ -312,7 +315,8 @@ def test_sync_of_a_failed_cell_and_its_resumption(tmp_path: Path, mlflow_uri: st
     MetricsLog(folder).truncate(1)
     log_steps(folder, 2, offset=50)
     set_state(folder, "running", durable_step=2)
-    sync.sync(folder, mlflow_uri)
+    with lease.hold(folder):
+        sync.sync(folder, mlflow_uri)
     (run,) = runs(mlflow_uri)
     assert (run.info.status, run.data.tags["status"], run.data.tags["reason"]) == ("RUNNING", "running", "")
     log_steps(folder, 3, 4)
@@ -466,7 +470,7 @@ def test_sync_of_two_attempts(tmp_path: Path, mlflow_uri: str) -> None:
     [second, again] = sorted(runs(mlflow_uri), key=lambda run: -run.info.start_time)
     assert again.data.to_dictionary() == first.data.to_dictionary()
     assert (second.data.tags["attempt"], second.info.start_time) == ("b" * 32, 1999500)
-    assert (second.data.tags["status"], again.data.tags["status"]) == ("running", "done")
+    assert (second.data.tags["status"], again.data.tags["status"]) == ("stale", "done")
     (folder / "mlflow.json").unlink()
     set_state(folder, "done", durable_step=1)
     sync.sync(folder, mlflow_uri)
