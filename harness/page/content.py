@@ -37,6 +37,7 @@ from harness.table.board import Board, Experiment, opened_experiment, runs_left_
 from harness.table.compare import Comparison, comparisons
 from harness.table.frames import BASE_MODEL, done_cells, read_frames
 from harness.table.leaderboard import LeaderboardRow, leaderboard_rows, mean_over_problems, place_text
+from harness.table.select import check_begun
 from harness.table.statistics import Estimate, share_interval
 from harness.tokens.logged import DRAWN
 from harness.tracking.artifacts import artifact_folder
@@ -289,6 +290,7 @@ def content_of_config(config: Config, matrix: Sequence[Cell], command: str | Non
     """Return the content of a configuration's page; `command` repeats the matrix."""
     with opened_experiment(config.name, config.tracking_uri) as experiment:
         board = experiment.board_of(config, matrix)
+        check_begun(experiment, board)
         notes, settings = runs_left_out(board, experiment), dataclasses.asdict(config)
         folders = {cell.id: cell.folder for cell in matrix}
         return content_of_board(experiment, board, notes=notes, command=command, settings=settings, folders=folders)

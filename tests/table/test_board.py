@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from boards import MOST_DISTINCT, MadeUpMatrix, json_rows, show_table, smoke_matrix, trained_rows
 from cells import write_cell
+from commands import refusal
 
 from harness.base import identities
 from harness.base.errors import UserError
@@ -274,10 +275,9 @@ def test_leaderboard_refuses_bad_input(tmp_path: Path, mlflow_uri: str, at: list
     assert "no cell meets all of" in show_table(*asked, "--where", "method=ppo", *share)
     assert "--baseline is 'grp'" in show_table(*asked, "--baseline", "grp")
     assert "--baseline is ''; allowed: " in show_table(*asked, "--baseline", "")
-    assert show_table(*made.given, "train.lr=5e-4").endswith(
-        "no run of 'made' is of this configuration, whose overrides must be those of `run`; the experiment holds 6 "
-        "others\n"
-    )
+    other = "no run of 'made' is of this configuration, whose overrides must be those of `run`; the experiment holds 6 "
+    assert show_table(*made.given, "train.lr=5e-4").endswith(f"{other}others\n")
+    assert refusal("report", *made.given, "train.lr=5e-4").endswith(f"{other}others\n")
     with store.store(mlflow_uri, write=True) as client, reader(mlflow_uri) as source:
         for run in Experiment(source, "made", mlflow_uri).runs:
             if run.tags["cell"] == made.cells[0].id:
