@@ -62,7 +62,9 @@ class Own:
 
     @property
     def task(self) -> str:
-        if self.data.lower().endswith(ROWS) or Path(self.data).is_file():
+        path = Path(self.data)
+        is_folder = "/" in self.data and path.is_dir()  # without a slash it may have the name of a task
+        if is_folder or path.is_file() or self.data.startswith(models.LOCAL) or self.data.lower().endswith(ROWS):
             return f"problems(file={written(self.data)})"
         if HUB.fullmatch(self.data):
             return f"problems(hub={written(self.data)})"

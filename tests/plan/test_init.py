@@ -51,12 +51,21 @@ def test_task_of_data(data: str, task: str) -> None:
     assert dataclasses.replace(OWN, data=data).task == task
 
 
-def test_a_file_that_is_no_table_of_rows_is_no_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ("data/mine.txt", "the end of problems.file is '.txt'; allowed: .csv, .json, .jsonl, .parquet"),
+        ("data/folder", "problems.file is 'data/folder', which cannot be read: Is a directory"),
+        ("./nowhere", "problems.file is 'nowhere', which cannot be read: No such file or directory"),
+    ],
+)
+def test_a_path_without_rows_is_no_task_and_not_on_the_hub(
+    data: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("data").mkdir()
+    Path("data/folder").mkdir(parents=True)
     Path("data/mine.txt").touch()
-    expected = "entrobench: the end of problems.file is '.txt'; allowed: .csv, .json, .jsonl, .parquet\n"
-    assert refusal("init", "a.yaml", "--model", "countdown-tiny", "--data", "data/mine.txt") == expected
+    assert refusal("init", "a.yaml", "--model", "countdown-tiny", "--data", data) == f"entrobench: {said}\n"
 
 
 def test_line_on_data_of_ones_own(tmp_path: Path) -> None:
