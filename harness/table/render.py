@@ -241,7 +241,8 @@ def ruleset_notes(rows: Sequence[Any]) -> list[str]:
             methods_by_mark.setdefault(row.checked, {})[row.method] = None
     if not methods_by_mark:
         return list(sentences)
-    parts = [f"{mark}: {', '.join(methods)}" for mark, methods in methods_by_mark.items()]
+    # Quoted, as a method with options may have commas itself.
+    parts = [f"{mark}: {', '.join(map(repr, methods))}" for mark, methods in methods_by_mark.items()]
     of_packs = f"Rows of packs, as far as `entrobench verify` has checked them: {'; '.join(parts)}."
     return [*sentences, of_packs, *promise_notes(methods_by_mark)]
 
@@ -250,15 +251,15 @@ def promise_notes(marks: Iterable[str]) -> list[str]:
     """Return sentences on what the marks of a table cover, column by column."""
     headers = {}
     for source, names in PROMISE.items():
-        headers[source] = ", ".join(COLUMNS[name].header.format(**GENERAL_NAMES) for name in names)
+        headers[source] = "; ".join(COLUMNS[name].header.format(**GENERAL_NAMES) for name in names)
     kinds = {mark if mark in (REPORTED, COUNTED) else JUDGED for mark in marks}
     notes = []
     if JUDGED in kinds:
-        notes.append(f"Recomputed from the answers in rows judged again: {headers[COUNTS]}, {headers[ANSWERS]}.")
+        notes.append(f"Recomputed from the answers in rows judged again: {headers[COUNTS]}; {headers[ANSWERS]}.")
     if COUNTED in kinds:
         notes.append(
-            f"Recomputed from counts, without judging an answer, in rows with {COUNTED}: {headers[COUNTS]}; there "
-            f"{headers[ANSWERS]} are as the author states."
+            f"Recomputed from counts, without judging an answer, in rows with {COUNTED}: {headers[COUNTS]}. There as "
+            f"the author states: {headers[ANSWERS]}."
         )
     if kinds != {REPORTED}:
         notes.append(

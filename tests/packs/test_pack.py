@@ -506,7 +506,7 @@ def test_leaderboard_of_a_pack_names_its_ruleset(pack: Path) -> None:
     assert {row["ruleset"] for row in json_rows("--pack", str(pack))} == {"published"}
     text = show_table("--pack", str(pack))
     assert "Ruleset published: methods have their published constants" in text
-    assert "Rows of packs, as far as `entrobench verify` has checked them: reported: grpo, clip_b, ppo." in text
+    assert "Rows of packs, as far as `entrobench verify` has checked them: reported: 'grpo', 'clip_b', 'ppo'." in text
 
 
 def test_check_all_comparable_refuses_two_rulesets() -> None:

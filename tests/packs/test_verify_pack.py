@@ -129,7 +129,7 @@ def test_leaderboard_names_columns_stated_by_the_author(forgery: Forgery, tmp_pa
     verify(str(pack))
     text = show_table("--pack", str(pack), "--format", "md")
     [stated] = [line for line in text.splitlines() if "As the author states, unless replayed" in line]
-    assert "entropy, end" in stated
+    assert ": entropy, start; entropy, end; " in stated
     [judged] = [line for line in text.splitlines() if "Recomputed from the answers in rows judged again" in line]
     assert "Avg@K" in judged
     assert "entropy" not in judged
