@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import shlex
 from collections.abc import Mapping, Sequence
@@ -22,8 +23,8 @@ from harness.cells.provenance import Made
 from harness.cells.spec import CellSpec
 from harness.methods.composition import Method
 from harness.rollout import digests
-from harness.rollout.gguf import GgufFile, read_header
-from harness.rollout.models import Model
+from harness.rollout.gguf import PACKAGE, GgufFile, read_header
+from harness.rollout.models import Model, Warmed
 from harness.rollout.rendering import render_prompt
 from harness.table.leaderboard import LeaderboardRow
 from harness.table.render import as_markdown, as_prose, render_rows
@@ -67,6 +68,7 @@ def model_card(
     license_keys = license_of(model)
     stated = facts(cell, spec, model, method, license_keys, standing)
     last = MetricsLog(cell).read()[-1]["step"]
+    rows = [dataclasses.replace(row, model=model.name) for row in standing.rows]  # which name it by its path
     parts = [
         f"---\n{metadata(model, method, license_keys)}\n---",
         f"# {as_prose(key.method)} on {as_prose(key.task)}, seed {key.seed}",
@@ -75,7 +77,7 @@ def model_card(
         "\n".join(f"- **{heading}**: {as_prose(text)}" for heading, text in stated.items()),
         "## Scores",
         f"The method over its seeds, of which this model is seed {key.seed}:",
-        render_rows(standing.rows, "md", columns=COLUMNS).rstrip(),
+        render_rows(rows, "md", columns=COLUMNS).rstrip(),
         own_scores(cell, spec, last),
         "## Use",
         f"A prompt of the evaluation, as this model was trained to read it:\n\n```python\n"
@@ -133,6 +135,18 @@ def license_text(model: Model, license_keys: Mapping[str, str]) -> str:
     return "none, as entrobench made it"
 
 
+def without_paths(model: Model) -> str:
+    """Return the summary of a model, with only the last part of a path: it may name a person or a machine."""
+    text, origin = model.summary(), model.origin_model
+    if origin.local is not None:
+        text = text.replace(origin.summary(), f"a Hugging Face folder named {origin.local.name}")
+    if isinstance(origin.recipe, GgufFile) and not origin.recipe.written.startswith(PACKAGE):
+        text = text.replace(origin.recipe.written, origin.recipe.path.name)
+    if isinstance(model.recipe, Warmed) and (file := model.recipe.settings.file):
+        text = text.replace(model.recipe.settings.source, file.name)
+    return text
+
+
 def facts(
     cell: Path, spec: CellSpec, model: Model, method: Method, license_keys: Mapping[str, str], standing: Standing
 ) -> dict[str, str]:
@@ -140,8 +154,6 @@ def facts(
     config, train = spec.config, spec.config.train
     made = Made.read(cell)
     assert made is not None  # a cell that is done has it
-    # A card is published, and the path of a folder may name a person or a machine.
-    base = model.summary() if model.local is None else f"a Hugging Face folder named {model.local.name}"
     options = []
     for name in method.named:
         values = [f"{key}={json.dumps(value)}" for key, value in method.options(name).items() if key != "component"]
@@ -155,7 +167,7 @@ def facts(
         adapters = f"; adapters (LoRA) of rank {train.lora.rank} and alpha {train.lora.alpha} for {layers}, merged"
     changed = ", with files that differ from it" if made.dirty else ""
     return {
-        "Base model": f"{base}, digest {(made.base_model or '')[: digests.SHOWN]}",
+        "Base model": f"{without_paths(model)}, digest {(made.base_model or '')[: digests.SHOWN]}",
         "License of the base model": license_text(model, license_keys),
         "Method": f"`{spec.key.method}`: {' + '.join(options)}",
         "Training": f"{train.prompts} prompts x {train.group} responses and {updates} updates a step, learning rate "

@@ -28,6 +28,7 @@ from harness.launch import cell
 from harness.matrix import cells, claim
 from harness.rollout import models
 from harness.rollout.rendering import Chat
+from harness.rollout.warm_start import WarmStart
 
 SMALL = ["methods=[grpo]", "train.steps=2", "train.prompts=4", "train.group=4", "train.updates=2", "seeds=[0,1]"]
 SMALL += ["eval.problems=3", "eval.samples=4", "eval.k=2", "rollout.max_new_tokens=12", "dynamics.every=0"]
@@ -135,10 +136,15 @@ def test_card_names_adapters_and_no_path(trained: tuple[Config, Path], exported:
     folder = trained[1]
     spec, tokenizer = CellSpec.read(folder), AutoTokenizer.from_pretrained(folder / "model")
     spec.config.train.lora = Lora(rank=4, targets=["q_proj", "v_proj"])
-    given = (models.resolve(str(folder / "model")), tokenizer, (1,), export.standing(folder, spec), "me/mine")
-    text = " ".join(card.model_card(folder, spec, *given).split())
-    assert "- **Base model**: a Hugging Face folder named model, digest " in text
-    assert str(folder) not in text
+    base, named = models.resolve(str(folder / "model")), export.standing(folder, spec)
+    rows = [dataclasses.replace(row, model=str(folder / "model")) for row in named.rows]
+    standing = card.Standing(named.method, rows)
+    traces = WarmStart(source=str(folder / "traces.jsonl"))
+    warmed = models.Model("warmed", recipe=models.Warmed(base, traces))
+    for model, ending in ((base, ""), (warmed, ", after 50 supervised steps on traces.jsonl")):
+        text = " ".join(card.model_card(folder, spec, model, tokenizer, (1,), standing, "me/mine").split())
+        assert f"- **Base model**: a Hugging Face folder named model{ending}, digest " in text
+        assert str(folder) not in text
     assert "adapters (LoRA) of rank 4 and alpha 32 for q_proj, v_proj, merged" in text
     assert "LoRA" not in (exported / "README.md").read_text()
 
@@ -266,6 +272,7 @@ def test_license_of_a_gguf_file(said: dict[str, str], tmp_path: Path, monkeypatc
     monkeypatch.setattr(card, "read_header", lambda path: SimpleNamespace(settings=settings))
     mine = models.resolve(str(tmp_path / "mine.gguf"))
     assert card.license_of(mine) == said
+    assert card.without_paths(mine) == "the GGUF file mine.gguf"
     assert card.license_text(mine, said) == (
         "apache-2.0" if said else "not known here; look it up before you publish this model"
     )
