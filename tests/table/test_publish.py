@@ -38,7 +38,8 @@ def test_publish_replaces_the_summary(tmp_path: Path, mlflow_uri: str, monkeypat
     assert "entrobench leaderboard" in experiment.tags["mlflow.note.content"]
     rows = json_rows("--experiment", "made", "--uri", mlflow_uri)
     with store.store(mlflow_uri, write=False) as client:
-        table = client.load_table(experiment.experiment_id, "leaderboard.json")
+        table = client.load_table(experiment.experiment_id, "leaderboard.json", extra_columns=["run_id"])
+        assert set(table["run_id"]) == {one.info.run_id}
         assert list(table["method"]) == ["base model", "grpo", "clip_b", "ppo"]
         assert list(table["Avg@K"]) == pytest.approx([row["avg_at_k"]["mean"] for row in rows], abs=1e-12)
         lows = [row["delta_to_baseline"]["low"] for row in rows]
