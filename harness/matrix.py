@@ -13,7 +13,7 @@ from typing import Any
 
 import baselines
 import tasks
-from harness.base import devices, files, identities, matmul, registry
+from harness.base import devices, files, identities, matmul
 from harness.base.addresses import visible_address
 from harness.base.errors import Damaged, UserError, nearest, shown
 from harness.base.shape import Shape
@@ -62,7 +62,7 @@ class Shared:
     def __init__(self, config: Config) -> None:
         self.methods, self.tasks = baselines.table(config.plugins), tasks.task_table(config.plugins)
         self.method = cache(lambda spec: Method.of(spec, self.methods, config.method_options))
-        self.task = cache(lambda spec: registry.build("task", self.tasks, spec))
+        self.task = cache(lambda spec: tasks.task_in(self.tasks, spec))
         self.method_identity = cache(lambda spec, default_lr: self.method(spec).identity(default_lr))
         self.task_identity = cache(lambda spec: identities.component_identity(self.task(spec)))
         self.evaluation_name = cache(lambda spec: evaluation_name(self.task(spec)))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from harness.base import identities, registry
-from harness.base.errors import UserError, nearest
+from harness.base.errors import UserError, nearest, shown
 from harness.base.plugins import extend_table
 from harness.base.schema import typed
 from harness.base.task import SPLITS, Described, Problem, Recipe, Task, Verdict, Verifier, check_split, evaluation_name
@@ -46,7 +47,9 @@ __all__ = [
     "lm_eval_file",
     "lm_eval_settings",
     "model_recipe",
+    "names_file",
     "problem_digests",
+    "task_in",
     "task_table",
 ]
 
@@ -72,6 +75,8 @@ RECIPES: dict[str, type[Recipe]] = {
     "countdown": CountdownRecipe,
 }  # of small base models, by task
 
+FILES = (".jsonl", ".json", ".csv", ".parquet")  # the ends of files of problems
+
 
 def task_table(plugins: Iterable[str] = ()) -> dict[str, type[Task]]:
     """Return all tasks by name: TASKS, and the tasks of installed packages (entry points) and plugin modules."""
@@ -80,7 +85,19 @@ def task_table(plugins: Iterable[str] = ()) -> dict[str, type[Task]]:
 
 def build_task(spec: str, plugins: Iterable[str] = ()) -> Task:
     """Return the task of a spec such as `countdown(count=4)`."""
-    return registry.build("task", task_table(plugins), spec)
+    return task_in(task_table(plugins), spec)
+
+
+def task_in(table: Mapping[str, type[Task]], spec: str) -> Task:
+    """Return the task of a spec, of those in a table."""
+    if spec not in table and names_file(spec):
+        raise UserError(f"{shown(spec)} is a file, and no task; write \"problems(file={shown(spec)})\"")
+    return registry.build("task", table, spec)
+
+
+def names_file(text: str) -> bool:
+    """Return whether a text names a file of problems, which need not exist."""
+    return text.lower().endswith(FILES) or os.path.isfile(text)  # not of pathlib, which raises for a long text
 
 
 def problem_digests(trained: str, evaluated: Sequence[str], split: str, build: Callable[[str], Task]) -> dict[str, str]:

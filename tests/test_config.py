@@ -100,6 +100,7 @@ def test_field_has_every_method_of_its_time() -> None:
         ("baseline=vanilla", ["unknown method 'vanilla'"]),
         ("baseline='grpo(clip_low=0.1)'", ["baseline", "not among methods"]),
         ("tasks=[countdwn]", ["unknown task 'countdwn'", "did you mean 'countdown'"]),
+        ("tasks=[mine.csv]", ["write \"problems(file='mine.csv')\""]),
         ("models=[countdown-tny]", ["countdown-tny", "did you mean 'countdown-tiny'"]),
         ("train.group=1", ["train.group is 1", "allowed: 2 and more"]),
         ("eval.k=64", ["eval.k is 64", "eval.samples (32)"]),

@@ -158,6 +158,8 @@ def test_a_look_that_cannot_be_kept_is_not_lost(folder: Path, cache: Path, monke
     ("words", "sentence"),
     [
         (["countdown-tiny", "countdwn"], "unknown task 'countdwn'"),
+        (["countdown-tiny", "a b.jsonl"], "'a b.jsonl' is a file, and no task; write \"problems(file='a b.jsonl')\""),
+        (["countdown-tiny", __file__], "is a file, and no task; write "),
         (["nothing", "countdown"], "unknown model 'nothing'"),
         (["countdown-tiny", "countdown", "--problems", "0"], "--problems is 0; allowed: 1 and more"),
         (["countdown-tiny", "countdown", "rollout.top_p=0.9"], "training samples by temperature alone"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import os
 import re
 import shlex
 import tempfile
@@ -44,7 +45,6 @@ RATE = 1e-5  # of so few steps: 1e-6 needs hundreds of prompts in each
 ADAPTERS, RATE_OF_ADAPTERS = "{rank: 16}", 1e-4  # docs/evidence/laptop.md
 SMALL, RATE_OF_SMALL = 10**7, 3.5e-4  # parameters of models that are made here
 WIDTH = 117  # of comments
-ROWS = (".jsonl", ".json", ".csv", ".parquet")
 HUB = re.compile(r"[\w.-]+/[\w.-]+(@[\w.-]+)?", re.ASCII)
 
 
@@ -62,9 +62,8 @@ class Own:
 
     @property
     def task(self) -> str:
-        path = Path(self.data)
-        is_folder = "/" in self.data and path.is_dir()  # without a slash it may have the name of a task
-        if is_folder or path.is_file() or self.data.startswith(models.LOCAL) or self.data.lower().endswith(ROWS):
+        is_folder = "/" in self.data and os.path.isdir(self.data)  # without a slash it may have the name of a task
+        if is_folder or self.data.startswith(models.LOCAL) or tasks.names_file(self.data):
             return f"problems(file={written(self.data)})"
         if HUB.fullmatch(self.data):
             return f"problems(hub={written(self.data)})"

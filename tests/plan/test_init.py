@@ -40,6 +40,7 @@ def plan_of(sized: Draft, machine: Machine = CPU) -> Plan:
     [
         ("countdown", "countdown"),
         ("lists(most=3)", "lists(most=3)"),
+        (f"lists(instruction={'a' * 300})", f"lists(instruction={'a' * 300})"),
         ("my/rows.jsonl", 'problems(file="my/rows.jsonl")'),
         ("a b.csv", 'problems(file="a b.csv")'),
         ("año 😀.CSV", 'problems(file="año 😀.CSV")'),
