@@ -44,6 +44,7 @@ FURTHER = (
     "laptop-matrix-sorting-new-seeds",
     "laptop-matrix-sorting-pkpo-bbg",
     "laptop-matrix-sorting-tre-a2po",
+    "laptop-matrix-sorting-dph-rl",
 )
 TITLES = {ENTROPY: "entropy, nats per token", "reward/mean": "share of right responses in training"}
 
