@@ -91,7 +91,7 @@ def build_task(spec: str, plugins: Iterable[str] = ()) -> Task:
 def task_in(table: Mapping[str, type[Task]], spec: str) -> Task:
     """Return the task of a spec, of those in a table."""
     if spec not in table and names_file(spec):
-        raise UserError(f"{shown(spec)} is a file, and no task; write \"problems(file={shown(spec)})\"")
+        raise UserError(f'{shown(spec)} is a file, and no task; write "problems(file={shown(spec)})"')
     return registry.build("task", table, spec)
 
 

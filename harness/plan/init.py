@@ -152,12 +152,13 @@ def configuration(own: Own, name: str, say: Callable[[str], None]) -> str:
     rate = RATE_OF_ADAPTERS if own.lora else RATE_OF_SMALL if shape.parameters < SMALL else RATE
     draft = Draft(own, longest, rate, min(PROBLEMS, len(task.problems("test"))))
     settled = settle_auto(draft.config(), shape)
-    say(f"looking at {own.model} on {tasks.evaluation_name(task)}")
+    most = f"of at most {longest:,} tokens (--tokens)"
+    say(f"looking at {own.model} on {tasks.evaluation_name(task)} with responses {most}")
     seen = look(own.model, task, settled, LOOK_PROBLEMS, LOOK_SAMPLES)
     say(seen.sentence)  # it may say that nothing can be learned, and what follows takes minutes
     draft = dataclasses.replace(draft, hardware=fitting_hardware(planned(draft)))
     plan = planned(draft)
-    say(f"measuring three steps of {PROMPTS[0] * GROUP} responses of at most {longest:,} tokens (--tokens)")
+    say(f"measuring three steps of {PROMPTS[0] * GROUP} responses {most}")
     probe = measured_step(plan.config, plan)
     draft = in_time(draft, plan, probe)
     findings = [

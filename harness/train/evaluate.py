@@ -175,8 +175,10 @@ class Evaluator:
             samples=records,
         )
 
-    def check_room(self, task: str, problems: Sequence[Problem], budget: int) -> None:
-        """Raise UserError where a prompt with its response may exceed the context of the model."""
+    def check_room(
+        self, task: str, problems: Sequence[Problem], budget: int, beyond: str = "eval.beyond_context=true"
+    ) -> None:
+        """Raise UserError where a prompt with its response may exceed the context; `beyond`: the option to allow it."""
         if self.context is None or not problems:
             return
         lengths = [len(self.rendered(problem)) for problem in problems]
@@ -184,11 +186,11 @@ class Evaluator:
         if budget <= room:
             return
         number = sum(length + budget > self.context for length in lengths)
-        shorter = f"up to {room} (init: --tokens) or " if room > 0 else ""
+        shorter = f"up to {room} or " if room > 0 else ""
         raise UserError(
             f"max_new_tokens is {budget}, but with {number} of {len(lengths)} prompts of {task} that exceeds the "
             f"model's max_position_embeddings ({self.context}; the longest prompt has {max(lengths)} tokens); allowed: "
-            f"{shorter}eval.beyond_context=true (eval: --beyond-context), where answers may get worse"
+            f"{shorter}{beyond}, where answers may get worse"
         )
 
 

@@ -221,8 +221,7 @@ def test_prompts_without_room_are_refused_unless_asked_for(tmp_path: Path) -> No
     words = str(error.value)
     assert words.startswith("max_new_tokens is 255, but with 4 of 4 prompts of countdown that exceeds the model's")
     room = int(words.split("allowed: up to ")[1].split()[0])
-    advice = f"up to {room} (init: --tokens) or eval.beyond_context=true (eval: --beyond-context), where answers may"
-    assert words.endswith(f"; allowed: {advice} get worse")
+    assert words.endswith(f"; allowed: up to {room} or --beyond-context, where answers may get worse")
     assert 256 - longest <= room < 255
     run(tmp_path, replace(wanted, max_new_tokens=room))
     with pytest.raises(UserError, match=f"up to {room}"):
