@@ -194,7 +194,7 @@ def row_of(
 
 def measures(frames: Frames, done: DataFrame) -> dict[str, Any]:
     """Return the fields of a row that are not scores."""
-    fields: dict[str, Any] = {name: measured_mean(done[name], is_share=name in SHARES) for name in MEASURES}
+    fields: dict[str, Any] = {name: measured_mean(done[name], 1 if name in SHARES else math.inf) for name in MEASURES}
     distinct_SJ = frames.counts(done, "right_distinct")
     fields["right_distinct"] = mean_over_problems(distinct_SJ, most=math.inf)
     fields["coverage"] = mean_over_problems(distinct_SJ / frames.counts(done, "solutions"), most=1)
@@ -205,13 +205,10 @@ def measures(frames: Frames, done: DataFrame) -> dict[str, Any]:
     return fields
 
 
-def measured_mean(values: Series, *, is_share: bool) -> Estimate | None:
-    """Return the mean over the seeds that have a value."""
+def measured_mean(values: Series, most: float) -> Estimate | None:
+    """Return the mean of a number from 0 to `most` over the seeds that have a value."""
     known = values.dropna()
-    if known.empty:
-        return None
-    estimate = mean_interval(known.to_numpy())
-    return clipped(estimate, 0, 1) if is_share else estimate
+    return None if known.empty else clipped(mean_interval(known.to_numpy()), 0, most)
 
 
 def mean_over_problems(x_SJ: Floats, most: float) -> Estimate | None:

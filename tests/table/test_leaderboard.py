@@ -322,3 +322,11 @@ def test_sorted_rows_have_those_without_a_text_last() -> None:
     verdicts = ("", "wins", "loses")
     named = [dataclasses.replace(row, verdict=said) for row, said in zip(unsorted, verdicts, strict=True)]
     assert [row.verdict for row in columns.sorted_rows(named, "verdict")] == ["loses", "wins", ""]
+
+
+def test_hours_are_never_below_zero() -> None:
+    hours = {("grpo", 0): 0.125, ("grpo", 1): 1.0}
+    frames = made_up_frames({"grpo": dict.fromkeys((0, 1), np.eye(4, 8, dtype=int))}, hours=hours)
+    [row] = leaderboard_rows(frames, "grpo", {"countdown": 2})
+    half = 12.706204736432095 * 0.4375  # the 97.5 % quantile of t with one degree of freedom, times the standard error
+    assert as_tuple(row.hours) == pytest.approx((0.5625, 0.0, 0.5625 + half))
