@@ -79,13 +79,16 @@ class CellRecords:
 
     folder: Path
     spec: CellSpec
+    held: bool  # by a process that works on it
     state: State
     made: Made | None
     lines: Lines
 
     @classmethod
     def read(cls, folder: Path) -> CellRecords:
-        return cls(folder, CellSpec.read(folder), State.read(folder), Made.read(folder), MetricsLog(folder).read())
+        held = lease.holder(folder) is not None  # before the state, which a process that ends leaves first
+        spec, state, made = CellSpec.read(folder), State.read(folder), Made.read(folder)
+        return cls(folder, spec, held, state, made, MetricsLog(folder).read())
 
     @property
     def attempt(self) -> str:
@@ -100,7 +103,7 @@ class CellRecords:
     def status(self) -> str:
         """The state of the cell; stopped or stale if it is not done, and no process works on it."""
         state = self.state.state
-        if state == "done" or lease.holder(self.folder) is not None:
+        if state == "done" or self.held:
             return state
         if is_stopped(self.folder):
             return STOPPED

@@ -303,6 +303,26 @@ def test_sync_of_a_cell_without_a_process(by_hand: bool, tmp_path: Path, mlflow_
     assert (run.info.status, run.data.tags["status"], run.data.tags["reason"]) == ("KILLED", status, reason)
 
 
+def test_sync_of_a_cell_whose_process_ends_meanwhile(
+    tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last state may have been read too early, so that it cannot be called stale."""
+    folder, read_state = make_cell(tmp_path / "cell"), State.read
+    log_steps(folder, 0, 1)
+    with contextlib.ExitStack() as process:
+        process.enter_context(lease.hold(folder))
+
+        def read_before_the_end(folder: Path) -> State:
+            state = read_state(folder)
+            process.close()
+            return state
+
+        monkeypatch.setattr(State, "read", read_before_the_end)
+        sync.sync(folder, mlflow_uri)
+    (run,) = runs(mlflow_uri)
+    assert run.data.tags["status"] == "running"
+
+
 def test_sync_of_a_failed_cell_and_its_resumption(tmp_path: Path, mlflow_uri: str) -> None:
     folder = make_cell(tmp_path / "cell")
     log_steps(folder, 0, 1, 2, 3)
