@@ -21,7 +21,7 @@ class DphRl(Control):
 
     The problems are those that `train.filter`, which this method demands, leaves out as too easy. A response to each is
     sampled before training, and the right ones take turns: `base_share` times as many join an optimizer step as it has
-    responses of the policy, and each of their tokens weighs as much as one of these.
+    responses of the policy, and their mean loss counts `base_share` times.
 
     Defaults: the authors' script of forward. Their README has 0.05 to 0.2 for js.
 

@@ -211,7 +211,7 @@ class Trainer:
     def add_base_gradient(self, base: BaseResponses, update: int, minibatch: TokenBatch) -> float:
         """Add the gradient of right responses of the model before training; return this rank's part of their loss.
 
-        Each of their tokens weighs as much as one of the mini-batch.
+        Their mean loss counts by their number, as a share of that of the mini-batch's responses.
         """
         method, responses = self.method, minibatch.global_responses()
         count, budget = round(method.base_share * responses), self.config.rollout.max_new_tokens
