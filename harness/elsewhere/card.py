@@ -68,10 +68,11 @@ def model_card(
     license_keys = license_of(model)
     stated = facts(cell, spec, model, method, license_keys, standing)
     last = MetricsLog(cell).read()[-1]["step"]
+    task = tasks.evaluation_name(tasks.build_task(key.task, config.plugins))  # which has no path
     rows = [dataclasses.replace(row, model=model.name) for row in standing.rows]  # which name it by its path
     parts = [
         f"---\n{metadata(model, method, license_keys)}\n---",
-        f"# {as_prose(key.method)} on {as_prose(key.task)}, seed {key.seed}",
+        f"# {as_prose(key.method)} on {as_prose(task)}, seed {key.seed}",
         f"{as_prose(model.name)} after {last} steps of reinforcement learning with verifiable rewards, one cell of an "
         f"entrobench matrix named {as_prose(spec.matrix)}.",
         "\n".join(f"- **{heading}**: {as_prose(text)}" for heading, text in stated.items()),

@@ -135,10 +135,13 @@ def test_card_has_the_settings_of_prompts_that_no_folder_has(trained: tuple[Conf
 def test_card_names_adapters_and_no_path(trained: tuple[Config, Path], exported: Path) -> None:
     folder = trained[1]
     spec, tokenizer = CellSpec.read(folder), AutoTokenizer.from_pretrained(folder / "model")
-    spec.config.train.lora = Lora(rank=4, targets=["q_proj", "v_proj"])
     base, named = models.resolve(str(folder / "model")), export.standing(folder, spec)
     rows = [dataclasses.replace(row, model=str(folder / "model")) for row in named.rows]
     standing = card.Standing(named.method, rows)
+    problems = folder / "problems.jsonl"
+    problems.write_text("".join(f'{{"problem": "{number} + 1?", "answer": "{number + 1}"}}\n' for number in range(9)))
+    spec = dataclasses.replace(spec, key=dataclasses.replace(spec.key, task=f"problems(file={problems},validation=0)"))
+    spec.config.train.lora = Lora(rank=4, targets=["q_proj", "v_proj"])
     traces = WarmStart(source=str(folder / "traces.jsonl"))
     warmed = models.Model("warmed", recipe=models.Warmed(base, traces))
     for model, ending in ((base, ""), (warmed, ", after 50 supervised steps on traces.jsonl")):
