@@ -503,6 +503,9 @@ def check_needs(base: str, objective: Objective, controls: list[tuple[str, Contr
                 f"control {name} has base_share = {control.base_share:g}; allowed: a share above 0 with the verb "
                 "base_term, and 0 without it"
             )
+    joining = [name for name, control in controls if control.base_share]
+    if len(joining) > 1:
+        raise UserError(f"controls {joining[0]} and {joining[1]} both have a base_share; allowed: one control with it")
     if "values" not in objective.needs:
         for name, control in controls:
             if "values" in control.needs:

@@ -14,7 +14,7 @@ from harness.base.files import hints_of
 from harness.methods.verbs import Control
 
 T = TypeVar("T")
-RATES = ("lr", "critic_lr")  # of optimizers, which read them once
+FIXED = ("lr", "critic_lr", "base_share")  # rates, which optimizers read once, and a count that gives each its turn
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def scheduled(cls: type[T], name: str, values: Mapping[str, Any]) -> tuple[T, di
         # An option of another type, or an unknown one, is refused by its schema.
         numeric = float in (hints.get(key), *get_args(hints.get(key)))
         if numeric and isinstance(value, str) and registry.LINEAR.fullmatch(value):
-            if key in RATES:
+            if key in FIXED:
                 raise fixed(f"{name}.{key}", value)
             schedules[key] = Linear.parse(value, f"{name}.{key}")
     first = {key: schedule.first for key, schedule in schedules.items()}

@@ -99,10 +99,17 @@ class Shareless(Control):
         return logp_T
 
 
+@dataclass(frozen=True)
+class Joining(Shareless):
+    base_share: float = 0.5
+
+
 def test_method_refuses_a_base_term_without_a_share_and_a_share_without_it() -> None:
     for share, mine in (("0.5", Termless), ("0", Shareless)):
         with pytest.raises(UserError, match=rf"^control mine has base_share = {share}; allowed: a share above 0 with"):
             Method.of("mine", table(mine=mine))
+    with pytest.raises(UserError, match=r"^controls dph_rl and mine both have a base_share; allowed: one control"):
+        Method.of("dph_rl+mine", table(mine=Joining))
 
 
 # What is seen

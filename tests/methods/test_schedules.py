@@ -108,6 +108,7 @@ def test_schedule_in_method_options() -> None:
     ("spec", "sentence"),
     [
         ("grpo(lr=linear(1e-3, 0))", "grpo.lr is 'linear(1e-3, 0)', but it is the same in all steps; write one number"),
+        ("dph_rl(base_share=linear(0.1, 0.5))", "dph_rl.base_share is 'linear(0.1, 0.5)', but it is the same in all"),
         ("ppo(critic_lr=linear(1, 2))", "ppo.critic_lr is 'linear(1, 2)', but it is the same in all steps"),
         ("clip_servo(start=linear(0.1, 0.2))", "clip_servo.start is 'linear(0.1, 0.2)', but it is the same in all"),
         ("repo_r(zeta=linear(0.01, 1))", "repo_r.zeta is 'linear(0.01, 1)', but it is the same in all steps"),
