@@ -157,15 +157,19 @@ def configuration(own: Own, name: str, say: Callable[[str], None]) -> str:
     seen = look(own.model, task, settled, LOOK_PROBLEMS, LOOK_SAMPLES)
     say(seen.sentence)  # it may say that nothing can be learned, and what follows takes minutes
     draft = dataclasses.replace(draft, hardware=fitting_hardware(planned(draft)))
+    # A look only samples, and training takes longer: no more prompts are measured than even it leaves time for.
+    response = seen.seconds / (len(seen.right) * seen.samples)
+    sampling = StepProbe(own.model, GROUP * response, 1, response, seen.length, start=0.0)
+    draft = dataclasses.replace(draft, prompts=in_time(draft, planned(draft), sampling).prompts)
     plan = planned(draft)
-    say(f"measuring three steps of {PROMPTS[0] * GROUP} responses {most}")
+    say(f"measuring three steps of {draft.prompts * GROUP} responses {most}")
     probe = measured_step(plan.config, plan)
     draft = in_time(draft, plan, probe)
     findings = [
         f"Model: {shape.parameters:,} parameters, computed in {settled.train.dtype} on {settled.hardware.device}.",
         f"Data: {(tasks.descriptions([own.task], own.plugins) or [data_line(task)])[0]}.",
         f"Look: {look_line(seen)}.",
-        f"Time: a step of {PROMPTS[0]} prompts took {probe.step:.3g} s, so that all cells take "
+        f"Time: a step of {probe.prompts} prompts took {probe.step:.3g} s, so that all cells take "
         f"{about_duration(draft.seconds(plan, probe))}; {own.hours:g} h were asked for.",
     ]
     return dataclasses.replace(draft, findings=findings).text(name)

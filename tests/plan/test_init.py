@@ -4,6 +4,7 @@ import dataclasses
 import re
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from harness.plan import init
 from harness.plan.estimate import Plan, plan_for
 from harness.plan.init import Draft, Own, data_line
 from harness.plan.probe import StepProbe
+from harness.rollout import models
 
 OWN = Own("countdown-tiny", "countdown", "cpu", 1.0)
 CPU = Machine(ram=2**50, cores=2, free=2**50)
@@ -125,6 +127,33 @@ def test_in_time_takes_the_most_that_the_hours_allow(hours: float, prompts: int,
     assert (found.prompts, len(found.seeds), found.steps) == (prompts, seeds, steps)
 
 
+@pytest.mark.parametrize(
+    ("response", "prompts"),
+    [
+        # Two cells at once, each with 2 x 64 x 16 responses in its evaluations, and 20 steps of 8 responses a prompt.
+        (3600 / (2048 + 20 * 128) - 1e-6, 16),
+        (3600 / (2048 + 20 * 128) + 1e-6, 8),
+        (3600 / (2048 + 20 * 64) + 1e-6, 4),
+    ],
+)
+def test_no_more_prompts_are_measured_than_a_look_leaves_time_for(
+    response: float, prompts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measured(settings: config.Config, plan: Plan) -> StepProbe:
+        assert settings.train.prompts == prompts
+        raise UserError("measured")
+
+    seen = SimpleNamespace(right=[[0, 1]] * 3, samples=2, seconds=6 * response, length=5.0, sentence="")
+    monkeypatch.setattr(init, "look", lambda *given: seen)
+    monkeypatch.setattr(init, "measured_step", measured)
+    monkeypatch.setattr(init, "this_machine", lambda settings: CPU)
+    monkeypatch.setattr(models.Model, "folder", lambda *given, **named: Path())
+    said: list[str] = []
+    with pytest.raises(UserError, match=r"^measured$"):
+        init.configuration(OWN, "mine.yaml", said.append)
+    assert said[-1].startswith(f"measuring three steps of {8 * prompts} responses ")
+
+
 def test_fitting_hardware(monkeypatch: pytest.MonkeyPatch) -> None:
     large = draft(own=dataclasses.replace(OWN, model="qwen2.5-0.5b-instruct"))
     [footprint] = plan_of(large).footprints
@@ -157,7 +186,7 @@ def test_no_more_cards_than_there_are(cards: int, ranks: int | None, monkeypatch
 @pytest.mark.processes
 def test_configuration_runs_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
-    words = ["init", str(path), "--model", "countdown-tiny", "--data", "countdown", "--hours", "0.02"]
+    words = ["init", str(path), "--model", "countdown-tiny", "--data", "countdown", "--hours", "1"]
     said = r"(?s)\ntrainable: .*\nmeasuring three steps of 128 responses of at most \d+ tokens"
     assert re.search(said, run_command(*words))
     text = path.read_text()
