@@ -81,11 +81,7 @@ def responses_of(base: BaseResponses, update: int) -> list[tuple[int, ...]]:
 def test_batch_gives_each_response_its_turn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     base = base_of(build(tmp_path, "dph_rl", *SETTINGS))
     size = len(base.responses)
-    own = [
-        tuple(map(int, sequence))
-        for update in range(size)
-        for sequence in base.batch(update, 3, 99, "cpu")[0].sequences
-    ]
+    own = [response for update in range(size) for response in responses_of(base, update)]
     every = sorted(tuple(rollout.prompt + rollout.response) for rollout in base.responses)
     assert all(sorted(own[start : start + size]) == every for start in range(0, 3 * size, size))
     assert own[:size] != own[size : 2 * size]
