@@ -341,7 +341,7 @@ def check_methods_fit(config: Config, settings: list[Config], shared: Shared) ->
 
 
 def check_filter(setting: Config, method: Method) -> None:
-    """Refuse a method that needs what `train.filter` finds out if there is no filter."""
+    """Refuse a method that needs the difficulty filter where there is none."""
     if method.needs_filter and setting.train.filter is None:
         needed = "reads how often the model before training solves each problem"
         if method.base_share:

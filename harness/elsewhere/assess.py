@@ -105,12 +105,11 @@ class KeepingEvaluator(Evaluator):
     The division into batches depends on the problems alone, so that kept ones are found again.
     """
 
+    beyond = "--beyond-context"
+
     folder: Path
     together: int  # responses of a batch
     on_batch: Callable[[int, int], None]  # is called with the number of finished problems and that of all
-
-    def check_room(self, task: str, problems: Sequence[Problem], budget: int, beyond: str = "--beyond-context") -> None:
-        super().check_room(task, problems, budget, beyond)
 
     def sample(self, task: Task, problems: Sequence[Problem], *, n: int, **settings: Any) -> list[Record]:
         records: list[Record] = []

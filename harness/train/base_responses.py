@@ -45,7 +45,7 @@ class BaseResponses:
 
 def right_responses(asker: Asker, problems: Sequence[Problem], seed: int, say: Callable[[str], None]) -> list[Rollout]:
     """Sample a response to each of some easy problems, and return the right ones; a collective."""
-    answered = ranks.shared_work(asker.right_responses, problems, {"seed": seed})
+    answered = ranks.shared_work(asker.responses_if_right, problems, {"seed": seed})
     right = [response for response in answered if response is not None]
     if len(right) < ranks.count():
         raise UserError(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import lm_eval.api.task
 from lm_eval.api.instance import Instance
@@ -72,6 +72,8 @@ class Evaluation:
 @dataclass(frozen=True)
 class Evaluator:
     """A model on an engine, with all else that decides its responses and their verdicts."""
+
+    beyond: ClassVar[str] = "eval.beyond_context=true"  # the option that allows responses beyond the context
 
     engine: Sampling  # of this rank, with the weights that are evaluated
     tokenizer: PreTrainedTokenizerBase
@@ -175,10 +177,8 @@ class Evaluator:
             samples=records,
         )
 
-    def check_room(
-        self, task: str, problems: Sequence[Problem], budget: int, beyond: str = "eval.beyond_context=true"
-    ) -> None:
-        """Raise UserError where a prompt with its response may exceed the context; `beyond`: the option to allow it."""
+    def check_room(self, task: str, problems: Sequence[Problem], budget: int) -> None:
+        """Raise UserError where a prompt with its response may exceed the context of the model."""
         if self.context is None or not problems:
             return
         lengths = [len(self.rendered(problem)) for problem in problems]
@@ -190,7 +190,7 @@ class Evaluator:
         raise UserError(
             f"max_new_tokens is {budget}, but with {number} of {len(lengths)} prompts of {task} that exceeds the "
             f"model's max_position_embeddings ({self.context}; the longest prompt has {max(lengths)} tokens); allowed: "
-            f"{shorter}{beyond}, where answers may get worse"
+            f"{shorter}{self.beyond}, where answers may get worse"
         )
 
 

@@ -81,7 +81,7 @@ class Asker:
         )
         return [record["verdicts"] for record in records]
 
-    def right_responses(self, problems: Sequence[Problem], *, seed: int) -> list[Rollout | None]:
+    def responses_if_right(self, problems: Sequence[Problem], *, seed: int) -> list[Rollout | None]:
         """Return a response to each problem, or None where it is not right."""
         answered = self.evaluator.answered(
             self.task,
