@@ -20,7 +20,6 @@ from harness.conformance import miniature
 from harness.matrix import cells
 from harness.methods import refusals as doors
 from harness.methods.verbs import Control
-from harness.theory import explain
 from harness.tracking.sync import params_of
 
 OTHER = "3e-3"  # a rate that no configuration here has
@@ -137,12 +136,3 @@ def test_learning_rate_in_table_plan_and_mlflow(tmp_path: Path, mlflow_uri: str)
     assert plain["train.lr"] == with_rate["train.lr"] == "0.001"
 
     assert methods[1] in run_command("plan", *made.given)
-
-
-def test_explain_with_a_learning_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(explain, "explain", lambda *_: [])
-    monkeypatch.setattr(explain, "print_explanations", lambda *_: None)
-    monkeypatch.setattr(explain, "print_strengths", lambda *_: None)
-
-    assert "a learning rate of its own changes nothing here" in run_command("explain", "grpo(lr=3e-4)+clip_b", "demo")
-    assert run_command("explain", "grpo clip_b", "demo") == ""

@@ -61,4 +61,8 @@ def call(arguments: argparse.Namespace) -> int:
         if any(method.objective.lr is not None for method in methods.values()):
             note = "a learning rate of its own changes nothing here: all methods are shown on the updates of plain GRPO"
             console.print(note, style="dim")
+        for spec, method in methods.items():
+            if method.base_share > 0 or "likeliest_entropy" in method.needs:
+                note = f"{spec} has a term that is left out: only what uses the tokens' log p and entropy is shown"
+                console.print(note, style="dim")
     return 0

@@ -6,6 +6,7 @@ import json
 import math
 
 import pytest
+from commands import run_command
 from rich.console import Console
 
 import baselines
@@ -16,6 +17,7 @@ from harness.theory import explain
 
 SMALL = ["train.prompts=8", "train.group=4", "train.updates=2", "train.lr=1e-3", "train.warmup_steps=0"]
 SUMMED = ("share", "size", "plain_size", "predicted", "plain_predicted")
+LEFT_OUT = "has a term that is left out"
 QUADRANTS = ("positive_above", "positive_below", "negative_above", "negative_below", "rest")
 
 Rows = dict[tuple[str, str, str], dict[str, float]]
@@ -55,6 +57,15 @@ def test_explain_rows_add_up(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.slow
 def test_explain_twice(capsys: pytest.CaptureFixture[str]) -> None:
     assert explained(capsys, "clip_b") == explained(capsys, "clip_b")
+
+
+def test_notes_below_the_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("explain", "print_explanations", "print_strengths"):
+        monkeypatch.setattr(explain, name, lambda *_: [])
+    for spec, said in (("grpo(lr=3e-4)+clip_b", "a learning rate of its own changes nothing here"), ("tre", LEFT_OUT)):
+        assert said in run_command("explain", spec, "demo")
+    assert run_command("explain", "grpo clip_b", "demo") == ""
+    assert LEFT_OUT in run_command("explain", "dph_rl", "demo", "train.filter={n: 4, low: 0, high: 0.5}")
 
 
 def test_with_shares_of_clips_without_a_strength() -> None:
