@@ -113,18 +113,21 @@ class Progress:
         record = None
         try:
             record = State.read(folder)
-            return cls.of_records(folder, record, recent)
+            abandoned = record.state == "running" and lease.holder(folder) is None
+            if abandoned:
+                record = State.read(folder)  # its process may have ended it between the two looks
+            return cls.of_records(folder, record, abandoned, recent)
         except Damaged as damage:
             return cls("failed", str(damage), record=record or State("failed", str(damage)))
 
     @classmethod
-    def of_records(cls, folder: Path, now: State, recent: int) -> Progress:
+    def of_records(cls, folder: Path, now: State, abandoned: bool, recent: int) -> Progress:
         stopped = now.state != "done" and is_stopped(folder)
         if now.state == "planned":
             if stopped:
                 return cls(STOPPED, "stopped by hand before it began", record=now)
             return cls("planned", record=now)
-        name = STALE if now.state == "running" and lease.holder(folder) is None else now.state
+        name = STALE if now.state == "running" and abandoned else now.state
         if stopped and name != "running":
             name = STOPPED
         if name == "done":

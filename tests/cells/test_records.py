@@ -31,6 +31,15 @@ def test_spec_round_trip(tmp_path: Path) -> None:
         assert (read.id, read.identity) == (planned.id, planned.identity)
 
 
+def test_progress_of_a_cell_that_ends_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def end(folder: Path) -> None:
+        state.change(folder, state="failed", reason="hm")
+
+    state.change(tmp_path, state="running")
+    monkeypatch.setattr(lease, "holder", end)
+    assert Progress.read(tmp_path) == Progress("failed", "hm")
+
+
 def test_change_state_by_field(tmp_path: Path) -> None:
     assert State.read(tmp_path) == State()
     assert Progress.read(tmp_path).state == "planned"
