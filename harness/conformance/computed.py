@@ -33,6 +33,7 @@ from harness.conformance.probe import (
     signal_on,
     singly,
     step_record,
+    tensors_in,
     tied,
     unevenly,
     whole,
@@ -108,8 +109,8 @@ def micro_batches(subject: Subject) -> str:
         require_equal(expected, in_parts, None, "in other micro-batches")
         one_by_one = compute_outcome(subject.make(), probe, 2, singly)
         require_equal(expected, one_by_one, None, "with each response alone")
-        metrics = of_updates([update_columns(subject.make(), probe, expected.signal, whole)])
-        metrics_in_parts = of_updates([update_columns(subject.make(), probe, expected.signal, unevenly)])
+        metrics = update_metrics(subject.make(), probe, expected.signal)
+        metrics_in_parts = update_metrics(subject.make(), probe, expected.signal, unevenly)
         for name, number in metrics.items():
             if not math.isclose(number, metrics_in_parts[name], rel_tol=CLOSE, abs_tol=1e-12):
                 raise Failed(f"the metric {name} differs in other micro-batches")
@@ -200,7 +201,7 @@ def received(arguments: Iterable[Any], name: str = "an argument") -> dict[str, T
         elif isinstance(x, Mapping):
             tensors |= received(x.values(), "a mark")
         elif isinstance(x, View | TokenStats | TokenBatch):
-            tensors |= {key: value for key, value in vars(x).items() if isinstance(value, Tensor)}
+            tensors |= tensors_in(x)
             tensors |= received([value for value in vars(x).values() if isinstance(value, TokenStats | Mapping)])
     return tensors
 
@@ -256,8 +257,7 @@ def own_metrics(method: Method, probe: Probe, outcome: Outcome) -> dict[str, flo
     """
     if not len(probe.batch.index_T):
         return {}
-    columns = update_columns(method, probe, outcome.signal)
-    logged = {**method.metrics(outcome.signal, probe.batch), **of_updates([columns])}
+    logged = {**method.metrics(outcome.signal, probe.batch), **update_metrics(method, probe, outcome.signal)}
     fixed = with_step_marks(method, probe, outcome.signal, probe.batch)
     current = probe.during(method.needs, probe.logits_TV, probe.batch.index_T)
     for name, mask_T in method.touched(current, fixed, probe.batch).items():
@@ -266,17 +266,14 @@ def own_metrics(method: Method, probe: Probe, outcome: Outcome) -> dict[str, flo
     return logged
 
 
-def update_columns(method: Method, probe: Probe, signal: Signal, split: Split = whole) -> dict[str, Tensor]:
-    """Return the columns that a method logs of an update that is computed in parts."""
+def update_metrics(method: Method, probe: Probe, signal: Signal, split: Split = whole) -> dict[str, float]:
+    """Return the metrics that a method logs of an update that is computed in parts."""
     fixed = with_step_marks(method, probe, signal, probe.batch)
-    by_part = []
+    columns = []
     for part in split(probe.batch):
         current = probe.during(method.needs, probe.logits_TV, part.index_T)
-        by_part.append(method.update_metrics(current, fixed.at(part.index_T), part))
-    joined = {}
-    for name in by_part[0]:
-        joined[name] = torch.cat([columns[name] for columns in by_part])
-    return joined
+        columns.append(method.update_metrics(current, fixed.at(part.index_T), part))
+    return of_updates(columns)
 
 
 def factors(method: Method, probe: Probe) -> dict[str, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -38,40 +39,34 @@ MARKS = (
 
 @dataclass(frozen=True)
 class RecordingStats(DeclaredStats):
-    """Statistics that record which of their columns are read."""
+    """Statistics that record the needs which give the columns that are read."""
 
-    reads: set[str] = field(kw_only=True)
+    needs_of: Mapping[str, tuple[str, ...]] = field(kw_only=True)  # by column
+    used: set[str] = field(kw_only=True)
 
     def __getattribute__(self, name: str) -> Any:
         if name in BEFORE:
-            # Not self.reads, which would call this method again.
-            super().__getattribute__("reads").add(name)
+            own = super().__getattribute__  # not self.used, which would call this method again
+            own("used").update(own("needs_of").get(name, ()))
         return super().__getattribute__(name)
 
 
 class RecordingMethod(Method):
-    """A method that records which statistics each of its components reads, before and during updates."""
+    """A method that records the needs whose statistics each of its components reads."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.reads: dict[str, dict[str, set[str]]] = {name: {"before": set(), "during": set()} for name in self.named}
+        self.used: dict[str, set[str]] = {name: set() for name in self.named}
 
-    def recording(self, component: Component, stats: TokenStats, when: str) -> TokenStats:
+    def recording(self, component: Component, stats: TokenStats, needs_of: Mapping[str, tuple[str, ...]]) -> TokenStats:
         name = next(name for name, candidate in self.named.items() if candidate is component)
-        return RecordingStats(**vars(stats), reads=self.reads[name][when])
+        return RecordingStats(**vars(stats), needs_of=needs_of, used=self.used[name])
 
     def before(self, component: Component, old: TokenStats) -> TokenStats:
-        return self.recording(component, super().before(component, old), "before")
+        return self.recording(component, super().before(component, old), BEFORE)
 
     def during(self, component: Component, current: TokenStats) -> TokenStats:
-        return self.recording(component, super().during(component, current), "during")
-
-    def uses(self, name: str, need: str) -> bool:
-        """Return whether a component has read a column that it gets by this need."""
-        for when, columns in (("before", BEFORE), ("during", DURING)):
-            if any(need in columns.get(column, ()) for column in self.reads[name][when]):
-                return True
-        return False
+        return self.recording(component, super().during(component, current), DURING)
 
 
 def needs(subject: Subject) -> str:
@@ -85,9 +80,8 @@ def needs(subject: Subject) -> str:
             method.observe(step_record(method, probe, entropy))  # raises where a column is not declared
             learns = learns or learns_from_entropy(method, probe)
     for name, component in method.named.items():
-        for need in sorted(method.needs_of(component)):
-            if not method.uses(name, need):
-                raise Failed(f"{name} declares the need {need!r} and reads nothing that it gives")
+        if unused := sorted(method.needs_of(component) - method.used[name]):
+            raise Failed(f"{name} declares the need {unused[0]!r} and reads nothing that it gives")
     if "entropy_grad" in method.needs and not learns:
         raise Failed("'entropy_grad' is declared, and no gradient goes through the present entropy")
     declared = ", ".join(sorted(method.needs)) or "none"

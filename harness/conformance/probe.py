@@ -17,12 +17,13 @@ from torch import Tensor
 
 from harness.base import seeds
 from harness.base.errors import UserError
-from harness.base.task import Answer, Judged, Verdict
+from harness.base.task import Answer, Judged, Problem, Verdict
 from harness.methods.batch import Rollout, TokenBatch, TokenStats
 from harness.methods.composition import BEFORE, DURING, Method, Signal, Table, overrides
-from harness.tokens import metrics
 from harness.tokens.dense import filtered_logp
 from harness.tokens.head import likeliest_entropy
+from harness.train.collect import Answered, Collected
+from harness.train.record import Updates, record_of_step
 
 VOCABULARY = 7
 LONGEST = 9  # tokens of a response
@@ -99,7 +100,7 @@ class Probe:
         return Probe(batch, **columns)
 
 
-def tensors_in(owner: Probe | TokenBatch) -> dict[str, Tensor]:
+def tensors_in(owner: object) -> dict[str, Tensor]:
     return {name: value for name, value in vars(owner).items() if isinstance(value, Tensor)}
 
 
@@ -429,43 +430,29 @@ def unevenly(batch: TokenBatch) -> list[TokenBatch]:
 
 
 def step_record(method: Method, probe: Probe, entropy: float | None = None) -> dict[str, float]:
-    """Return the metrics that the trainer would log of a step; `entropy` replaces the mean entropy."""
+    """Return the record of a step as the trainer logs it; `entropy` replaces the mean entropy."""
     outcome = compute_outcome(method, probe, updates=2)
-    batch, signal = probe.batch, outcome.signal
-    verdicts = [Verdict.RIGHT if right else Verdict.WRONG for right in batch.right_B.tolist()]
-    record = {
-        **metrics.of_rollouts(batch, list(map(str, verdicts))),
-        **metrics.of_signal(signal, batch),
-        **metrics.of_answers(judged_groups(batch, verdicts), batch.lengths_B.tolist(), signal, batch),
-        **update_record(method, probe, signal),
-        **method.metrics(signal, batch),
-        "loss/policy": outcome.loss,
-        "gradient/norm": outcome.gradient_TV.norm().item(),
-        "tokens/generated": batch.global_tokens(),
-    }
-    if entropy is not None:
-        record["entropy/mean"] = entropy
-    return record
+    batch, updates = probe.batch, Updates()
+    for minibatch in batch.split(2):
+        fixed = with_step_marks(method, probe, outcome.signal, minibatch).at(minibatch.index_T)
+        current = probe.during(method.needs, probe.logits_TV, minibatch.index_T)
+        updates.add_part(method, current, fixed, minibatch)
+    updates.add_update(outcome.loss, outcome.gradient_TV.norm().item())
+    generated = {"tokens/generated": batch.global_tokens()}
+    record = record_of_step(method, batch, outcome.signal, collected(batch), {}, updates, {}, generated)
+    return record if entropy is None else record | {"entropy/mean": entropy}
 
 
-def judged_groups(batch: TokenBatch, verdicts: list[Verdict]) -> list[list[Judged]]:
-    """Return the judged responses of each group; each response is its own answer."""
+def collected(batch: TokenBatch) -> Collected:
+    """Return the judged responses of a batch; each response is its own answer."""
     judged = []
     prompts = batch.prompt_lengths_B.tolist()
-    for sequence, prompt, verdict in zip(batch.sequences, prompts, verdicts, strict=True):
+    for sequence, prompt, right in zip(batch.sequences, prompts, batch.right_B.tolist(), strict=True):
         text = str(sequence[prompt:].tolist())
+        verdict = Verdict.RIGHT if right else Verdict.WRONG
         judged.append(Judged(verdict, Answer(text, len(text)), goes_on=False))
-    size = batch.grouped(batch.groups_B).shape[1]
-    return [judged[start : start + size] for start in range(0, len(judged), size)]
-
-
-def update_record(method: Method, probe: Probe, signal: Signal) -> dict[str, float]:
-    """Return the metrics of the two updates on a probe."""
-    log_ratios, touched, logged = [], [], []
-    for minibatch in probe.batch.split(2):
-        fixed = with_step_marks(method, probe, signal, minibatch).at(minibatch.index_T)
-        current = probe.during(method.needs, probe.logits_TV, minibatch.index_T)
-        touched.append(method.touched(current, fixed, minibatch))
-        logged.append(method.update_metrics(current, fixed, minibatch))
-        log_ratios.append(current.logp - fixed.old.logp)
-    return {**metrics.of_ratios(log_ratios, touched), **metrics.of_updates(logged)}
+    answered = []
+    for place, lengths in enumerate(batch.grouped(batch.lengths_B).tolist()):
+        group = judged[place * len(lengths) : (place + 1) * len(lengths)]
+        answered.append(Answered(place, Problem(f"{place}", "", ""), [], group, lengths, []))
+    return Collected(answered, generated=0, lag=0, record={})

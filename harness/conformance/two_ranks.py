@@ -123,8 +123,7 @@ def observed_step(method: Method, probe: Probe) -> dict[str, float]:
 def require_same_numbers(alone: Mapping[str, float], on_rank: Mapping[str, float], where: str) -> None:
     """Refuse metrics and memory of a rank that are not those of one process."""
     for key, number in alone.items():
-        # The loss and the gradient of a rank are its part of a sum.
-        if key in ("loss/policy", "gradient/norm"):
+        if key == "gradient/norm":  # of a rank's part of a sum
             continue
         if key not in on_rank or not math.isclose(number, on_rank[key], rel_tol=CLOSE, abs_tol=1e-12):
             raise Failed(f"{key} is {on_rank.get(key)} on a rank of {WORLD}{where}, and {number} on one")

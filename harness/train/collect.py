@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -30,10 +30,12 @@ from harness.config import GIVEN
 from harness.methods.batch import Rollout, TokenBatch, distinct_responses
 from harness.rollout.rendering import render_prompt
 from harness.tokens.metrics import Stopwatch
-from harness.train.parts import Parts
 from harness.verify.background import BackgroundJudge, JudgedRollout, judge_rollouts
 from harness.verify.pool import TooManyFailures, check_failures
 from tasks import Problem, Verdict
+
+if TYPE_CHECKING:
+    from harness.train.parts import Parts
 
 T = TypeVar("T")
 
