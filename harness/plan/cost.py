@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from functools import cached_property
 from math import ceil
 
 import tasks
@@ -112,9 +113,10 @@ COMPUTE_BYTES = {"float32": 4, "bfloat16": 2}
 EMBEDDED = EngineLimits(EMBEDDED_SEQUENCES, cache=None, sleeps=False)
 
 
-def engine_limits(shape: Shape, config: Config, size: int, kind: str, device: int) -> EngineLimits:
-    """Return the limits of a settled configuration's engine, on a device of this kind with this many bytes."""
+def engine_limits(shape: Shape, config: Config, size: int, gpu: int) -> EngineLimits:
+    """Return the limits of a settled configuration's engine; `gpu`: the bytes of each process's GPU, if it has one."""
     cache_gib, lora, adapters = config.hardware.cache_gib, config.train.lora, 0
+    on_cpu = config.hardware.device == "cpu"
     cache_bytes = None if cache_gib is None else int(cache_gib * 2**30)
     if config.rollout.engine != "vllm":
         if cache_bytes is None:
@@ -124,11 +126,11 @@ def engine_limits(shape: Shape, config: Config, size: int, kind: str, device: in
     if lora is not None:
         # As they arrive, and in a slot for the next rank and for every layer, since vLLM joins some.
         adapters = size * (shape.adapters(lora.rank, lora.targets) + shape.adapters(vllm_rank(lora.rank), LINEAR))
-    if cache_bytes is None and kind == "cpu":
+    if cache_bytes is None and on_cpu:
         cache_bytes = int(VLLM_CPU_CACHE_GIB * 2**30)
     elif cache_bytes is None:
-        cache_bytes = max(int(VLLM_GPU_SHARE * device) - size * shape.parameters - adapters, 0)
-    return EngineLimits(VLLM_SEQUENCES, cache_bytes, sleeps=kind == "cuda", adapters=adapters)
+        cache_bytes = max(int(VLLM_GPU_SHARE * gpu) - size * shape.parameters - adapters, 0)
+    return EngineLimits(VLLM_SEQUENCES, cache_bytes, sleeps=not on_cpu, adapters=adapters)
 
 
 def cache_bytes_per_token(shape: Shape, size: int) -> int:
@@ -326,15 +328,28 @@ class Footprint:
     config: Config  # settled, with the tokens of the longest prompt where they are known
     methods: tuple[str, ...]
     needs: Needs
-    memory: Memory
-    engine: EngineLimits
-    together: int  # full-length sequences that the engine decodes at once
-
-    @property
-    def dtype(self) -> str:
-        return self.config.train.dtype
+    gpu: int  # bytes of each process's GPU, known or assumed
 
     @property
     def size(self) -> int:
         """The bytes of a number in the compute type."""
-        return COMPUTE_BYTES[self.dtype]
+        return COMPUTE_BYTES[self.config.train.dtype]
+
+    @cached_property
+    def engine(self) -> EngineLimits:
+        return engine_limits(self.shape, self.config, self.size, self.gpu)
+
+    @cached_property
+    def memory(self) -> Memory:
+        return memory_estimate(self.shape, self.config, self.needs, self.size, self.engine)
+
+    @property
+    def in_one_memory(self) -> int:
+        """The bytes of the processes that share a memory: on a CPU all ranks of a cell, on a GPU one."""
+        hardware = self.config.hardware
+        return self.memory.needed(hardware.device) * (hardware.ranks if hardware.device == "cpu" else 1)
+
+    @property
+    def together(self) -> int:
+        """The full-length sequences that the engine decodes at once."""
+        return sequences_at_once(self.shape, self.config, self.size, self.engine)

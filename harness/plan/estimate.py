@@ -90,24 +90,15 @@ class MeasuredTime:
 
 
 @dataclass(frozen=True)
-class Length:
-    """The mean tokens of a response."""
-
-    tokens: float
-    source: str  # where it is from
-
-
-@dataclass(frozen=True)
 class Plan:
     """The cost of one setting of a matrix on one machine."""
 
     config: Config
     kind: str  # cuda | cpu
-    gpu: int  # bytes of each process's GPU, known or assumed
     states: dict[str, int]  # number of cells in each state
     footprints: list[Footprint]
     measured: MeasuredTime | None  # of the missing cells for which finished ones of the same size exist
-    lengths: list[Length]  # as they are known of the missing cells
+    lengths: dict[str, float]  # mean tokens of a response, as far as they are known, by their source
     lacks: list[str]
     at_once: int  # cells side by side
     progress: list[tuple[Cell, Progress]]
@@ -136,7 +127,6 @@ def plan_for(
         allowed = f"1 to {config.rollout.max_new_tokens:,} (rollout.max_new_tokens)"
         raise UserError(f"--length is {length}; allowed: {allowed}")
     shared, settled = matrix[0].shared, matrix[0].settled  # the device in it does not depend on the model
-    kind = settled.hardware.device
     in_memory = {"values", "ref_logp"}  # needs that take memory of their own
     needs = {cell.method: frozenset(shared.method(cell.method).needs & in_memory) for cell in matrix}
     asked = [(shared.task(name), "train") for name in config.tasks]
@@ -154,29 +144,24 @@ def plan_for(
         shape = model.shape()
         if shape is None:
             continue
-        size = cost.COMPUTE_BYTES[of_model.train.dtype]
-        engine = cost.engine_limits(shape, of_model, size, kind, gpu)
-        together = cost.sequences_at_once(shape, of_model, size, engine)
         for which, methods in methods_by_needs.items():
-            memory = cost.memory_estimate(shape, of_model, which, size, engine)
-            footprints.append(Footprint(name, shape, of_model, tuple(methods), which, memory, engine, together))
+            footprints.append(Footprint(name, shape, of_model, tuple(methods), which, gpu))
     progress = [(cell, cell.progress()) for cell in matrix]
     counts = Counter(now.state for _, now in progress)
     lacks = []
     room = machine.at_once(settled)
     if missing := [cell for cell, now in progress if now.missing]:
         side_by_side = min(at_once or room, room)  # --jobs may count cells on other machines
-        obstacles = Obstacles(settled, machine, missing, models, chosen_engines, needs, footprints, gpu, side_by_side)
+        obstacles = Obstacles(settled, machine, missing, models, chosen_engines, needs, footprints, side_by_side)
         lacks = list(obstacles.sentences())
     times = finished_times(config, progress)
     return Plan(
         config,
-        kind,
-        gpu,
+        settled.hardware.device,
         {state: counts[state] for state in STATES if counts[state]},
         footprints,
         measured_time(times, progress, length),
-        known_lengths(times, progress) if length is None else [Length(length, "--length")],
+        known_lengths(times, progress) if length is None else {"--length": length},
         lacks,
         at_once or room,
         progress,
@@ -215,18 +200,18 @@ def measured_time(times: Times, progress: Sequence[tuple[Cell, Progress]], lengt
     return MeasuredTime(sum(seconds), len(seconds), finished, length)
 
 
-def known_lengths(times: Times, progress: Sequence[tuple[Cell, Progress]]) -> list[Length]:
+def known_lengths(times: Times, progress: Sequence[tuple[Cell, Progress]]) -> dict[str, float]:
     """Return the length of responses for each model and task of the missing cells, as far as it was measured."""
     first: dict[tuple[str, str], Cell] = {}
     for cell, now in progress:
         if now.missing:
             first.setdefault((cell.model, cell.task), cell)
-    lengths = []
+    lengths = {}
     for (model, task), cell in first.items():
         counted = [time.length for time in times.get(size_of_cell(cell), ()) if time.length is not None]
         if counted:
-            source = f"the mean of {plural(len(counted), 'finished cell')}"
-            lengths.append(Length(fmean(counted), f"{model} on {task}, {source}"))
+            source = f"{model} on {task}, the mean of {plural(len(counted), 'finished cell')}"
+            lengths[source] = fmean(counted)
     return lengths
 
 

@@ -183,12 +183,12 @@ def planned(draft: Draft) -> Plan:
 def fitting_hardware(plan: Plan) -> dict[str, Any]:
     """Return the settings with which the largest cell fits this machine, and no more cells side by side than do."""
     machine = this_machine(plan.config)
-    room = machine.ram if plan.kind == "cpu" else plan.gpu
-    largest = max(plan.footprints, key=lambda footprint: footprint.memory.needed(plan.kind))
+    largest = max(plan.footprints, key=lambda footprint: footprint.in_one_memory)
+    room = machine.ram if plan.kind == "cpu" else largest.gpu
     here = max(len(machine.devices), 1)
-    fits = [fit for fit in fits_of(largest, plan.kind, room) if fit.changes.get("hardware.ranks", 1) <= here]
+    fits = [fit for fit in fits_of(largest, room) if fit.changes.get("hardware.ranks", 1) <= here]
     if not fits:
-        needed = gib(largest.memory.needed(plan.kind))
+        needed = gib(largest.in_one_memory)
         less = "" if plan.config.train.lora else "; --lora needs less"
         raise UserError(f"training {largest.model} needs {needed}, and no setting makes it fit into {gib(room)}{less}")
     # Of the hardware alone: in the first fit, moments are offloaded before another optimizer is taken.

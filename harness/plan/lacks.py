@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,7 +41,6 @@ class Obstacles:
     engines: Mapping[str, str]  # the chosen engine, by model
     needs: Mapping[str, Needs]  # by method
     footprints: Sequence[Footprint]
-    gpu: int  # bytes of each process's GPU, known or assumed
     at_once: int  # cells side by side on this machine, at most
 
     def sentences(self) -> Iterator[str]:
@@ -81,7 +81,6 @@ class Obstacles:
     def too_large(self) -> Iterator[str]:
         """On a CPU the ranks of a cell share the memory of the machine; each GPU has its own."""
         ranks, on_cpu = self.config.hardware.ranks, self.kind == "cpu"
-        room = self.machine.ram if on_cpu else self.gpu
         place = f"each of {ranks} processes" if ranks > 1 and not on_cpu else plural(ranks, "process", "processes")
         if on_cpu:
             where = "this machine has"
@@ -91,13 +90,10 @@ class Obstacles:
             where = "the largest GPU has" if ranks == 1 else "a GPU has"
         jobs = min(self.at_once, len(self.missing))
         for footprint in self.footprints:
-            who, needed = footprint_label(footprint), footprint.memory.needed(self.kind)
-            if on_cpu:
-                needed *= ranks
+            who, needed = footprint_label(footprint), footprint.in_one_memory
+            room = self.machine.ram if on_cpu else footprint.gpu
             if needed > room:
-                fits = [
-                    f"{' and '.join(fit.settings)} ({gib(fit.needed)})" for fit in fits_of(footprint, self.kind, room)
-                ]
+                fits = [f"{' and '.join(fit.settings)} ({gib(fit.needed)})" for fit in fits_of(footprint, room)]
                 remedy = f"it fits with {', or with '.join(fits)}" if fits else "no setting makes it fit"
                 yield f"{who} needs {gib(needed)} in {place}; {where} {gib(room)}; {remedy}"
             elif on_cpu and jobs * needed > self.machine.ram:
@@ -193,7 +189,7 @@ class Fit:
         return [f"{key}={str(value).lower()}" for key, value in self.changes.items()]
 
 
-def fits_of(footprint: Footprint, kind: str, room: int) -> list[Fit]:
+def fits_of(footprint: Footprint, room: int) -> list[Fit]:
     """Return the fewest changes that together make a cell fit into a number of bytes; more devices only if need be."""
     config, longest = footprint.config, cost.longest_sequence(footprint.config)
     sequence = longest * cost.cache_bytes_per_token(footprint.shape, footprint.size)
@@ -203,7 +199,7 @@ def fits_of(footprint: Footprint, kind: str, room: int) -> list[Fit]:
         "hardware.cache_gib": [ceil(10 * responses * sequence / GIB) / 10 for responses in CACHES],
     }
     further: list[dict[str, Any]] = [{}]
-    if kind == "cuda":
+    if config.hardware.device == "cuda":
         # The optimizer is the last, since it alone changes numbers, and saves less than offloading does.
         options |= {"hardware.offload": [True], "train.optimizer": [ADAMW8BIT]}
         further.append({"hardware.ranks": 2 * config.hardware.ranks})
@@ -214,7 +210,7 @@ def fits_of(footprint: Footprint, kind: str, room: int) -> list[Fit]:
             for keys in itertools.combinations(new, number):
                 for values in itertools.product(*[options[key] for key in keys]):
                     changes = dict(zip(keys, values, strict=True)) | more
-                    needed = needed_with(footprint, kind, room, changes)
+                    needed = needed_with(footprint, changes)
                     if needed is not None and needed <= room:
                         fits.append(Fit(changes, needed))
                         break  # a smaller cache would fit, too
@@ -223,11 +219,8 @@ def fits_of(footprint: Footprint, kind: str, room: int) -> list[Fit]:
     return []
 
 
-def needed_with(footprint: Footprint, kind: str, room: int, changes: Mapping[str, Any]) -> int | None:
-    """Return the bytes of a process with other settings; on a CPU, of all that share its memory.
-
-    None where these settings contradict each other.
-    """
+def needed_with(footprint: Footprint, changes: Mapping[str, Any]) -> int | None:
+    """Return the bytes that are needed in one memory with other settings; None where these contradict each other."""
     config = footprint.config
     for key, value in changes.items():
         config = replaced(config, key, value)
@@ -235,10 +228,7 @@ def needed_with(footprint: Footprint, kind: str, room: int, changes: Mapping[str
         validate(config)
     except UserError:
         return None
-    shape, size = footprint.shape, footprint.size
-    engine = cost.engine_limits(shape, config, size, kind, room)
-    memory = cost.memory_estimate(shape, config, footprint.needs, size, engine)
-    return memory.needed(kind) * (config.hardware.ranks if kind == "cpu" else 1)
+    return dataclasses.replace(footprint, config=config).in_one_memory
 
 
 def footprint_label(footprint: Footprint) -> str:

@@ -106,10 +106,10 @@ def length_lines(plan: Plan) -> Iterator[str]:
     training = config.train.steps * cost.step_responses(config).responses
     evaluated = sum(count.responses for count in cost.evaluation_responses(config).values())
     evaluation = cost.evaluation_count(config) * evaluated
-    for length in plan.lengths:
-        in_training, in_evaluation = (short_count(round(number * length.tokens)) for number in (training, evaluation))
+    for source, length in plan.lengths.items():
+        in_training, in_evaluation = (short_count(round(number * length)) for number in (training, evaluation))
         yield (
-            f"with {length.tokens:,.0f} tokens a response ({length.source}), about {in_training} tokens in training, "
+            f"with {length:,.0f} tokens a response ({source}), about {in_training} tokens in training, "
             f"{in_evaluation} in evaluation"
         )
 
@@ -160,7 +160,7 @@ def memory_lines(plan: Plan) -> Iterator[str]:
         return
     whose = "memory" if ranks == 1 else f"memory of each of {ranks} processes"
     for footprint in plan.footprints:
-        parameters = f"{footprint.shape.parameters:,} parameters, computed in {footprint.dtype}"
+        parameters = f"{footprint.shape.parameters:,} parameters, computed in {footprint.config.train.dtype}"
         methods = ", ".join(footprint.methods)
         yield f"{whose}, {footprint.model} ({parameters}) with {methods}: {gib(footprint.memory.needed(plan.kind))}"
         if footprint.memory.peak > DETAILED:
@@ -170,7 +170,7 @@ def memory_lines(plan: Plan) -> Iterator[str]:
                 yield f"  and {gib(footprint.memory.main_memory)} for the program and a checkpoint on its way to disk"
         bounded = plan.config.hardware.cache_gib is not None
         if bounded or footprint.engine.cache is not None:  # which only vLLM reserves
-            where = f" on a GPU of {gib(plan.gpu)}" if plan.kind == "cuda" and not bounded else ""
+            where = f" on a GPU of {gib(footprint.gpu)}" if plan.kind == "cuda" and not bounded else ""
             yield f"  the engine's cache{where} holds {footprint.together:,} responses of full length at once"
 
 

@@ -36,7 +36,7 @@ from harness.config import Config, Lora
 from harness.launch.machine import Device, Machine, cuda_devices, this_machine
 from harness.plan import cost, lacks, prompts, show
 from harness.plan.cost import EMBEDDED, EngineLimits, Memory, ResponseCount
-from harness.plan.estimate import Length, MeasuredTime, Plan, plan_for
+from harness.plan.estimate import MeasuredTime, Plan, plan_for
 from harness.rollout import choice, embedded, models
 from harness.rollout.rendering import render_prompt
 from harness.tokens.metrics import Stopwatch
@@ -357,7 +357,8 @@ def test_memory_with_adapters_by_hand() -> None:
     assert with_critic["gradients"] == 4 * (A + output)
     offloaded = cost.memory_estimate(TINY, small(train=adapters, hardware={"offload": True}), NOTHING, 2, EMBEDDED)
     assert offloaded.main_memory == estimate.main_memory + 12 * A
-    engine = cost.engine_limits(TINY, small(train=adapters, rollout={"engine": "vllm"}), 2, "cpu", 1)
+    on_cpu = small(train=adapters, rollout={"engine": "vllm"}, hardware={"device": "cpu"})
+    engine = cost.engine_limits(TINY, on_cpu, 2, gpu=1)
     linear = [8 + 12, 8 + 6, 8 + 6, 12 + 8, *[8 + 20] * 3]  # inputs and outputs of all in a layer
     slot = 2 * 8 * sum(linear)  # of rank 8
     assert engine.adapters == 2 * (A + slot)
@@ -434,13 +435,15 @@ def test_memory_of_a_rank_by_hand() -> None:
 def test_vllms_cache_by_hand() -> None:
     P = TINY.parameters
     settled = {"engine": "vllm"}
-    given, plain = small(rollout=settled, hardware={"cache_gib": 0.25}), small(rollout=settled)
-    for kind, device in (("cpu", 1), ("cuda", 1), ("cuda", 10**12)):
-        assert cost.engine_limits(TINY, given, 2, kind, device) == EngineLimits(1024, 2**28, sleeps=kind == "cuda")
-    assert cost.engine_limits(TINY, plain, 4, "cpu", 1) == EngineLimits(1024, 2**30, sleeps=False)
-    on_gpu = cost.engine_limits(TINY, of_eight(rollout=settled), 2, "cuda", 100_000)
+    for device, gpu in (("cpu", 1), ("cuda", 1), ("cuda", 10**12)):
+        given = small(rollout=settled, hardware={"device": device, "cache_gib": 0.25})
+        assert cost.engine_limits(TINY, given, 2, gpu) == EngineLimits(1024, 2**28, sleeps=device == "cuda")
+    plain = small(rollout=settled, hardware={"device": "cpu"})
+    assert cost.engine_limits(TINY, plain, 4, gpu=1) == EngineLimits(1024, 2**30, sleeps=False)
+    of_a_gpu = of_eight(rollout=settled, hardware={"device": "cuda"})
+    on_gpu = cost.engine_limits(TINY, of_a_gpu, 2, gpu=100_000)
     assert on_gpu == EngineLimits(1024, 50_000 - 2 * P, sleeps=True)
-    assert cost.engine_limits(TINY, plain, 2, "cuda", 4 * P - 2).cache == 0, "the weights leave nothing"
+    assert cost.engine_limits(TINY, of_a_gpu, 2, gpu=4 * P - 2).cache == 0, "the weights leave nothing"
     # 40 tokens of 2 layers, keys and values of 6 numbers in 2 bytes
     assert cost.sequences_at_once(TINY, small(), 2, on_gpu) == (50_000 - 2 * P) // (40 * 2 * 2 * 6 * 2) == 24
     assert cost.sequences_at_once(TINY, small(), 2, dataclasses.replace(on_gpu, cache=2**40)) == 1024
@@ -450,10 +453,10 @@ def test_vllms_cache_by_hand() -> None:
 def test_cache_of_the_embedded_engine_by_hand() -> None:
     """As many sequences of 40 tokens, 48 bytes each, as it has room for; it grows with them."""
     settled = {"engine": "embedded"}
-    assert cost.engine_limits(TINY, small(rollout=settled), 2, "cuda", 1) == EMBEDDED
+    assert cost.engine_limits(TINY, small(rollout=settled), 2, gpu=1) == EMBEDDED
     for sequences, at_once in ((7.9, 7), (0.1, 1), (1000, 512)):
         bounded = small(rollout=settled, hardware={"cache_gib": sequences * 40 * 48 / GIB})
-        engine = cost.engine_limits(TINY, bounded, 2, "cuda", 1)
+        engine = cost.engine_limits(TINY, bounded, 2, gpu=1)
         assert engine == dataclasses.replace(EMBEDDED, at_once=at_once)
         generation = cost.memory_estimate(TINY, bounded, NOTHING, 2, engine).generation
         decoded = min(at_once, 15)
@@ -621,8 +624,8 @@ def test_time_and_tokens_follow_from_the_length_of_responses(tmp_path: Path) -> 
     def said(of: Plan) -> list[str]:
         return [*show.length_lines(of), *show.time_lines(of)]
 
-    assert plan().lengths == []
-    assert plan(7).lengths == [Length(7, "--length")]
+    assert plan().lengths == {}
+    assert plan(7).lengths == {"--length": 7}
     training, evaluation = 2 * 48 * 16, 2 * 256 * 32
     assert said(plan(7))[0] == (
         f"with 7 tokens a response (--length), about {7 * training:,} tokens in training, {7 * evaluation:,} in "
@@ -632,7 +635,7 @@ def test_time_and_tokens_follow_from_the_length_of_responses(tmp_path: Path) -> 
     steps = [{}, times | {"responses/length": 6.0}, times | {"responses/length": 12.0, "time/evaluate_s": 9.0}]
     steps[2]["eval/countdown/avg@k"] = 0.1
     finish(cells[0], 12 + 9 + 5, steps=steps)
-    assert plan().lengths == [Length(9, "countdown-tiny on countdown, the mean of 1 finished cell")]
+    assert plan().lengths == {"countdown-tiny on countdown, the mean of 1 finished cell": 9}
     assert said(plan())[0].startswith("with 9 tokens a response (countdown-tiny on countdown, the mean of 1 finished ")
     assert plan().measured == MeasuredTime(26, cells=1, finished=1)
     assert plan(18).measured == MeasuredTime(2 * (12 + 9) + 5, cells=1, finished=1, length=18)
@@ -937,7 +940,8 @@ def test_cells_side_by_side_end_when_they_say() -> None:
 @pytest.mark.usefixtures("empty")
 def test_fits_are_as_few_changes_as_possible(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compared with each set of changes that is allowed; twice the devices only where nothing else fits."""
-    [each] = plan_of("standard", NODE, "models=[qwen2.5-7b-instruct]", "methods=[grpo]").footprints
+    overrides = ["models=[qwen2.5-7b-instruct]", "methods=[grpo]", "hardware.device=cuda"]
+    [each] = plan_of("standard", NODE, *overrides).footprints
     options: dict[str, Any] = {
         "hardware.recompute": True,
         "hardware.micro_tokens": cost.longest_sequence(each.config),
@@ -955,13 +959,12 @@ def test_fits_are_as_few_changes_as_possible(monkeypatch: pytest.MonkeyPatch) ->
             changed = each.config
             for key in keys:
                 changed = config.replaced(changed, key, options[key])
-            engine = cost.engine_limits(each.shape, changed, each.size, "cuda", 1)
-            needed[keys] = cost.memory_estimate(each.shape, changed, each.needs, each.size, engine).peak
+            needed[keys] = dataclasses.replace(each, config=changed).memory.peak
     for room in (200, 150, 100, 74, 60, 40, 20):
         fitting = [keys for keys, bytes_needed in needed.items() if bytes_needed <= room * GIB]
         on_one = [keys for keys in fitting if "hardware.ranks" not in keys] or fitting
         fewest = {keys: needed[keys] for keys in on_one if len(keys) == min(map(len, on_one))}
-        found = lacks.fits_of(each, "cuda", room * GIB)
+        found = lacks.fits_of(each, room * GIB)
         assert {tuple(fit.changes): fit.needed for fit in found} == fewest
     assert not fitting, "so that every case was met"
     both = lacks.Fit({"hardware.recompute": True, "hardware.ranks": 2}, 0)
@@ -973,13 +976,13 @@ def test_fits_offer_the_largest_cache_of_the_embedded_engine_that_fits() -> None
     overrides = ["models=[qwen2.5-1.5b-instruct]", "methods=[grpo]", "train.lora={}", "rollout.engine=embedded"]
     [each] = plan_of("standard", NODE, *overrides, "hardware.recompute=true", "hardware.device=cuda").footprints
     largest = each.memory.peak
-    assert lacks.fits_of(each, "cuda", largest) == [lacks.Fit({}, largest)]
+    assert lacks.fits_of(each, largest) == [lacks.Fit({}, largest)]
     sequence = cost.longest_sequence(each.config) * cost.cache_bytes_per_token(each.shape, 2)
     caches = [math.ceil(10 * number * sequence / GIB) / 10 for number in lacks.CACHES]
-    half, *smaller = lacks.fits_of(each, "cuda", largest - 1)
+    half, *smaller = lacks.fits_of(each, largest - 1)
     assert half.changes == {"hardware.cache_gib": caches[0]}
     assert [fit.changes for fit in smaller] == [{"hardware.offload": True}, {"train.optimizer": "adamw8bit"}]
-    [quarter] = lacks.fits_of(each, "cuda", half.needed - 1)
+    [quarter] = lacks.fits_of(each, half.needed - 1)
     assert quarter.settings == [f"hardware.cache_gib={caches[1]}"]
 
 
