@@ -64,7 +64,7 @@ def entropy_course(run: LoggedRun) -> EntropyCourse:
     if len(entropy.values) < FEWEST:
         points = len(entropy.values)
         return EntropyCourse(TOO_SHORT, f"the log has {points} values of {entropy.key}, and a verdict needs {FEWEST}")
-    course = ended_course(entropy.values[0], entropy.values[-1], entropy) or relative_course(entropy)
+    course = ended_course(entropy) or relative_course(entropy)
     reward = run.signal("reward")
     if course.verdict != HEALTHY or reward is None or reward.start <= 0:
         return course
@@ -76,8 +76,9 @@ def entropy_course(run: LoggedRun) -> EntropyCourse:
     return EntropyCourse(REWARD_FELL, sentence, reward.since(lambda value: value < bound))
 
 
-def ended_course(first: float, last: float, entropy: MetricCurve) -> EntropyCourse | None:
+def ended_course(entropy: MetricCurve) -> EntropyCourse | None:
     """Return the verdict of a run that the leaderboard counts as collapsed or exploded; None for others."""
+    first, last = entropy.values[0], entropy.values[-1]
     verdict = ending(first, last)
     if first <= ZERO:
         return EntropyCourse(COLLAPSED, "the entropy was 0 from the start, before any training", entropy.steps[0])

@@ -24,7 +24,7 @@ from torch.nn.utils import parameters_to_vector
 from baselines.quadrant import QUADRANTS
 from harness.base.errors import UserError, at_least
 from harness.config import Config
-from harness.methods.batch import TokenBatch, TokenStats
+from harness.methods.batch import TokenBatch
 from harness.theory.explain import PLAIN, batch_of, build_trainer, copy_from
 from harness.tokens import dynamics
 from harness.tokens.metrics import Stopwatch
@@ -65,7 +65,7 @@ def masks(config: Config, steps: int, folder: str, verifier: VerifierPool) -> Ro
         for keep in ("all", *QUADRANTS):
             spec = PLAIN if keep == "all" else f"{PLAIN}+quadrant(keep=[{keep}], by=s_star)"
             trainer = build_trainer(dataclasses.replace(config, seeds=[seed]), spec, folder, verifier)
-            check_dense(trainer)  # refuses now what `logit_steps` would refuse after all these steps
+            check_dense(trainer)  # before all these steps
             for step in range(1, steps + 1):
                 entropy = trainer.train_step(step, Stopwatch())["entropy/mean"]
                 rows.append({"keep": keep, "seed": seed, "step": step, "entropy": entropy})
@@ -107,7 +107,6 @@ def check_dense(trainer: Trainer) -> None:
 def logit_steps(trainer: Trainer, batch: TokenBatch) -> Rows:
     """Compare predicted and exact changes of entropy for a step of each token's logits along alpha A log p_y."""
     temperature = trainer.policy.temperature
-    check_dense(trainer)
     p_TV, y_T = distributions(trainer.policy, batch), response_tokens(batch, "cpu")
     method = trainer.method
     advantages_T = method.signal(trainer.stats_before(batch, method.needs), batch, [batch]).advantages_T.double().cpu()
@@ -193,14 +192,11 @@ def corollaries(trainer: Trainer, batch: TokenBatch) -> Rows:
     inside = (z_T.abs() < 1.96).double()
     rows = [{"what": "contexts whose mean is within 1.96 standard errors", **mean_of(inside)}]
 
-    def deviation(batch: TokenBatch) -> tuple[Tensor, TokenStats]:
-        stats = trainer.policy.stats(batch, dynamics.NEEDS)
-        return dynamics.deviation(stats), stats
-
-    on_T, _ = deviation(batch)
+    on_T = dynamics.deviation(trainer.policy.stats(batch, dynamics.NEEDS))
     rows.append({"what": "on policy", **mean_of(on_T)})
     other = batch_of(trainer, 1, OTHER_TEMPERATURE)
-    off_T, stats = deviation(other)
+    stats = trainer.policy.stats(other, dynamics.NEEDS)
+    off_T = dynamics.deviation(stats)
     ratio_T = (stats.logp - other.behaviour_logp_T).exp()
     rows.append({"what": f"sampled at temperature {OTHER_TEMPERATURE}", **mean_of(off_T)})
     rows.append({"what": "the same, with the importance ratio", **mean_of(ratio_T * off_T)})
