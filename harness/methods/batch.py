@@ -166,20 +166,19 @@ class TokenBatch:
         base_right: Sequence[float] | None = None,  # of the prompts; None: unknown, and then NaN
         answers: Sequence[str | None] | None = None,  # of the responses, in the task's normal form; None: unknown
         places: Sequence[int] | None = None,  # of the prompts among those of all ranks; None: 0, 1 ...
-        copies: Sequence[Sequence[int]] | None = None,  # `Distinct.copy_of` of each group; None: not known yet
         seed: int = 0,
         progress: float = 0.0,
     ) -> TokenBatch:
         """Return a batch of whole groups, all of one size."""
-        if copies is None:
-            copies = [distinct_responses(group).copy_of for group in groups]
         # Of the responses.
         numbers, copy_of, prompt_lengths, lengths, sizes, finished = [], [], [], [], [], []
         tokens, behaviour_logp = [], []
-        for number, (group, copies_of_group) in enumerate(zip(groups, copies, strict=True)):
-            for rollout, copy in zip(group, copies_of_group, strict=True):
+        for number, group in enumerate(groups):
+            distinct = Distinct.of([(tuple(rollout.prompt), tuple(rollout.response)) for rollout in group])
+            # Responses to two prompts never have the same number.
+            copy_of += [number * len(group) + copy for copy in distinct.copy_of]
+            for rollout in group:
                 numbers.append(number)
-                copy_of.append(number * len(group) + copy)  # responses to two prompts never have the same number
                 prompt_lengths.append(len(rollout.prompt))
                 lengths.append(len(rollout.response))
                 sizes.append(len(rollout.prompt) + len(rollout.response))
@@ -443,11 +442,6 @@ class TokenBatch:
     def global_responses(self) -> float:
         """Return the number of responses on all ranks; a collective."""
         return self.global_count(self.lengths_B.new_ones(len(self)))
-
-
-def distinct_responses(group: Sequence[Rollout]) -> Distinct:
-    """Return the distinct responses of a group, by their tokens."""
-    return Distinct.of([(tuple(rollout.prompt), tuple(rollout.response)) for rollout in group])
 
 
 def answer_numbers(answers: Sequence[str | None], group: int) -> list[int]:

@@ -27,7 +27,7 @@ from harness import ranks
 from harness.base import files, seeds
 from harness.base.task import Answer, Judged
 from harness.config import GIVEN
-from harness.methods.batch import Rollout, TokenBatch, distinct_responses
+from harness.methods.batch import Rollout, TokenBatch
 from harness.rollout.rendering import render_prompt
 from harness.tokens.metrics import Stopwatch
 from harness.verify.background import BackgroundJudge, JudgedRollout, judge_rollouts
@@ -61,7 +61,11 @@ class Answered:
     rollouts: list[Rollout]
     judged: list[Judged]
     answer_tokens: list[int]  # of each response, up to the end of its answer
-    copy_of: list[int]  # of each response, the number of its text: equal ones have the same one, from 0
+
+    @classmethod
+    def of(cls, place: int, problem: Problem, rollouts: list[Rollout], results: Sequence[JudgedRollout]) -> Answered:
+        judged = [result.judged for result in results]
+        return cls(place, problem, rollouts, judged, [result.answer_tokens for result in results])
 
     @property
     def verdicts(self) -> list[Verdict]:
@@ -125,7 +129,6 @@ class Collected:
             base_right=None if base_right is None else [base_right[group.problem.id] for group in self.answered],
             answers=[response.text for group in self.judged for response in group],
             places=[group.place for group in self.answered],
-            copies=[group.copy_of for group in self.answered],
             **draws,
         )
 
@@ -293,7 +296,7 @@ class Collector:
         before = watch.seconds.get("time/judging_s", 0.0)
         watch.seconds["time/judging_s"] = before + judging.seconds  # during sampling and after it
         of_groups = zip(draw.places, draw.problems, groups, judged, strict=True)
-        return [answered_group(*of_group) for of_group in of_groups]
+        return [Answered.of(*of_group) for of_group in of_groups]
 
     def prompt(self, problem: Problem) -> list[int]:
         return render_prompt(self.parts.tokenizer, problem, self.parts.chat)
@@ -355,8 +358,7 @@ class Collector:
                 response, logp = packed["tokens"][own].tolist(), packed["logp"][own].tolist()
                 group.append(Rollout(prompt, response, logp, packed["finished"][row]))
                 judged.append(unpacked_judged(*packed["judged"][row]))
-            copy_of = distinct_responses(group).copy_of
-            answered.append(Answered(place, problem, group, judged, packed["answer_tokens"][rows], copy_of))
+            answered.append(Answered(place, problem, group, judged, packed["answer_tokens"][rows]))
         return Collected(answered, packed["generated"], packed["lag"], packed["record"])
 
 
@@ -423,16 +425,6 @@ def unpacked_judged(verdict: str, answer: Sequence[Any] | None, goes_on: bool, s
     """Return the judgment of packed values; checkpoints of earlier versions have no scores."""
     unpacked_answer = None if answer is None else Answer(*answer)
     return Judged(Verdict(verdict), unpacked_answer, goes_on, score)
-
-
-def answered_group(place: int, problem: Problem, rollouts: list[Rollout], results: Sequence[JudgedRollout]) -> Answered:
-    assert len(results) == len(rollouts)
-    judged, answer_tokens, copy_of = [], [], []
-    for result in results:
-        judged.append(result.judged)
-        answer_tokens.append(result.answer_tokens)
-        copy_of.append(result.copy_of)
-    return Answered(place, problem, rollouts, judged, answer_tokens, copy_of)
 
 
 def groups_at(answered: Sequence[Answered], places: Collection[int]) -> list[Answered]:

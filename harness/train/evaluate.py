@@ -244,7 +244,7 @@ def record_of_problem(problem: Problem, group: Sequence[Rollout], results: Seque
         "responses": [result.text for result in results],
         "lengths": [len(rollout.response) for rollout in group],
         "finished": [rollout.finished for rollout in group],
-        "distinct": len({result.copy_of for result in results}),
+        "distinct": len({tuple(rollout.response) for rollout in group}),
         **record_of_judging([result.judged for result in results]),
     }
 

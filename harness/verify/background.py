@@ -73,7 +73,6 @@ class JudgedRollout:
     text: str  # without the end of the sequence
     judged: Judged
     answer_tokens: int  # up to the end of the answer; all tokens if it has no answer
-    copy_of: int  # the number of its text: equal responses of a group have the same one, from 0
 
 
 def judge_rollouts(
@@ -103,20 +102,16 @@ def judge_rollouts(
     endings = {end: "" if end is None else tokenizer.decode([end]) for end in {*ends}}
     texts = [text.removesuffix(endings[end]) for text, end in zip(decoded, ends, strict=True)]
     pairs = [(problems[number], text) for number, text in zip(numbers, texts, strict=True)]
-    judgments = iter(judge_responses(task, verifier, pairs))
-    of_distinct = iter(zip(responses, decoded, texts, strict=True))
-    results: dict[int, list[JudgedRollout]] = {}
-    for number, distinct in by_group.items():
-        own = []
-        for copy_of in range(len(distinct.first)):
-            judged, (response, with_end, text) = next(judgments), next(of_distinct)
-            answer_tokens = len(response)
-            if judged.answer is not None:
-                body = response if text == with_end else response[:-1]
-                answer_tokens = len(body) - tail_tokens(tokenizer, body, text[judged.answer.end :])
-            own.append(JudgedRollout(text, judged, answer_tokens, copy_of))
-        results[number] = distinct.spread(own)
-    return results
+    judgments = judge_responses(task, verifier, pairs)
+    once: list[JudgedRollout] = []
+    for judged, response, with_end, text in zip(judgments, responses, decoded, texts, strict=True):
+        answer_tokens = len(response)
+        if judged.answer is not None:
+            body = response if text == with_end else response[:-1]
+            answer_tokens = len(body) - tail_tokens(tokenizer, body, text[judged.answer.end :])
+        once.append(JudgedRollout(text, judged, answer_tokens))
+    in_order = iter(once)
+    return {number: distinct.spread([next(in_order) for _ in distinct.first]) for number, distinct in by_group.items()}
 
 
 def tail_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], tail: str) -> int:

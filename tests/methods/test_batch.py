@@ -136,8 +136,6 @@ def test_equal_responses_to_other_prompts_are_no_copies() -> None:
     last = batch.take([7, 6, 5])
     assert [s.tolist() for s in last.without_copies()[0].sequences] == [[1, 5, 3], [1, 5, 3, 4]]
     assert last.without_copies()[1].tolist() == [0, 1, 2, 0]
-    given = TokenBatch.of([group, other], [0.0] * 8, 2, "cpu", copies=[[0, 1, 0, 1]] * 2)
-    assert torch.equal(given.copy_of_B, batch.copy_of_B)
 
 
 def test_micro_batches_of_a_minibatch_point_into_the_whole_batch() -> None:

@@ -514,7 +514,7 @@ def test_batch_with_scores() -> None:
     verdicts = [Verdict.RIGHT, Verdict.WRONG, Verdict.WRONG, Verdict.UNPARSED]
     judged = [Judged(verdict, None, False, score) for verdict, score in zip(verdicts, scores, strict=True)]
     rollouts = [Rollout([1], [2], [0.0], finished=True)] * 4
-    answered = Answered(0, problem, rollouts, judged, [1] * 4, [0] * 4)
+    answered = Answered(0, problem, rollouts, judged, [1] * 4)
     batch = Collected([answered], 4, 0, {}).batch(1, "cpu", {"0": 0.5, "1": 0.25})
     assert answered.has_signal
     assert batch.rewards_B.tolist() == scores

@@ -73,7 +73,7 @@ def test_judge_rollouts_answer_end(text: str, tokens: int) -> None:
         assert judged.answer_tokens == tokens + (without_answer and bool(end))
 
 
-def test_equal_responses_to_a_problem_are_judged_once_and_numbered() -> None:
+def test_equal_responses_to_a_problem_are_judged_once() -> None:
     """Two problems with responses in common, against a judgment of each response alone."""
     task, tokenizer = Countdown(), TOKENIZERS["characters"]
     problems = task.problems("train")[:2]
@@ -91,8 +91,6 @@ def test_equal_responses_to_a_problem_are_judged_once_and_numbered() -> None:
 
     together = judge_rollouts(Counting(), VerifierPool(), tokenizer, problems, groups)
     assert seen == [6], "three texts for each problem"
-    assert [judged.copy_of for judged in together[1]] == [0, 1, 2, 0, 1, 0]
-    assert [judged.copy_of for judged in together[0]] == [0, 1, 0, 2, 1, 0]
     for number, group in groups.items():
         for one, rollout in zip(together[number], group, strict=True):
             [other] = judge_rollouts(task, VerifierPool(), tokenizer, problems, {number: [rollout]})[number]

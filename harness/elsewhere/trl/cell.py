@@ -31,7 +31,7 @@ from harness.elsewhere.portable import PortableMethod, PortableSignal
 from harness.elsewhere.trl.trainer import EntrobenchTrainer, Scored
 from harness.methods.batch import Rollout
 from harness.tokens.metrics import Stopwatch
-from harness.train.collect import Collected, answered_group
+from harness.train.collect import Answered, Collected
 from harness.train.record import Updates, record_of_step
 from harness.train.trainer import Trainer
 from harness.verify.background import judge_rollouts
@@ -174,7 +174,7 @@ class RecordedTrainer(EntrobenchTrainer):
             judged = judge_rollouts(self.parts.task, self.parts.verifier, self.parts.tokenizer, problems, groups)
             self.answered = []
             for place, problem in enumerate(problems):
-                self.answered.append(answered_group(place, problem, groups[place], judged[place]))
+                self.answered.append(Answered.of(place, problem, groups[place], judged[place]))
             self.collector.check_verdicts(step[0], self.answered)
         self._right = [verdict == Verdict.RIGHT for group in self.answered for verdict in group.verdicts]
         if step[0] == 1 or step[0] % self.config.checkpoint.every == 0:
