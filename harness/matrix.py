@@ -159,7 +159,11 @@ class Settled:
             identity["correction"] = dataclasses.asdict(correction)
         if config.hardware.device != "cpu":  # ids from before there was a choice stay as they are
             identity["device"] = config.hardware.device
-        return identity | hardware_identity(config)
+        if config.train.loss_scale == MICRO_BATCH:  # then a token counts by the others in its micro-batch
+            identity["micro_tokens"] = config.hardware.micro_tokens
+            if config.hardware.world > 1:
+                identity["ranks"] = config.hardware.world
+        return identity
 
     @cached_property
     def plain(self) -> dict[str, Any]:
@@ -179,19 +183,6 @@ class Settled:
 def evaluation_identity(settings: Eval) -> dict[str, Any]:
     """Return the settings that decide which answers an evaluation has."""
     return without_k(dataclasses.asdict(settings))
-
-
-def hardware_identity(config: Config) -> dict[str, Any]:
-    """Return the part of the hardware that decides results.
-
-    It is none, unless a token counts by the others in its micro-batch (`train.loss_scale=micro-batch`).
-    """
-    if config.train.loss_scale != MICRO_BATCH:
-        return {}
-    identity = {"micro_tokens": config.hardware.micro_tokens}
-    if config.hardware.world > 1:
-        identity["ranks"] = config.hardware.world
-    return identity
 
 
 @dataclass(frozen=True)

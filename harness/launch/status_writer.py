@@ -76,7 +76,7 @@ class StatusWriter:
         if lease_dir is None or not ranks.several():
             return True
         try:
-            os.close(os.open(lease_dir / FAILED, os.O_CREAT | os.O_EXCL))  # succeeds for one rank alone
+            (lease_dir / FAILED).touch(exist_ok=False)  # succeeds for one rank alone
         except FileExistsError:
             return False
         except FileNotFoundError:  # another process has taken the cell over

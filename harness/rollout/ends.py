@@ -43,7 +43,7 @@ def end_tokens(tokenizer: PreTrainedTokenizerBase, folder: Path, chat: Chat = PL
     return tuple(ends)
 
 
-def end_of_answer(tokenizer: PreTrainedTokenizerBase, folder: Path, chat: Chat = PLAIN) -> int:
+def end_of_answer(tokenizer: PreTrainedTokenizerBase, folder: Path, chat: Chat) -> int:
     """Return the token that ends a response to train on: one that the chat template writes, or else the first."""
     ends = end_tokens(tokenizer, folder, chat)
     closing = text_after_answer(tokenizer, chat) or ""

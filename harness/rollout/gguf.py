@@ -144,9 +144,7 @@ def read_text(file: BinaryIO) -> str:
     (length,) = unpack(file, "Q")
     if length > LONGEST_TEXT:
         raise ValueError
-    content = file.read(length)
-    if len(content) < length:
-        raise EOFError
+    content: bytes = unpack(file, f"{length}s")[0]
     return content.decode(errors="replace")
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from harness import ranks
 from harness.base.errors import CellFailure
-from harness.config import Bounds
+from harness.config import Mismatch
 from harness.rollout.protocol import Engine
 
 WIDTH = 16  # columns of each parameter; adjacent ones, which cost no more than one
@@ -62,17 +62,17 @@ def likely_cause(wrong: Sequence[str], total: int) -> str:
     return "the load was skipped or partial, or layers were loaded in the wrong order"
 
 
-def check_log_ratios(mismatch: Mapping[str, float], bounds: Bounds, dtype: torch.dtype) -> None:
+def check_log_ratios(mismatch: Mapping[str, float], allowed: Mismatch, dtype: torch.dtype) -> None:
     """Raise CellFailure if trainer and engine disagree on the probabilities of sampled tokens beyond rounding."""
-    for key, bound in vars(bounds).items():
+    name = str(dtype).removeprefix("torch.")
+    for key, bound in vars(getattr(allowed, name)).items():
         value = mismatch[f"mismatch/{key}"]
         # Not `value > bound`, which is false if the value is NaN.
         if bound is not None and not value <= bound:
-            where = f"mismatch.{str(dtype).removeprefix('torch.')}.{key}"
             raise CellFailure(
-                f"mismatch/{key} is {value:.3g}, and {where} allows {bound}: trainer and engine do not give sampled "
-                "tokens the same log-probabilities, though their weights were the same at the last load; likely "
-                "causes: another temperature, a prefix cache that outlived the load, a rotary embedding or a kernel "
-                "that computes something else, a lower precision in the engine"
+                f"mismatch/{key} is {value:.3g}, and mismatch.{name}.{key} allows {bound}: trainer and engine do not "
+                "give sampled tokens the same log-probabilities, though their weights were the same at the last load; "
+                "likely causes: another temperature, a prefix cache that outlived the load, a rotary embedding or a "
+                "kernel that computes something else, a lower precision in the engine"
                 + (COARSE if dtype == torch.bfloat16 else "")
             )

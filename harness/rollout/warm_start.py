@@ -6,7 +6,7 @@ import dataclasses
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tasks
 from harness.base import identities
@@ -20,8 +20,7 @@ VERSION = 1  # of harness/train/warm_start.py; a new version makes new models fr
 OWN, SOLUTIONS, SUFFIX = "own", "solutions", ".jsonl"
 
 
-@dataclass(frozen=True)
-class Trace:
+class Trace(NamedTuple):
     """A prompt with a response that a model is to give."""
 
     problem: Problem

@@ -298,12 +298,16 @@ def metrics_by_lm_eval(
     model: EngineLM, task: Task, split: str, samples: int, temperature: float, max_new_tokens: int
 ) -> dict[str, float]:
     """Sample responses to the model's problems through lm-eval, and return the metrics that follow from their texts."""
+
+    # Not a partial: lm-eval deep-copies its arguments, which a verifier with its processes does not allow.
+    def process_results(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, Any]:
+        problem, record = model.problems[doc["id"]], model.records[doc["id"]]
+        kept = (record["responses"], record["verdicts"], record["answers"], record["goes_on"])
+        return scores(*kept, solutions(task, problem))
+
     overrides = {
         "custom_dataset": lambda **_: {split: dataset_of([*model.problems.values()])},
-        # Not a partial: lm-eval deep-copies its arguments, which a verifier with its processes does not allow.
-        "process_results": lambda doc, results: scores_of_record(
-            task, model.problems[doc["id"]], model.records[doc["id"]]
-        ),
+        "process_results": process_results,
         "test_split": split,
         "fewshot_split": None,  # a prompt is rendered here with the shots of its problem
         "num_fewshot": 0,
@@ -325,11 +329,6 @@ def metrics_by_lm_eval(
     assert result is not None
     named, end = result["results"][task.name].items(), f",{FILTER}"
     return {key.removesuffix(end): value for key, value in named if key.endswith(end) and "_stderr" not in key}
-
-
-def scores_of_record(task: Task, problem: Problem, record: Record) -> dict[str, Any]:
-    kept = (record["responses"], record["verdicts"], record["answers"], record["goes_on"])
-    return scores(*kept, solutions(task, problem))
 
 
 def token_metrics(records: Sequence[Record]) -> dict[str, float]:

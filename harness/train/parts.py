@@ -31,7 +31,7 @@ from harness.rollout.protocol import Engine
 from harness.rollout.rendering import Chat, with_instruction
 from harness.train import gpu_memory
 from harness.train.base_responses import BaseResponses, right_responses
-from harness.train.evaluate import Evaluator, evaluate_cell
+from harness.train.evaluate import Evaluator
 from harness.train.filter import Asker, TrainingPool, training_pool
 from harness.train.policy import Critic, Policy, check_vocabulary
 from harness.train.weights import opened
@@ -57,22 +57,6 @@ class Parts:
     verifier: Verifier
     chat: Chat
     heartbeat: Heartbeat = field(default_factory=Heartbeat)
-
-    def evaluate(self, folder: Path, step: int) -> dict[str, float]:
-        """Evaluate the engine's weights on all evaluation tasks, as `evaluate_cell` does."""
-        evaluator = Evaluator.of_config(
-            self.config, self.engine, self.tokenizer, self.verifier, self.chat, self.policy.module
-        )
-        return evaluate_cell(
-            evaluator,
-            folder,
-            self.config,
-            self.evaluation_tasks,
-            seed=self.seed,
-            trained_on=self.task.name,
-            step=step,
-            on_progress=self.heartbeat.forward,
-        )
 
 
 def training_device(config: Config) -> tuple[str, torch.dtype]:

@@ -28,6 +28,7 @@ from harness.train import invariants
 from harness.train.base_responses import BaseResponses
 from harness.train.checkpoint import Checkpoints
 from harness.train.collect import Collected, Collector
+from harness.train.evaluate import Evaluator, evaluate_cell
 from harness.train.first_pass import FirstPass, first_pass
 from harness.train.parts import Parts
 from harness.train.policy import Critic, Policy
@@ -114,7 +115,7 @@ class Trainer:
             invariants.check_statistics(old, policy.vocabulary)
             mismatch = metrics.of_mismatch(batch, old.logp, self.config.correction)
             if not collected.lag:  # with a lag, engine and trainer are two policies, and may differ by any amount
-                self.check_mismatch(mismatch)
+                proof.check_log_ratios(mismatch, self.config.mismatch, policy.dtype)
             # Here the ranks exchange numbers: the statistics of methods, and the denominators of each mini-batch's
             # loss, are over the tokens of all ranks. Below, only `for_step` and `add_base_gradient` may do so again.
             uncorrected = method.signal(old, batch, minibatches)
@@ -232,11 +233,6 @@ class Trainer:
         seed = seeds.derive("proof", self.parts.seed, step)
         proof.check_engine_weights(self.engine, self.policy.module, self.policy.dtype, seed)
 
-    def check_mismatch(self, mismatch: dict[str, float]) -> None:
-        dtype = self.policy.dtype
-        bounds = getattr(self.config.mismatch, str(dtype).removeprefix("torch."))
-        proof.check_log_ratios(mismatch, bounds, dtype)
-
     def train_critic(
         self, minibatches: list[TokenBatch], signal: Signal, step: int, watch: Stopwatch
     ) -> dict[str, float]:
@@ -271,7 +267,18 @@ class Trainer:
         return evaluation_due(self.config, step, self.last_step)
 
     def evaluate(self, step: int) -> dict[str, float]:
-        return self.parts.evaluate(self.folder, step)
+        """Evaluate the engine's weights on all evaluation tasks, as `evaluate_cell` does."""
+        parts, module = self.parts, self.policy.module
+        return evaluate_cell(
+            Evaluator.of_config(self.config, self.engine, parts.tokenizer, parts.verifier, parts.chat, module),
+            self.folder,
+            self.config,
+            parts.evaluation_tasks,
+            seed=parts.seed,
+            trained_on=parts.task.name,
+            step=step,
+            on_progress=parts.heartbeat.forward,
+        )
 
     def learners(self) -> dict[str, Policy | Critic]:
         return {"policy": self.policy} | ({"critic": self.critic} if self.critic else {})

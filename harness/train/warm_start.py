@@ -21,7 +21,7 @@ from harness.base import devices, seeds, terminal
 from harness.base.errors import CellFailure, UserError, short, shown
 from harness.base.task import Problem, Relabeling, Solving, Task, Verdict, Verifier
 from harness.config import Hardware, Train
-from harness.methods.batch import Rollout, TokenBatch
+from harness.methods.batch import Rollout
 from harness.rollout import digests, engines
 from harness.rollout.choice import EMBEDDED
 from harness.rollout.ends import end_of_answer, end_tokens
@@ -29,6 +29,7 @@ from harness.rollout.gguf import IMPORTS, WEIGHT
 from harness.rollout.protocol import Engine
 from harness.rollout.rendering import Chat, chat_template, render_prompt, with_instruction
 from harness.rollout.warm_start import SOLUTIONS, Trace, WarmStart, read_traces
+from harness.train.base_responses import batch_of
 from harness.train.evaluate import Evaluator
 from harness.train.policy import Policy, check_vocabulary, context_of
 from harness.train.weights import opened, shapes_in
@@ -149,7 +150,7 @@ def batches(traces: int, settings: WarmStart) -> Iterator[list[int]]:
 def supervised_step(policy: Policy, step: int, traces: Sequence[Rollout]) -> float:
     """Take an optimizer step; return the cross-entropy before it, in nats per token of the responses."""
     longest = max(len(trace.response) for trace in traces)
-    batch = TokenBatch.of([[trace] for trace in traces], [1.0] * len(traces), longest, policy.device)
+    batch = batch_of(traces, longest, policy.device)
     total = 0.0
     for part in policy.micro_batches(batch):
         loss = -policy.current(part, frozenset()).logp.sum() / len(batch.index_T)
@@ -200,8 +201,7 @@ def solutions(settings: WarmStart, task: Task, verifier: Verifier, rng: random.R
     while len(traces) < settings.traces:
         for problem in rng.sample(problems, min(len(problems), settings.traces - len(traces))):
             traces.append(Trace(problem, space + task.solution(problem, rng)))
-    pairs = [(trace.problem, trace.response) for trace in traces]
-    for (problem, response), verdict in zip(pairs, task.verdicts(pairs, verifier), strict=True):
+    for (problem, response), verdict in zip(traces, task.verdicts(traces, verifier), strict=True):
         if verdict != Verdict.RIGHT:
             raise UserError(
                 f"the solution {shown(response)} of {task.name} to its problem {shown(problem.id)} is judged {verdict}"
@@ -253,7 +253,7 @@ def right_in_hindsight(
     if not isinstance(task, Relabeling):
         return []
     known = {problem.id: problem for problem in training}
-    solved = [(task.hindsight(trace.problem, trace.response), trace.response) for trace in traces]
-    pairs = [(known[other.id], response) for other, response in solved if other is not None and other.id in known]
-    verdicts = task.verdicts(pairs, verifier)
-    return [Trace(*pair) for pair, verdict in zip(pairs, verdicts, strict=True) if verdict == Verdict.RIGHT]
+    solved = [(task.hindsight(*trace), trace.response) for trace in traces]
+    found = [Trace(known[other.id], response) for other, response in solved if other is not None and other.id in known]
+    verdicts = task.verdicts(found, verifier)
+    return [trace for trace, verdict in zip(found, verdicts, strict=True) if verdict == Verdict.RIGHT]

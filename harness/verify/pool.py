@@ -41,7 +41,7 @@ LONGEST = 1000  # characters of an answer; the answers of MATH have at most 53
 class Worker:
     """A process of a judge, started at its first question."""
 
-    def __init__(self, limit_s: float, judge: str = MATHEMATICS) -> None:
+    def __init__(self, limit_s: float, judge: str) -> None:
         self.limit_s = limit_s
         self.judge = judge  # a module whose function `main` serves questions, as that of harness/verify/judge.py
         self.process: subprocess.Popen[bytes] | None = None
@@ -156,24 +156,21 @@ class VerifierPool:
     def verdicts(self, pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
         """Judge pairs of gold answer and response; equal pairs are judged once."""
         answered = [(gold, extract(response)) for gold, response in pairs]
-        quick: dict[tuple[str, str | None], Verdict] = {}
-        slow: dict[tuple[str, str | None], tuple[str, str]] = {}
+        by_key: dict[tuple[str, str | None], Verdict] = {}
+        slow: dict[tuple[str, str | None], tuple[str, str]] = {}  # of which a worker has to judge the tidy form
         for gold, answer in dict.fromkeys(answered):
-            verdict = self.quickly(gold, answer)
-            if verdict is not None:
-                quick[gold, answer] = verdict
+            if answer is None or len(answer) > LONGEST:
+                by_key[gold, answer] = Verdict.UNPARSED
+                continue
+            question = tidy(gold), tidy(answer)
+            verdict = quick_verdict(*question)
+            if verdict is None:
+                slow[gold, answer] = question
             else:
-                assert answer is not None
-                slow[gold, answer] = (tidy(gold), tidy(answer))
+                by_key[gold, answer] = verdict
         judged = self.judged_by(MATHEMATICS, list(slow.values()))
-        by_key = quick | dict(zip(slow, judged, strict=True))
+        by_key |= zip(slow, judged, strict=True)
         return [by_key[key] for key in answered]
-
-    def quickly(self, gold: str, answer: str | None) -> Verdict | None:
-        """Return the verdict if it needs no worker."""
-        if answer is None or len(answer) > LONGEST:
-            return Verdict.UNPARSED
-        return quick_verdict(tidy(gold), tidy(answer))
 
     def judge(self, pair: tuple[str, str], judge: str) -> tuple[Verdict, str]:
         idle = self.idle(judge)

@@ -17,8 +17,8 @@ from trainers import records
 from transformers import PreTrainedModel
 
 from harness.base.errors import CellFailure
-from harness.config import Bounds, Correction
-from harness.config.sections import Mismatch
+from harness.config import Correction, Mismatch
+from harness.config.sections import Bounds
 from harness.methods.batch import Rollout, TokenBatch
 from harness.rollout import proof
 from harness.rollout.embedded import EmbeddedEngine
@@ -100,15 +100,15 @@ def test_columns_cover_a_parameter_and_depend_on_the_seed_alone() -> None:
 @pytest.mark.parametrize("value", [0.02, math.nan, math.inf])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_check_log_ratios_bounds(dtype: str, key: str, value: float) -> None:
-    computed, bounds = getattr(torch, dtype), Bounds(mean=0.01, p99=0.01, max=0.01)
+    computed, allowed = getattr(torch, dtype), Mismatch(**{dtype: Bounds(mean=0.01, p99=0.01, max=0.01)})
     mismatch = {"mismatch/mean": 0.01, "mismatch/p99": 0.01, "mismatch/max": 0.01}
-    check_log_ratios(mismatch, bounds, computed)
+    check_log_ratios(mismatch, allowed, computed)
     mismatch[f"mismatch/{key}"] = value
     told = rf"mismatch/{key} is .*, and mismatch.{dtype}.{key} allows 0.01: .*likely"
     with pytest.raises(CellFailure, match=told) as failure:
-        check_log_ratios(mismatch, bounds, computed)
+        check_log_ratios(mismatch, allowed, computed)
     assert ("train.dtype=float32 ends it" in str(failure.value)) == (dtype == "bfloat16")
-    check_log_ratios(mismatch, Bounds(), computed)
+    check_log_ratios(mismatch, Mismatch(Bounds(), Bounds()), computed)
 
 
 def test_check_log_ratios_of_rare_tokens_in_bfloat16() -> None:
@@ -116,11 +116,10 @@ def test_check_log_ratios_of_rare_tokens_in_bfloat16() -> None:
     engine = torch.tensor([-0.01] * 396 + [-9.0] * 4)
     groups = [[Rollout([1], [2] * 400, engine.tolist(), True)]]
     batch = TokenBatch.of(groups, [0.0], 400, "cpu")
-    bounds = Mismatch().bfloat16
     off = torch.tensor([0.01] * 396 + [0.9, -0.9, 1.2, -0.7])
-    check_log_ratios(of_mismatch(batch, engine + off, Correction()), bounds, torch.bfloat16)
+    check_log_ratios(of_mismatch(batch, engine + off, Correction()), Mismatch(), torch.bfloat16)
     with pytest.raises(CellFailure, match=r"mismatch/mean is 0\.[12]"):
-        check_log_ratios(of_mismatch(batch, engine + 10 * off, Correction()), bounds, torch.bfloat16)
+        check_log_ratios(of_mismatch(batch, engine + 10 * off, Correction()), Mismatch(), torch.bfloat16)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
