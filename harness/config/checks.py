@@ -20,8 +20,8 @@ LONGEST_SPEC = 2_000  # characters of a method or a task with its options
 NAME = re.compile(r"\w[\w .,+=@()-]{0,99}")  # of a matrix, and so of its folder and of its experiment in MLflow
 # Names in the results folder that are not matrices: evaluations, and the store with its files, locks and journals.
 RESERVED = re.compile(r"eval|mlartifacts|mlflow\.db.*", re.IGNORECASE)
-# Of MLflow's own kinds of stores. A package may register more.
-SCHEMES = ("http", "https", "file", "sqlite", "postgresql", "mysql", "mssql", "databricks", "databricks-uc", "uc")
+# Of MLflow's own kinds of stores, without `file`, which it refuses by default. A package may register more.
+SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks", "databricks-uc", "uc")
 
 # Names of settings in other libraries, with the last part of the key here.
 SYNONYMS = {
@@ -105,7 +105,7 @@ def check_scheme(uri: str) -> None:
             "file, http://HOST for a server"
         )
     raise UserError(
-        f"the MLflow store at {visible_address(uri)} is of no kind that MLflow knows; {nearest(scheme, SCHEMES)}"
+        f"the MLflow store at {visible_address(uri)} is of no kind that MLflow opens; {nearest(scheme, SCHEMES)}"
     )
 
 

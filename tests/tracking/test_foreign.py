@@ -222,7 +222,7 @@ def test_leaderboard_from_a_closed_port(tmp_path: Path) -> None:
     ("uri", "sentence"),
     [
         ("http://[u:s3cRet@::1]/", "the MLflow store at http://*** cannot be used: "),
-        ("htp://host", "the MLflow store at htp://host is of no kind that MLflow knows; allowed: "),
+        ("htp://host", "the MLflow store at htp://host is of no kind that MLflow opens; allowed: "),
         (
             "results/mlflow.db",
             "the MLflow store at results/mlflow.db has no scheme in its address; write sqlite:///PATH for a file, "
