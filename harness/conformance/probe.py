@@ -454,5 +454,5 @@ def collected(batch: TokenBatch) -> Collected:
     answered = []
     for place, lengths in enumerate(batch.grouped(batch.lengths_B).tolist()):
         group = judged[place * len(lengths) : (place + 1) * len(lengths)]
-        answered.append(Answered(place, Problem(f"{place}", "", ""), [], group, lengths, []))
+        answered.append(Answered(place, Problem(f"{place}", "", ""), [], group, lengths))
     return Collected(answered, generated=0, lag=0, record={})
