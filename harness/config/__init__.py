@@ -48,6 +48,7 @@ from harness.config.sections import (
     RolloutConfig,
     Slurm,
     Stop,
+    Tracking,
     Train,
     Tune,
     Verify,
