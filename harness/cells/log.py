@@ -179,28 +179,23 @@ def why_no_signal(lines: Sequence[Mapping[str, Any]], responses: int = 0) -> str
         fmean(metrics.get(key, 0.0) for metrics in steps)
         for key in ("verdicts/unparsed", "responses/truncated", "reward/mean")
     )
-    facts, remedies = [], []
+    remedies: dict[str, str] = {}  # by the facts that call for them
     if unparsed >= HALF:
-        facts.append(f"{portion(unparsed)} answers unparsed")
-        remedies.append(UNREADABLE)
+        remedies[f"{portion(unparsed)} answers unparsed"] = UNREADABLE
     if truncated == 1:
-        facts.append("no response ended within rollout.max_new_tokens")
-        remedies.append(NEVER_ENDED)
+        remedies["no response ended within rollout.max_new_tokens"] = NEVER_ENDED
     elif truncated >= HALF:
-        facts.append(f"{portion(truncated)} responses cut off by rollout.max_new_tokens")
-        remedies.append(TRUNCATED)
+        remedies[f"{portion(truncated)} responses cut off by rollout.max_new_tokens"] = TRUNCATED
     if right == 1:
-        facts.append("all answers right")
-        remedies.append(SATURATED)
+        remedies["all answers right"] = SATURATED
     elif right > 0:
-        facts.append("equal rewards in each group")
-        remedies.append(FEW_SIGNALS)
-    elif not facts:
-        facts.append("all answers wrong")
-        remedies.append(CONSTANT)
+        remedies["equal rewards in each group"] = FEW_SIGNALS
+    elif not remedies:
+        remedies["all answers wrong"] = CONSTANT
+    facts = [*remedies]
     if responses and right == 0:
         facts.insert(0, f"all {len(steps) * responses:,} training rewards were 0")
-    return f"{', '.join(facts)}; {'; '.join(remedies)}"
+    return f"{', '.join(facts)}; {'; '.join(remedies.values())}"
 
 
 def portion(share: float) -> str:

@@ -31,36 +31,33 @@ def trl_refusal(method: Method) -> str | None:
     """Return why TRL's GRPOTrainer cannot run a method, or None where it can."""
     if refusal := foreign_refusal(method):
         return refusal
-    if "values" in method.needs:
-        return "needs a critic, which GRPOTrainer lacks"
-    if {"min_p", "likeliest_entropy"} <= method.needs:
-        return "needs two statistics of the likely tokens, and the head of GRPOTrainer can give one"
-    if method.reads_answers:
-        return "compares the answers of a group in their normal form, which GRPOTrainer does not know"
-    if method.reads_base:
-        return "reads how often the model before training was right, which GRPOTrainer does not measure"
-    if method.reads_sampler:
-        return "reads the policy that sampled, which GRPOTrainer keeps only with some engines"
-    return None
+    needs = method.needs
+    reasons = {
+        "needs a critic, which GRPOTrainer lacks": "values" in needs,
+        "needs two statistics of the likely tokens, and the head of GRPOTrainer can give one": (
+            {"min_p", "likeliest_entropy"} <= needs
+        ),
+        "compares the answers of a group in their normal form, which GRPOTrainer does not know": method.reads_answers,
+        "reads how often the model before training was right, which GRPOTrainer does not measure": method.reads_base,
+        "reads the policy that sampled, which GRPOTrainer keeps only with some engines": method.reads_sampler,
+    }
+    return next((reason for reason, applies in reasons.items() if applies), None)
 
 
 def verl_refusal(method: Method) -> str | None:
     """Return why verl's PPO trainer cannot run a method, or None where it can."""
     if refusal := foreign_refusal(method):
         return refusal
-    if "sum_p2" in method.needs:
-        return "needs the sums over squared probabilities, which verl does not compute"
-    if "min_p" in method.needs:
-        return "needs log p among the likely tokens, which verl does not compute"
-    if "likeliest_entropy" in method.needs:
-        return "needs the entropy among the likeliest tokens, which verl does not compute"
-    if method.reads_answers:
-        return "compares the answers of a group in their normal form, which verl does not know"
-    if method.reads_base:
-        return "reads how often the model before training was right, which verl does not measure"
-    if method.marks_steps:
-        return "looks at each whole mini-batch before its update, for which verl has no step"
-    return None
+    needs = method.needs
+    reasons = {
+        "needs the sums over squared probabilities, which verl does not compute": "sum_p2" in needs,
+        "needs log p among the likely tokens, which verl does not compute": "min_p" in needs,
+        "needs the entropy among the likeliest tokens, which verl does not compute": "likeliest_entropy" in needs,
+        "compares the answers of a group in their normal form, which verl does not know": method.reads_answers,
+        "reads how often the model before training was right, which verl does not measure": method.reads_base,
+        "looks at each whole mini-batch before its update, for which verl has no step": method.marks_steps,
+    }
+    return next((reason for reason, applies in reasons.items() if applies), None)
 
 
 REFUSALS: dict[str, Callable[[Method], str | None]] = {"trl": trl_refusal, "verl": verl_refusal}
