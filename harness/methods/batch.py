@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import inf, nan
 from typing import Any
 
@@ -170,41 +171,36 @@ class TokenBatch:
         progress: float = 0.0,
     ) -> TokenBatch:
         """Return a batch of whole groups, all of one size."""
-        # Of the responses.
-        numbers, copy_of, prompt_lengths, lengths, sizes, finished = [], [], [], [], [], []
-        tokens, behaviour_logp = [], []
+        size, rollouts = len(groups[0]), list(chain.from_iterable(groups))
+        copy_of: list[int] = []
         for number, group in enumerate(groups):
             distinct = Distinct.of([(tuple(rollout.prompt), tuple(rollout.response)) for rollout in group])
             # Responses to two prompts never have the same number.
-            copy_of += [number * len(group) + copy for copy in distinct.copy_of]
-            for rollout in group:
-                numbers.append(number)
-                prompt_lengths.append(len(rollout.prompt))
-                lengths.append(len(rollout.response))
-                sizes.append(len(rollout.prompt) + len(rollout.response))
-                finished.append(rollout.finished)
-                tokens += rollout.prompt + rollout.response
-                behaviour_logp += rollout.logp
+            copy_of += [number * size + copy for copy in distinct.copy_of]
+        sequences = [rollout.prompt + rollout.response for rollout in rollouts]
+        tokens = torch.tensor(list(chain.from_iterable(sequences)))
+        behaviour_logp = list(chain.from_iterable(rollout.logp for rollout in rollouts))
         if right is None:
             right = [reward > 0 for reward in rewards]
         if answers is None:
-            answers = [None] * len(numbers)
-        lengths_B = torch.tensor(lengths, device=device)
+            answers = [None] * len(rollouts)
+        lengths_B = torch.tensor([len(rollout.response) for rollout in rollouts], device=device)
+        finished_B = torch.tensor([rollout.finished for rollout in rollouts], device=device)
         # Not AbsentColumn where it is unknown: FSDP looks at every tensor of a batch.
-        base_right_B = torch.tensor(base_right or [nan] * len(groups), device=device).repeat_interleave(len(groups[0]))
+        base_right_G = torch.tensor(base_right or [nan] * len(groups), device=device)
         # Of the first response of each group, its place among the responses of all ranks.
-        first_G = torch.tensor(places or range(len(groups)), device=device) * len(groups[0])
+        first_G = torch.tensor(places or range(len(groups)), device=device) * size
         return cls(
-            sequences=list(torch.tensor(tokens).split(sizes)),  # one tensor, split: quicker than a tensor for each
-            prompt_lengths_B=torch.tensor(prompt_lengths, device=device),
+            sequences=list(tokens.split([*map(len, sequences)])),  # one tensor, split: quicker than a tensor for each
+            prompt_lengths_B=torch.tensor([len(rollout.prompt) for rollout in rollouts], device=device),
             lengths_B=lengths_B,
-            groups_B=torch.tensor(numbers, device=device),
+            groups_B=torch.arange(len(groups), device=device).repeat_interleave(size),
             rewards_B=torch.tensor(rewards, dtype=torch.float32, device=device),
             right_B=torch.tensor(right, dtype=torch.bool, device=device),
-            base_right_B=base_right_B,
-            answers_B=torch.tensor(answer_numbers(answers, len(groups[0])), device=device),
-            finished_B=torch.tensor(finished, device=device),
-            places_B=(first_G[:, None] + torch.arange(len(groups[0]), device=device)).flatten(),
+            base_right_B=base_right_G.repeat_interleave(size),
+            answers_B=torch.tensor(answer_numbers(answers, size), device=device),
+            finished_B=finished_B,
+            places_B=(first_G[:, None] + torch.arange(size, device=device)).flatten(),
             copy_of_B=torch.tensor(copy_of, device=device),
             behaviour_logp_T=torch.tensor(behaviour_logp, device=device),
             budget=budget,

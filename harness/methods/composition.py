@@ -68,10 +68,8 @@ class Signal:
         """Return the signal of the tokens with these places in the rollout batch."""
         marks: dict[str, dict[str, Tensor]] = {}
         for name, own_marks in self.marks.items():
-            marks[name] = {}
-            for key, x in own_marks.items():
-                # A mark of one number holds for all tokens.
-                marks[name][key] = x[index_T] if x.ndim else x
+            # A mark of one number holds for all tokens.
+            marks[name] = {key: x[index_T] if x.ndim else x for key, x in own_marks.items()}
         weights_by = {name: weights_T[index_T] for name, weights_T in self.weights_by.items()}
         return Signal(
             old=self.old.at(index_T),

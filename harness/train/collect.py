@@ -387,23 +387,17 @@ def packed_groups(collected: Collected) -> dict[str, Any]:
     Problems and prompts are left out, since step and places determine them.
     """
     answered = sorted(of_all(collected.answered), key=lambda group: group.place)
-    places, judged, answer_tokens = [], [], []
-    lengths, finished, tokens, logp = [], [], [], []
-    for group in answered:
-        places.append(group.place)
-        for response in group.judged:
-            judged.append(packed_judged(response))
-        answer_tokens += group.answer_tokens
-        for rollout in group.rollouts:
-            lengths.append(len(rollout.response))
-            finished.append(rollout.finished)
-            tokens += rollout.response
-            logp += rollout.logp
+    rollouts = flattened(group.rollouts for group in answered)
+    places = [group.place for group in answered]
+    judged = [packed_judged(response) for group in answered for response in group.judged]
+    finished = [rollout.finished for rollout in rollouts]
+    tokens = flattened(rollout.response for rollout in rollouts)
+    logp = flattened(rollout.logp for rollout in rollouts)
     return {
         "places": places,
         "judged": judged,
-        "answer_tokens": answer_tokens,
-        "lengths": lengths,
+        "answer_tokens": flattened(group.answer_tokens for group in answered),
+        "lengths": [len(rollout.response) for rollout in rollouts],
         "finished": finished,
         "tokens": torch.tensor(tokens, dtype=torch.int32),
         "logp": torch.tensor(logp, dtype=torch.float32),  # the type that a batch has
