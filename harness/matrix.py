@@ -98,7 +98,7 @@ class Shared:
         if key not in self.known:
             shape = self.model(model).shape()
             if config.train.lora is not None and shape is not None:
-                check_adapters_fit(config.train.lora, shape)
+                check_adapters_fit(config.train.lora, shape.architecture, shape)
             settled = settle_auto(config, shape)
             choice.check_vllm_adapters(settled)
             self.known[key] = Settled(settled)

@@ -205,9 +205,7 @@ def show_table(
         console.print(folded(note, width), style="dim")
 
 
-def boxed(
-    title: str, cells: Sequence[Sequence[str]], width: int | None, goes: Sequence[Collection[str]], where: str
-) -> str:
+def boxed(title: str, cells: Sequence[Sequence[str]], width: int | None, goes: Sequence[Collection[str]] = ()) -> str:
     """Return a table of numbers under its title as text, with the columns that fit into this width."""
     lines = escaped(cells)
     # Each cell has a space on either side, and the box has one between two cells; `printed` cuts the last of a line.
@@ -218,7 +216,7 @@ def boxed(
     for line in lines[1:]:
         table.add_row(*[Text(line[i]) for i in kept])
     # At full width, since rich counts that last space, too, and would shorten texts that just fit.
-    text, note = printed(table), further(lines[0], kept, where)
+    text, note = printed(table), further(lines[0], kept, "--format csv")
     return f"{text}\n{folded(note, width)}\n" if note else text
 
 

@@ -172,14 +172,16 @@ def last_evaluations(folder: Path, spec: CellSpec, lines: list[dict[str, Any]]) 
         task = record["task"]
         right = ["".join(map(str, of_problem)) for of_problem in record["right"]]  # a digit for each sample: 1 is right
         distinct = right_distinct(record, path.name)
-        is_before, earlier = record["step"] == 0, by_task.get(task, {})
+        before = by_task.get(task, {})
+        if record["step"] == 0:
+            before = {"before": right, "right_distinct_before": distinct}
         by_task[task] = {
             "k": spec.config.eval.of(task).k,
             "problems": record["problems"],
             "right": right,
-            "before": right if is_before else earlier.get("before"),
+            "before": before.get("before"),
             "right_distinct": distinct,  # distinct right answers to each problem
-            "right_distinct_before": distinct if is_before else earlier.get("right_distinct_before"),
+            "right_distinct_before": before.get("right_distinct_before"),
             "solutions": record["solutions"],  # number of right answers of each problem, if the task can count them
             "flags": record["flags"],
         }

@@ -76,7 +76,7 @@ def begin_attempt(
     sources: dict[str, str],
     device: str,
     gpu: str | None,
-    engine: Iterable[str] = (),
+    packages: Iterable[str] = (),
     *,
     base_model: str | None = None,
     harness: str | None = None,
@@ -84,11 +84,11 @@ def begin_attempt(
 ) -> Made:
     """Write the record of a new attempt.
 
-    `gpu`: the name of the device if it is one. `engine`: the packages that sample. `harness`: the hash of its source as
-    it was imported; None for the present one. `rounding`: as in the record.
+    `gpu`: the name of the device if it is one. `packages`: further ones that compute. `harness`: the hash of its source
+    as it was imported; None for the present one. `rounding`: as in the record.
     """
     commit, dirty = checkout(Path(__file__).parents[2])
-    versions = {name: known for name in (*PACKAGES, *engine) if (known := package_version(name)) is not None}
+    versions = {name: known for name in (*PACKAGES, *packages) if (known := package_version(name)) is not None}
     versions["python"] = platform.python_version()
     made = Made(
         attempt=uuid.uuid4().hex,

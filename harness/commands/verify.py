@@ -107,7 +107,7 @@ def print_audit(matrix: str, audited: PackAudit) -> None:
         wrong = sum(bool(audit.findings) for audit in group)
         mark = mark_of_row(audit.mark for audit in group) or ""
         lines.append([method, str(len(group)), f"{answers:,}", f"{undecided:,}", f"{wrong:,}", mark])
-    print(visible(boxed(matrix, lines, None, [], "--format csv")))
+    print(visible(boxed(matrix, lines, None)))
     for audit in audited.cells:
         for sentence in audit.findings:
             console.print(f"wrong: {audit.label}: {sentence}", style="red")

@@ -246,12 +246,12 @@ def check_one_rank(setting: str, hardware: Hardware) -> None:
         )
 
 
-def check_adapters_fit(settings: Lora, shape: Shape) -> None:
+def check_adapters_fit(settings: Lora, architecture: str, shape: Shape | None) -> None:
     """Refuse adapters for a model whose layers may have other names, or larger than its layers."""
-    allowed = ", ".join(ARCHITECTURES)
-    if shape.architecture not in ARCHITECTURES:
+    if shape is None or architecture not in ARCHITECTURES:
+        allowed = ", ".join(ARCHITECTURES)
         raise UserError(
-            f"the model's architecture (model_type) is {shape.architecture!r}; with train.lora, allowed: {allowed}"
+            f"the model's architecture (model_type) is {architecture!r}; with train.lora, allowed: {allowed}"
         )
     for name in settings.targets:
         size = min(shape.linear[name])

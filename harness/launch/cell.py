@@ -305,7 +305,7 @@ def check_complete(trainer: Any) -> None:
     for name in trainer.parts.evaluation_tasks:
         samples = config.eval.of(name).samples
         result = evaluations.read_evaluation(evaluations.evaluation_path(trainer.folder, name, last))
-        if not result["right"] or {len(row) for row in result["right"]} != {samples}:
+        if {len(row) for row in result["right"]} != {samples}:
             raise CellFailure(f"the last evaluation of {name} lacks samples")
 
 

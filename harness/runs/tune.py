@@ -102,7 +102,7 @@ def run_tuning(config: Config, jobs: int | None = None, launcher: str = "local")
     # Even if cells failed: a candidate counts only if all of its seeds are done, and the others decide without it.
     lines, choice = choose(config, runs.matrix_rows(matrix, cells(matrix)))
     write_choice(config, lines, choice)
-    print(visible(boxed(f"candidates of {config.name}", lines, width_of(console), [], "--format csv")))
+    print(visible(boxed(f"candidates of {config.name}", lines, width_of(console))))
     return code
 
 

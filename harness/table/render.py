@@ -70,7 +70,7 @@ def render_document(
         if how == "md":
             parts.append(as_markdown(title, lines))
         else:
-            parts.append(terminal.boxed(title, lines, width, order, "--format csv"))
+            parts.append(terminal.boxed(title, lines, width, order))
     bullet = "- " if how == "md" else ""
     parts += [f"{bullet}{as_text(note, how, width)}" for note in notes]
     return "\n".join([*parts, ""])

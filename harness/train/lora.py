@@ -9,8 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from harness.base import seeds
-from harness.base.errors import UserError
-from harness.base.shape import ARCHITECTURES, shape_of_config
+from harness.base.shape import shape_of_config
 from harness.config import Lora, check_adapters_fit
 from harness.rollout.merged import ADAPTER, layers_with_adapters
 from harness.tokens.head import wide
@@ -25,12 +24,8 @@ def add_adapters(model: PreTrainedModel, settings: Lora, seed: int, dtype: torch
     from peft import LoraConfig, inject_adapter_in_model  # of the extra `lora`; it takes seconds to import
 
     shape = shape_of_config(model.config.to_dict())
-    if shape is None:
-        raise UserError(
-            f"the model's architecture (model_type) is {model.config.model_type!r}; with train.lora, allowed: "
-            f"{', '.join(ARCHITECTURES)}"
-        )
-    check_adapters_fit(settings, shape)  # again: a model of the Hub may have had no shape before it was here
+    # Again: a model of the Hub may have had no shape before it was here.
+    check_adapters_fit(settings, model.config.model_type, shape)
     # `rank` and `alpha` are the only settings: a bias or dropout would make the engine's weights another policy.
     adapters = LoraConfig(r=settings.rank, lora_alpha=settings.alpha, target_modules=settings.targets)
     with torch.random.fork_rng(devices=()):

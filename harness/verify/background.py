@@ -111,7 +111,10 @@ def judge_rollouts(
             answer_tokens = len(body) - tail_tokens(tokenizer, body, text[judged.answer.end :])
         once.append(JudgedRollout(text, judged, answer_tokens))
     in_order = iter(once)
-    return {number: distinct.spread([next(in_order) for _ in distinct.first]) for number, distinct in by_group.items()}
+    results = {}
+    for number, distinct in by_group.items():
+        results[number] = distinct.spread([next(in_order) for _ in distinct.first])
+    return results
 
 
 def tail_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], tail: str) -> int:
