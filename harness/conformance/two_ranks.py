@@ -45,6 +45,7 @@ from harness.conformance.probe import (
     whole,
 )
 from harness.methods.composition import Method
+from harness.train.collect import numbers_of_rank
 
 NAME, WORLD, UPDATES, GROUPS = "ranks", 2, 2, 8
 START_S = 180.0  # for the first sign of life: both processes have imported torch and have met, on a busy machine too
@@ -143,13 +144,7 @@ def longest_on_ranks(subject: Subject, probe: Probe) -> list[int]:
 
 
 def rows_of_rank(subject: Subject, rank: int) -> list[int]:
-    """Return the rows of a rank's equal part of each mini-batch."""
-    share = GROUPS // UPDATES // WORLD  # groups of a rank in a mini-batch
-    rows: list[int] = []
-    for update in range(UPDATES):
-        first_group = (WORLD * update + rank) * share
-        rows += range(first_group * subject.size, (first_group + share) * subject.size)
-    return rows
+    return numbers_of_rank(GROUPS * subject.size, UPDATES, rank, WORLD)
 
 
 def run_pair(specs: Sequence[str], plugins: Sequence[str], folder: Path) -> str:

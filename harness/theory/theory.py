@@ -17,12 +17,13 @@ from typing import Any
 import torch
 from pandas import DataFrame
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 
 from baselines.quadrant import QUADRANTS
+from harness.base import terminal
 from harness.base.errors import UserError, at_least
+from harness.base.terminal import Column
 from harness.config import Config
 from harness.methods.batch import TokenBatch
 from harness.theory.explain import PLAIN, batch_of, build_trainer, copy_from
@@ -224,10 +225,9 @@ def print_measurements(console: Console, measurements: Mapping[str, Rows]) -> No
     """Print a table of each experiment; of `masks` only the change from the first step to the last."""
     tables = {**measurements, "masks": entropy_changes(measurements["masks"])}
     for name, rows in tables.items():
-        table = Table(*rows[0], title=name.replace("_", " "), title_justify="left", box=None, header_style="dim")
-        for row in rows:
-            table.add_row(*map(cell_text, row.values()))
-        console.print(table)
+        columns = [Column(key, folds=True) for key in rows[0]]
+        texts = [list(map(cell_text, row.values())) for row in rows]
+        terminal.show_table(console, columns, texts, title=name.replace("_", " "))
         console.print()
 
 

@@ -138,7 +138,8 @@ class Collector:
 
     def __init__(self, parts: Parts, folder: Path) -> None:
         self.parts, self.folder, self.config = parts, folder, parts.config
-        self.slots = sampled_slots(self.config.train.prompts, self.config.train.updates)
+        train = parts.config.train
+        self.slots = numbers_of_rank(train.prompts, train.updates, ranks.own_rank(), ranks.count())
         self.in_flight: dict[int, Collected] = {}  # by the step that trains on them
         self.generated = 0  # tokens, for all steps trained so far
         device = torch.cuda.current_device() if parts.policy.device == "cuda" else None
@@ -438,14 +439,14 @@ def kept_places(signal: Mapping[int, bool], prompts: int) -> tuple[list[int], in
     return kept, sum(not signal[place] for place in kept)
 
 
-def sampled_slots(prompts: int, updates: int) -> list[int]:
-    """Return this rank's numbers among the groups that are sampled for a step: an equal part of each mini-batch."""
-    share = prompts // (updates * ranks.count())
-    slots: list[int] = []
+def numbers_of_rank(count: int, updates: int, rank: int, world: int) -> list[int]:
+    """Return a rank's numbers among the groups or responses of a step: an equal part of each mini-batch."""
+    share = count // (updates * world)
+    numbers: list[int] = []
     for update in range(updates):
-        start = share * (update * ranks.count() + ranks.own_rank())
-        slots += range(start, start + share)
-    return slots
+        start = share * (update * world + rank)
+        numbers += range(start, start + share)
+    return numbers
 
 
 def shared_out(tokens: Sequence[int], updates: int, world: int) -> list[int]:

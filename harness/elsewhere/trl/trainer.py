@@ -328,10 +328,9 @@ class EntrobenchTrainer(GRPOTrainer):
 
         This comes after the method, since the correction must affect the gradient, but not the method's statistics.
         """
-        of_tokens = []
-        for part in parts:
-            shape = part["completion_mask"].shape
-            of_tokens.append({**part, "ratio": part["importance_sampling_ratio"].expand(shape)})
+        of_tokens = [
+            {**part, "ratio": part["importance_sampling_ratio"].expand_as(part["completion_mask"])} for part in parts
+        ]
         columns, _, _ = gathered(of_tokens, {"ratio": "ratio"})
         ratio_T = signal.layout.flat("importance_sampling_ratio", columns["ratio"])[signal.token_T.argsort()]
         weights_T = signal.fixed.weights_T * ratio_T.to(signal.fixed.weights_T)

@@ -35,6 +35,7 @@ from harness.methods.composition import Method
 from harness.methods.refusals import trl_refusal
 from harness.rollout import models
 from harness.tokens.metrics import Stopwatch
+from harness.train.collect import numbers_of_rank
 
 pytestmark = pytest.mark.filterwarnings("ignore:You are using 'rollout_func'")
 RUNNING = [name for name in baselines.METHODS if trl_refusal(Method.of(name, baselines.table())) is None]
@@ -242,17 +243,6 @@ def memory_of(method: Method | PortableMethod) -> list[float]:
     return [x for state in method.state().values() for x in state.values()]
 
 
-def rows_of_process(number: int, process: int, world: int) -> list[int]:
-    """Return the responses of a process, such that the updates of all processes together are those of one."""
-    of_update = number // UPDATES
-    share = of_update // world
-    rows: list[int] = []
-    for update in range(UPDATES):
-        first = update * of_update + process * share
-        rows += range(first, first + share)
-    return rows
-
-
 def losses_on_recorded(spec: str, folder: Path) -> list[list[float]]:
     """Train by EntrobenchTrainer on the same weights and responses, and return the same numbers."""
     steps = json.loads((folder / RECORDED).read_text())
@@ -263,7 +253,8 @@ def losses_on_recorded(spec: str, folder: Path) -> list[list[float]]:
 
     def sampled(prompts: Sequence[str], trainer: Any) -> dict[str, Any]:
         asked.append(steps[len(asked)])
-        rows[:] = rows_of_process(number, trainer.accelerator.process_index, trainer.accelerator.num_processes)
+        # The updates of all processes together are those of one.
+        rows[:] = numbers_of_rank(number, UPDATES, trainer.accelerator.process_index, world)
         assert len(prompts) == len(rows)
         responses = [asked[-1]["response"][row] for row in rows]
         return {
