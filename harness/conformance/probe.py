@@ -20,8 +20,8 @@ from harness.base.errors import UserError
 from harness.base.task import Answer, Judged, Problem, Verdict
 from harness.methods.batch import Rollout, TokenBatch, TokenStats
 from harness.methods.composition import BEFORE, DURING, Method, Signal, Table, overrides
-from harness.tokens.dense import filtered_logp
-from harness.tokens.head import likeliest_entropy
+from harness.tokens.head import Head
+from harness.tokens.statistics import token_stats
 from harness.train.collect import Answered, Collected
 from harness.train.record import Updates, record_of_step
 
@@ -34,16 +34,9 @@ Split = Callable[[TokenBatch], list[TokenBatch]]
 
 def stats_of(logits_TV: Tensor, targets_T: Tensor) -> TokenStats:
     """Return all statistics of the tokens under these logits; only logp and the entropies have a gradient."""
-    logp_TV = logits_TV.log_softmax(-1)
-    p_TV = logp_TV.exp()
-    logp_T = logp_TV.gather(1, targets_T[:, None])[:, 0]
-    return TokenStats(
-        logp=logp_T,
-        entropy=-(p_TV * logp_TV).sum(-1),
-        sum_p2=(p_TV**2).sum(-1).detach(),
-        sum_p2_logp=(p_TV**2 * logp_TV).sum(-1).detach(),
-        min_p_logp=filtered_logp(logp_TV, logp_T).detach(),
-        likeliest_entropy=likeliest_entropy(logp_TV, logits_TV.shape[1]),
+    identity = Head(torch.eye(logits_TV.shape[1], dtype=logits_TV.dtype))
+    return token_stats(
+        logits_TV, identity, targets_T, 1.0, entropy_grad=True, sum_p2=True, min_p=True, likeliest_entropy=True
     )
 
 
