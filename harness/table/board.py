@@ -153,15 +153,13 @@ class Board:
         config = self.config
         if config.get("ruleset") != TUNED or any(cell.options for cell in self.expected):
             return self
-        names_by_spec: dict[str, set[str]] = {}
-        for name, specs in config["tune"]["candidates"].items():
-            for spec in specs:
-                names_by_spec.setdefault(spec, set()).add(name)
-        present = dict.fromkeys(cell.method for cell in self.expected)
+        candidates = config["tune"]["candidates"]
+        present = {cell.method for cell in self.expected}
         names = {}
         for spec in present:
-            if len(names_by_spec.get(spec, ())) == 1:
-                [names[spec]] = names_by_spec[spec]
+            tuned = [name for name, specs in candidates.items() if spec in specs]
+            if len(tuned) == 1:
+                [names[spec]] = tuned
         if len({names.get(spec, spec) for spec in present}) < len(present):
             return self  # packs with different choices: only specs tell their rows apart
         expected = []

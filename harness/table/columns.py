@@ -29,19 +29,13 @@ def format_estimate(estimate: Estimate | None, sign: str = "") -> str:
     if estimate is None:
         return ""
     mean = f"{estimate.mean:{sign}.3f}"
-    if estimate.low is None or estimate.high is None or math.isnan(estimate.mean):
+    if estimate.ends is None or math.isnan(estimate.mean):
         return mean
-    if is_symmetric(estimate):
-        return f"{mean} ±{estimate.high - estimate.mean:.3f}"
-    return f"{mean} [{estimate.low:{sign}.3f}, {estimate.high:{sign}.3f}]"
-
-
-def is_symmetric(estimate: Estimate) -> bool:
-    """Return whether an interval reaches as far above the mean as below."""
-    assert estimate.low is not None
-    assert estimate.high is not None
-    # Rounding makes the two distances differ; an interval of logarithms, or one that is cut, differs by far more.
-    return math.isclose(estimate.high - estimate.mean, estimate.mean - estimate.low, rel_tol=1e-6)
+    low, high = estimate.ends
+    # Rounding makes the two distances differ; those of an interval of logarithms, or of a cut one, differ by far more.
+    if math.isclose(high - estimate.mean, estimate.mean - low, rel_tol=1e-6):
+        return f"{mean} ±{high - estimate.mean:.3f}"
+    return f"{mean} [{low:{sign}.3f}, {high:{sign}.3f}]"
 
 
 def format_difference(estimate: Estimate | None, row: LeaderboardRow, score: str) -> str:
@@ -60,9 +54,10 @@ def format_difference(estimate: Estimate | None, row: LeaderboardRow, score: str
 
 def sign_mark(estimate: Estimate) -> str:
     """Return the mark of a difference whose single interval excludes 0; the verdict is another question."""
-    if estimate.low is None or estimate.high is None or estimate.low <= 0 <= estimate.high:
+    low, high = estimate.ends or (0.0, 0.0)
+    if low <= 0 <= high:
         return ""
-    return BETTER if estimate.low > 0 else WORSE
+    return BETTER if low > 0 else WORSE
 
 
 def of_field(name: str, header: str, text: Callable[[Any], str] = format_estimate) -> TableColumn:

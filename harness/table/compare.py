@@ -97,9 +97,8 @@ def comparisons(frames: Frames, baseline: str, ks: Mapping[str, int]) -> list[Co
     for label, tables in labeled_tables(frames):
         _, _, model, pairs = tables[0]
         methods = methods_of_tables(frames, tables)
-        scores = {}
-        for score, score_ks in scores_of_tables(tables, ks):
-            scores[score] = table_scores(frames, methods, score_ks, baseline)
+        ks_of_scores = scores_of_tables(tables, ks)
+        scores = {score: table_scores(frames, methods, of_tasks, baseline) for score, of_tasks in ks_of_scores.items()}
         check_all_alike(frames, methods, scores["Avg@K"].by_method)
         average, headline = scores.values()
         verdict_of = verdicts(headline, average)
@@ -132,30 +131,25 @@ def comparisons(frames: Frames, baseline: str, ks: Mapping[str, int]) -> list[Co
 
 def labeled_tables(frames: Frames) -> list[tuple[str, list[Axes]]]:
     """Return each table with its label and, after those of one training task, all of them together."""
-    by_training: dict[tuple[str, str, str], list[Axes]] = {}
-    trained_tasks: dict[tuple[str, str], set[str]] = {}  # by model and setting
+    by_training: dict[tuple[Any, ...], list[Axes]] = {}
     for axes in frames.tables:
-        trained_on, _, model, pairs = axes
-        setting = setting_label(dict(pairs))
-        by_training.setdefault((trained_on, model, setting), []).append(axes)
-        trained_tasks.setdefault((model, setting), set()).add(trained_on)
+        trained_on, _, *place = axes
+        by_training.setdefault((trained_on, *place), []).append(axes)
     labeled = []
-    for (trained_on, model, setting), tables in by_training.items():
-        for axes in tables:
-            labeled.append((label_of(axes, frames.tables), [axes]))
+    for (trained_on, *place), tables in by_training.items():
+        labeled += [(label_of(axes, frames.tables), [axes]) for axes in tables]
         if len(tables) > 1:
-            several = len(trained_tasks[model, setting]) > 1
+            several = [other for _, *other in by_training].count(place) > 1
             label = f"{ALL_TASKS} (trained on {trained_on})" if several else ALL_TASKS
             labeled.append((label, tables))
     return labeled
 
 
-def scores_of_tables(tables: Sequence[Axes], ks: Mapping[str, int]) -> list[tuple[str, list[int | None]]]:
-    """Return the two scores by name, with their k on each task."""
+def scores_of_tables(tables: Sequence[Axes], ks: Mapping[str, int]) -> dict[str, list[int | None]]:
+    """Return the k of both scores on each task, by the name of the score."""
     of_pass: list[int | None] = [ks[evaluated] for _, evaluated, *_ in tables]
-    same_k = len(set(of_pass)) == 1
-    headline = f"Pass@{of_pass[0]}" if same_k else "Pass@k"
-    return [("Avg@K", [None] * len(tables)), (headline, of_pass)]
+    headline = f"Pass@{of_pass[0]}" if len(set(of_pass)) == 1 else "Pass@k"
+    return {"Avg@K": [None] * len(tables), headline: of_pass}
 
 
 def methods_of_tables(frames: Frames, tables: Sequence[Axes]) -> dict[str, Tasks]:

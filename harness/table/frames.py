@@ -294,15 +294,14 @@ def with_base_models(frames: Frames) -> Frames:
 
 def base_model_cells(frames: Frames, methods: Mapping[str, DataFrame]) -> DataFrame:
     """Return a row for each seed of a table, with the evaluation before the first step if a cell has one."""
+    rows = [row for cells in methods.values() for row in cells.to_dict("records")]
     by_seed: dict[int, dict[str, Any]] = {}
-    for cells in methods.values():
-        for row in done_cells(cells).to_dict("records"):
-            if (row["cell"], row["evaluated"], BEFORE) in frames.answers:
-                by_seed.setdefault(row["seed"], before_training(row))
+    for row in rows:
+        if (row["cell"], row["evaluated"], BEFORE) in frames.answers:
+            by_seed.setdefault(row["seed"], before_training(row))
     # The other seeds are expected of the base model, too, but have no evaluation before training so far.
-    for cells in methods.values():
-        for row in cells.to_dict("records"):
-            by_seed.setdefault(row["seed"], before_training(row) | {"state": NO_RUN})
+    for row in rows:
+        by_seed.setdefault(row["seed"], before_training(row) | {"state": NO_RUN})
     return cells_frame(list(by_seed.values()))
 
 

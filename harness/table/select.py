@@ -148,11 +148,8 @@ def board_titles(boards: Sequence[Board]) -> list[str]:
     titles = [board_title(board, shared) for board in boards]
     numbered = []
     for place, title in enumerate(titles):
-        if titles.count(title) == 1:
-            numbered.append(title)
-        else:
-            age = titles[place:].count(title)  # the last is the oldest, and number 1
-            numbered.append(f"{title} ({age})")
+        age = titles[place:].count(title)  # the last is the oldest, and number 1
+        numbered.append(f"{title} ({age})" if titles.count(title) > 1 else title)
     return numbered
 
 

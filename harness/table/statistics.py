@@ -33,6 +33,11 @@ class Estimate:
     low: float | None = None  # None where the data cannot tell how far off the mean may be
     high: float | None = None
 
+    @property
+    def ends(self) -> tuple[float, float] | None:
+        """Its limits; None without an interval."""
+        return None if self.low is None or self.high is None else (self.low, self.high)
+
 
 @dataclass(frozen=True)
 class Spread:
@@ -120,9 +125,8 @@ def geometric_interval(x_S: Floats) -> Estimate:
     if not np.isfinite(log_S).all():
         return Estimate(float(np.exp(log_S.mean())))
     of_logs = mean_interval(log_S)
-    if of_logs.low is None or of_logs.high is None:  # values so close that their logarithms are equal
-        return Estimate(math.exp(of_logs.mean))
-    return Estimate(math.exp(of_logs.mean), math.exp(of_logs.low), math.exp(of_logs.high))
+    ends = of_logs.ends or ()  # none of values so close that their logarithms are equal
+    return Estimate(math.exp(of_logs.mean), *map(math.exp, ends))
 
 
 def crossed_interval(x_SJ: Floats, confidence: float = CONFIDENCE) -> Estimate:
@@ -183,9 +187,9 @@ def mean_squares(x_SJ: Floats) -> MeanSquares:
 
 def clipped(estimate: Estimate, low: float, high: float) -> Estimate:
     """Return the estimate with its interval cut to the values that are possible."""
-    if estimate.low is None or estimate.high is None:
+    if estimate.ends is None:
         return estimate
-    return Estimate(estimate.mean, max(estimate.low, low), min(estimate.high, high))
+    return Estimate(estimate.mean, max(estimate.ends[0], low), min(estimate.ends[1], high))
 
 
 def share_interval(x_SJ: Floats) -> Estimate:
@@ -216,9 +220,7 @@ def near_bound(estimate: Estimate, problems: int) -> Estimate:
     center = (estimate.mean + z * z / (2 * problems)) / (1 + z * z / problems)
     variance = estimate.mean * (1 - estimate.mean) / problems + (z / (2 * problems)) ** 2
     half = z * math.sqrt(max(variance, 0)) / (1 + z * z / problems)
-    ends = [center - half, center + half]
-    if estimate.low is not None and estimate.high is not None:
-        ends += [estimate.low, estimate.high]
+    ends = [center - half, center + half, *(estimate.ends or ())]
     return clipped(Estimate(estimate.mean, min(ends), max(ends)), 0, 1)
 
 
