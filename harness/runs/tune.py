@@ -34,12 +34,12 @@ TOO_LOW, BROKEN = "Avg@K too low", "not done"
 
 @dataclass(frozen=True)
 class Candidate:
-    """A candidate of a method with its scores on the validation problems; None if not every seed is done."""
+    """A candidate of a method, all of whose seeds are done, with its scores on the validation problems."""
 
     method: str
     spec: str
-    avg_at_k: float | None
-    pass_at_k: float | None
+    avg_at_k: float
+    pass_at_k: float
 
 
 def tuning_matrix(config: Config) -> Config:
@@ -122,63 +122,56 @@ def check_choice_place(config: Config) -> None:
 # The choice
 
 
-def mean_scores(spec: str, rows: Sequence[LeaderboardRow]) -> tuple[float, float] | tuple[None, None]:
+def mean_scores(spec: str, rows: Sequence[LeaderboardRow]) -> tuple[float, float] | None:
     """Return the mean Avg@K and Pass@K of a method over the tables; None if not every seed of each is done."""
     averages, passes = [], []
     for row in rows:
         if row.method != spec:
             continue
         if row.avg_at_k is None or row.seeds_done < row.seeds_expected:
-            return None, None
+            return None
         averages.append(row.avg_at_k.mean)
         passes.append(row.pass_at_k[row.k].mean)
-    if not averages:
-        return None, None
-    return fmean(averages), fmean(passes)
+    return (fmean(averages), fmean(passes)) if averages else None
 
 
 def chosen_candidates(candidates: Sequence[Candidate], baseline_avg: float, slack: float) -> dict[str, Candidate]:
-    """Return the choice for each method that has a candidate all of whose seeds are done, by the rule."""
+    """Return the choice for each method that has a candidate, by the rule."""
     by_method: dict[str, list[Candidate]] = {}
     for each in candidates:
-        if each.avg_at_k is not None:
-            by_method.setdefault(each.method, []).append(each)
+        by_method.setdefault(each.method, []).append(each)
     choice = {}
     for method, group in by_method.items():
-        if near := [each for each in group if is_near(each, baseline_avg, slack)]:
-            choice[method] = max(near, key=lambda each: each.pass_at_k or 0.0)
+        if near := [each for each in group if each.avg_at_k >= baseline_avg - slack]:
+            choice[method] = max(near, key=lambda each: each.pass_at_k)
         else:
-            choice[method] = max(group, key=lambda each: each.avg_at_k or 0.0)
+            choice[method] = max(group, key=lambda each: each.avg_at_k)
     return choice
-
-
-def is_near(candidate: Candidate, baseline_avg: float, slack: float) -> bool:
-    """Return whether the Avg@K of a candidate is at most the slack below the baseline's."""
-    return candidate.avg_at_k is not None and candidate.avg_at_k >= baseline_avg - slack
 
 
 def choose(config: Config, rows: Sequence[LeaderboardRow]) -> tuple[list[list[str]], dict[str, Candidate]]:
     """Return the table of the candidates, and the choice for each method."""
-    baseline_avg, _ = mean_scores(config.baseline, rows)
-    if baseline_avg is None:
+    of_baseline = mean_scores(config.baseline, rows)
+    if of_baseline is None:
         raise UserError(
             f"the baseline {config.baseline} is not done on the validation problems, and the rule compares with it; "
             "the same command runs what is missing"
         )
-    slack, candidates = config.tune.slack, []
-    for method in config.methods:
-        for spec in config.tune.candidates[method]:
-            candidates.append(Candidate(method, spec, *mean_scores(spec, rows)))
+    (baseline_avg, _), slack = of_baseline, config.tune.slack
+    specs = [(method, spec) for method in config.methods for spec in config.tune.candidates[method]]
+    scores = {spec: mean_scores(spec, rows) for _, spec in specs}
+    candidates = [Candidate(method, spec, *pair) for method, spec in specs if (pair := scores[spec])]
     choice = chosen_candidates(candidates, baseline_avg, slack)
     lines = [["candidate", "method", "Avg@K", "Pass@K", "choice"]]
-    for each in candidates:
-        if each.avg_at_k is None or each.pass_at_k is None:
-            lines.append([each.spec, each.method, "", "", BROKEN])
+    for method, spec in specs:
+        if (pair := scores[spec]) is None:
+            lines.append([spec, method, "", "", BROKEN])
             continue
-        mark = configs.CHOSEN if choice[each.method] is each else ""
-        if not mark and not is_near(each, baseline_avg, slack):
+        average, passed = pair
+        mark = configs.CHOSEN if choice[method].spec == spec else ""
+        if not mark and average < baseline_avg - slack:
             mark = TOO_LOW
-        lines.append([each.spec, each.method, f"{each.avg_at_k:.3f}", f"{each.pass_at_k:.3f}", mark])
+        lines.append([spec, method, f"{average:.3f}", f"{passed:.3f}", mark])
     lost = [method for method in config.methods if method not in choice]
     if lost:
         raise UserError(
