@@ -118,9 +118,15 @@ def local_folder(uri: str) -> Path | None:
 
 
 def folder_for_files(artifacts: str, uri: str) -> Path | None:
-    """Return the folder into which a run's files belong, given the URI that MLflow recorded; None for a server."""
-    recorded = local_folder(artifacts) if database(uri) else None
-    return None if recorded is None else home_of_run(recorded, uri) or recorded
+    """Return the folder into which a run's files belong, given the URI that MLflow recorded; None for a server.
+
+    That of our own stores lies next to the database; a user chose one that does not end as theirs do.
+    """
+    recorded, path = local_folder(artifacts), database(uri)
+    if recorded is None or path is None:
+        return None
+    is_ours = recorded.match(f"{FOLDER}/*/*/artifacts")
+    return path.resolve().parent.joinpath(*recorded.parts[-4:]) if is_ours else recorded
 
 
 def artifact_folder(artifacts: str, uri: str) -> Path | None:
@@ -134,17 +140,3 @@ def home_of_experiment(uri: str, matrix: str) -> Path | None:
     """Return the folder next to an SQLite database for the files of an experiment; None for other stores."""
     path = database(uri)
     return None if path is None else path.resolve().parent / FOLDER / matrix
-
-
-def home_of_run(recorded: Path, uri: str) -> Path | None:
-    """Return the folder next to the database for the files of a run, given their recorded folder.
-
-    None if the recorded folder does not end as those of our own stores do: then a user chose it.
-    """
-    if len(recorded.parts) < 4:
-        return None
-    folder, matrix, run, last = recorded.parts[-4:]
-    experiment = home_of_experiment(uri, matrix)
-    if experiment is None or (folder, last) != (FOLDER, "artifacts"):
-        return None
-    return experiment / run / last
