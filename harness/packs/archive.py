@@ -81,10 +81,6 @@ class Pack:
         return Protocol(self.manifest["protocol"]["definition"])
 
     @property
-    def summary(self) -> bytes:
-        return (self.folder / SUMMARY).read_bytes()
-
-    @property
     def cells(self) -> list[Path]:
         """The folders of its cells, in order."""
         return sorted((self.folder / CELLS).glob("*"))

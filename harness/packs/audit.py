@@ -397,16 +397,13 @@ def other_matrix(board: Board, protocol: Protocol, specs: Iterable[CellSpec]) ->
     if board.baseline != config.get("baseline"):
         yield f"its baseline is {shown(board.baseline)}, and {shown(config.get('baseline'))} in its configuration"
     for spec in specs:
-        if spec.id not in expected:
+        cell = expected.get(spec.id)
+        if cell is None:
             yield f"it does not name {spec.key.run_name} ({spec.id})"
             continue
-        if list(expected[spec.id].eval_tasks) != list(evaluation_specs(spec)):
+        if list(cell.eval_tasks) != list(evaluation_specs(spec)):
             yield f"its evaluations of {spec.key.run_name} are not those of the cell"
-        cell, factors = expected[spec.id], tuple(spec.key.tags().values())
-        if claims(cell.place[: len(AXES)], cell.params, cell.made_of) != claims(factors, params_of(spec), spec.made_of):
+        named = (cell.place[: len(AXES)], params_without_k(cell.params), cell.made_of)
+        recorded = (tuple(spec.key.tags().values()), params_without_k(params_of(spec)), spec.made_of)
+        if named != recorded:
             yield f"its values of {spec.key.run_name} ({spec.id}) are not those of the cell"
-
-
-def claims(factors: tuple[str, ...], params: Mapping[str, str], made_of: str | None) -> tuple[Any, ...]:
-    """Return what a pack says of a cell, in its matrix or in its record, to be compared."""
-    return factors, params_without_k(params), made_of

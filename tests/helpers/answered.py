@@ -20,7 +20,7 @@ from harness.cells.log import MetricsLog
 from harness.cells.spec import CellSpec
 from harness.config import load_config
 from harness.matrix import Cell, cells
-from harness.packs.archive import Pack, write_pack
+from harness.packs.archive import SUMMARY, Pack, write_pack
 from harness.packs.exchange import pack_matrix
 from harness.packs.protocol import Protocol
 from tasks import Problem, Verdict
@@ -106,7 +106,7 @@ class Forgery:
 
     @classmethod
     def of(cls, pack: Pack) -> Forgery:
-        return cls(pack.folder, pack.matrix, json.loads(pack.summary), pack.protocol.definition)
+        return cls(pack.folder, pack.matrix, files.read_json(pack.folder / SUMMARY), pack.protocol.definition)
 
     @property
     def cells(self) -> list[Path]:

@@ -14,6 +14,7 @@ import pytest
 from answered import answered_pack
 from commands import refusal
 
+from harness.base import files
 from harness.base.errors import Damaged, UserError
 from harness.packs.archive import SUMMARY, read_board, unpacked, write_pack
 from harness.packs.reader import PackReader
@@ -61,7 +62,7 @@ def with_value(summary: dict[str, Any], place: Place, value: Any) -> Any:
 def test_odd_values_give_a_table_or_one_sentence(small: Path) -> None:
     refused = 0
     with unpacked(small) as pack:
-        summary = json.loads(pack.summary)
+        summary = files.read_json(pack.folder / SUMMARY)
         # Of the configuration, a table reads these keys alone.
         tune = {"candidates": {"grpo": ["grpo"], "clip_b": ["clip_b"]}}
         summary["config"] = {"ruleset": "tuned", "tune": tune}
@@ -83,7 +84,7 @@ def test_odd_values_give_a_table_or_one_sentence(small: Path) -> None:
 def test_two_cells_at_one_place_are_refused(small: Path) -> None:
     """They would count as two seeds of a row."""
     with unpacked(small) as pack:
-        summary = json.loads(pack.summary)
+        summary = files.read_json(pack.folder / SUMMARY)
         summary["expected"].append({**summary["expected"][0], "cell": "another"})
         (pack.folder / SUMMARY).write_text(json.dumps(summary))
         with pytest.raises(Damaged):
@@ -94,7 +95,7 @@ def test_two_cells_at_one_place_are_refused(small: Path) -> None:
 def test_commands_refuse_an_odd_summary(command: list[str], small: Path, tmp_path: Path) -> None:
     odd = tmp_path / "odd.zip"
     with unpacked(small) as pack:
-        summary = json.dumps(with_value(json.loads(pack.summary), ("expected", 0, "eval_tasks"), 1))
+        summary = json.dumps(with_value(files.read_json(pack.folder / SUMMARY), ("expected", 0, "eval_tasks"), 1))
         write_pack(odd, pack.matrix, summary, pack.cells, pack.protocol)
     sentence = refusal(*command, str(odd), *(["smoke"] if command == ["unpack"] else []))
     assert f"{odd} is damaged: its matrix.json was not written by this version of entrobench" in sentence
