@@ -160,20 +160,9 @@ def page_cells(records: Iterable[Mapping[str, Any]]) -> DataFrame:
     return DataFrame(lines, dtype="object").astype({"seed": "int64"})
 
 
-def assemble_content(
-    cells: DataFrame,
-    curves: DataFrame,
-    evaluations: DataFrame,
-    rows: list[LeaderboardRow],
-    comparisons: list[Comparison],
-    samples: Samples,
-    **fields: Any,
-) -> PageContent:
-    if (cells["state"] == "planned").all():
-        raise UserError(f"no cell of {fields['name']!r} has begun yet; `entrobench run` runs them")
-    last_steps = curves.groupby("cell")["step"].max()
-    cells = cells.assign(step=cells["cell"].map(last_steps).fillna(0).astype("int64"))
-    answers = done_cells(cells)[OF_CELL].merge(evaluations, on="cell")
+def score_tables(
+    rows: Sequence[LeaderboardRow], compared: Sequence[Comparison], answers: DataFrame, samples: Samples
+) -> list[ScoreTable]:
     rows_by_table: dict[tuple[str, str], list[LeaderboardRow]] = {}
     for row in rows:
         rows_by_table.setdefault((row.task, row.where), []).append(row)
@@ -182,9 +171,9 @@ def assemble_content(
         behind = answers_behind(label, where, answers)
         questions = chosen_questions(behind, samples) if len(behind) else []
         # Without the comparisons over all tasks, which have a label of their own.
-        compared = [each for each in comparisons if each.task == label and each.where == where]
-        tables.append(ScoreTable(f"{label}, {where}", rows_of_table, behind, questions, compared))
-    return PageContent(rows=rows, cells=cells, curves=curves, tables=tables, **fields)
+        of_table = [each for each in compared if each.task == label and each.where == where]
+        tables.append(ScoreTable(f"{label}, {where}", rows_of_table, behind, questions, of_table))
+    return tables
 
 
 def answers_behind(label: str, where: str, answers: DataFrame) -> DataFrame:
@@ -355,7 +344,11 @@ def content_of_board(
                 "address": run_address(experiment.uri, experiment.id, run.id),
             }
         records.append(record)
-
+    cells, steps = page_cells(records), curves_frame(curves)
+    if (cells["state"] == "planned").all():
+        raise UserError(f"no cell of {board.title!r} has begun yet; `entrobench run` runs them")
+    cells["step"] = cells["cell"].map(steps.groupby("cell")["step"].max()).fillna(0).astype("int64")
+    answers = done_cells(cells)[OF_CELL].merge(evaluations_of_runs(experiment, runs), on="cell")
     page_notes = list(notes)  # more are added as the samples are read
 
     def samples(cell: str, task: str, step: int) -> list[Record]:
@@ -368,20 +361,17 @@ def content_of_board(
             return []
 
     newest_settings = next((spec.settings for spec in reversed(specs.values()) if spec is not None), {})
-    cells = page_cells(records)
-    return assemble_content(
-        cells,
-        curves_frame(curves),
-        evaluations_of_runs(experiment, runs),
-        rows,
-        compared,
-        samples,
+    return PageContent(
         name=board.title,
         source=origin or f"MLflow at {visible_address(experiment.uri)}",
         command=command,
         baseline=board.baseline,
         methods=list(cells["method"].unique()),
         settings=dict(newest_settings if settings is None else settings),
+        rows=rows,
+        cells=cells,
+        curves=steps,
+        tables=score_tables(rows, compared, answers, samples),
         notes=page_notes,
     )
 
@@ -395,12 +385,12 @@ def run_address(uri: str, experiment: str, run: str) -> str | None:
 
 def origin_of_run(run: Run) -> dict[str, Any]:
     """Return the recorded code and machine of a run."""
-    versions = {key: value for key, value in run.tags.items() if key.startswith(VERSION_TAG)}
+    tags = run.tags.items()
     return {
         "version": run.tags.get("code.version"),
         "commit": run.tags.get("code.commit"),
         "processor": run.tags.get("processor"),
-        "versions": {key.removeprefix(VERSION_TAG): value for key, value in versions.items()},
+        "versions": {key.removeprefix(VERSION_TAG): value for key, value in tags if key.startswith(VERSION_TAG)},
     }
 
 

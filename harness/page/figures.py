@@ -119,9 +119,7 @@ def estimates_over_steps(
         series.append({"name": method, "x": list(by_step), **estimate_band(by_step.values())})
         means = [estimate.mean for estimate in by_step.values()]
         last = by_step[max(by_step)]
-        interval = ""
-        if last.low is not None and last.high is not None:
-            interval = f"{short_number(last.low)} to {short_number(last.high)}"
+        interval = " to ".join(map(short_number, last.ends or ()))
         lines.append(summary_line(method, min(by_step), max(by_step), means, interval))
     header = ["method", "first mean", "last mean", "its 95 % interval", "lowest mean", "highest mean"]
     return Figure(title, note, "lines", "step", y, series, header, lines, small, options)
@@ -200,7 +198,7 @@ def drawable(value: Any) -> Any:
 
 
 def training_figures(curves: DataFrame, methods: Sequence[str], reported: Reported) -> dict[str, list[Figure]]:
-    """Return the figures over the training steps by the titles of their groups; metrics without a value have none.
+    """Return the figures over the training steps by their groups; metrics without a value have none.
 
     `reported`: published curves of the same base model.
     """
@@ -226,7 +224,7 @@ def training_figures(curves: DataFrame, methods: Sequence[str], reported: Report
         small=False,
         log_y=True,
     )
-    figures = {
+    return {
         "Entropy": [
             *[with_reported(entropy, reported) for entropy in entropies],
             *of(
@@ -257,7 +255,6 @@ def training_figures(curves: DataFrame, methods: Sequence[str], reported: Report
         ],
         "Time": time_figures(curves, methods),
     }
-    return {title: of_group for title, of_group in figures.items() if of_group}
 
 
 def time_figures(curves: DataFrame, methods: Sequence[str]) -> list[Figure]:

@@ -30,6 +30,7 @@ TICKS = 4  # of an axis of the forest plot at most; more do not fit on a phone's
 MARGIN = 0.04  # of an axis on either side, so that the ends of intervals are seen
 
 Axis = tuple[float, float]  # its ends
+Compared = tuple[Comparison, Estimate]  # a comparison and its difference
 
 
 # The finding
@@ -78,7 +79,7 @@ def change_text(
         return f"{score} stays at {after.mean:.3f}"
     verb = "falls" if after.mean < before.mean else "rises"
     text = f"{score} {verb} from {before.mean:.3f} to {after.mean:.3f}"
-    if difference is None or difference.low is None:
+    if difference is None or difference.ends is None:
         return f"{text} (without an interval)"
     return text if sign_mark(difference) else f"{text} (not significant)"
 
@@ -87,7 +88,7 @@ def verdict_sentence(table: ScoreTable) -> str:
     """Name the methods of each verdict, the highest difference in the headline score first."""
     compared = compared_by_score(table)
     headline, of_headline = next(iter(compared.items())) if compared else ("", [])
-    trained = [comparison for comparison in of_headline if comparison.method != BASE_MODEL]
+    trained = [comparison for comparison, _ in of_headline if comparison.method != BASE_MODEL]
     if not trained:
         return "No method can be compared with the baseline yet."
     by_verdict: dict[str, list[Comparison]] = {WINS: [], TRADES: [], LOSES: [], "": []}
@@ -110,20 +111,16 @@ def verdict_sentence(table: ScoreTable) -> str:
     return f"{headline} against {trained[0].baseline}: {'; '.join(parts)}."
 
 
-def compared_by_score(table: ScoreTable) -> dict[str, list[Comparison]]:
+def compared_by_score(table: ScoreTable) -> dict[str, list[Compared]]:
     """Return the comparisons that have a difference by score, the headline and the highest first."""
-    by_score: dict[str, list[Comparison]] = {}
+    by_score: dict[str, list[Compared]] = {}
     for comparison in table.comparisons:  # of Avg@K first, and then of the headline
         of_score = by_score.setdefault(comparison.score, [])
         if comparison.method != comparison.baseline and comparison.difference is not None:
-            of_score.append(comparison)
-    # Of equal differences, the first of the table comes first.
-    return {score: sorted(by_score[score], key=difference_of, reverse=True) for score in reversed(by_score)}
-
-
-def difference_of(comparison: Comparison) -> float:
-    assert comparison.difference is not None
-    return comparison.difference.mean
+            of_score.append((comparison, comparison.difference))
+    for of_score in by_score.values():
+        of_score.sort(key=lambda pair: pair[1].mean, reverse=True)  # of equal ones, the first of the table comes first
+    return dict(reversed(by_score.items()))
 
 
 def difference_text(comparison: Comparison) -> str:
@@ -209,23 +206,22 @@ def forest_plot(table: ScoreTable) -> dict[str, Any] | None:
     lines: dict[str, dict[str, Any]] = {}  # by method, in the order of the first score
     scores = []
     for score, of_score in compared.items():
-        axis = forest_axis(of_score)
+        axis = forest_axis([difference for _, difference in of_score])
         ticks = [{"text": f"{tick:g}", "place": place_on(axis, tick)} for tick in nice_ticks(*axis, TICKS)]
         scores.append({"name": score, "ticks": ticks, "zero": place_on(axis, 0.0)})
-        for comparison in of_score:
+        for comparison, difference in of_score:
             method, verdict = comparison.method, comparison.verdict
             name = method_text(method, mixed=(), trainer=comparison.trainer)
             line = lines.setdefault(method, {"method": method, "name": name, "verdict": verdict, "cells": []})
-            line["cells"].append(forest_cell(comparison, axis))
+            line["cells"].append(forest_cell(comparison, difference, axis))
     return {"baseline": table.comparisons[0].baseline, "scores": scores, "lines": list(lines.values())}
 
 
-def forest_axis(compared: Sequence[Comparison]) -> Axis:
+def forest_axis(differences: Sequence[Estimate]) -> Axis:
     """Return the ends of the axis of a score; it contains 0 and every interval."""
     ends = [0.0]
-    for comparison in compared:
-        assert comparison.difference is not None
-        ends += interval_ends(comparison.difference)
+    for difference in differences:
+        ends += difference.ends or (difference.mean,)
     low, high = min(ends), max(ends)
     margin = MARGIN * (high - low)
     if margin == 0:  # all differences and ends of intervals are 0, but an axis needs a length
@@ -233,23 +229,15 @@ def forest_axis(compared: Sequence[Comparison]) -> Axis:
     return low - margin, high + margin
 
 
-def interval_ends(estimate: Estimate) -> tuple[float, float]:
-    """Return the interval's ends, or the mean twice if there is none."""
-    if estimate.low is None or estimate.high is None:
-        return estimate.mean, estimate.mean
-    return estimate.low, estimate.high
-
-
-def forest_cell(comparison: Comparison, axis: Axis) -> dict[str, Any]:
+def forest_cell(comparison: Comparison, difference: Estimate, axis: Axis) -> dict[str, Any]:
     """Return a difference with its places on the axis."""
-    assert comparison.difference is not None
-    low, high = interval_ends(comparison.difference)
+    low, high = difference.ends or (difference.mean, difference.mean)
     return {
-        "value": comparison.difference.mean,
+        "value": difference.mean,
         "text": difference_text(comparison),
         "significant": comparison.significance != 0,
         "low": place_on(axis, low),
-        "mean": place_on(axis, comparison.difference.mean),
+        "mean": place_on(axis, difference.mean),
         "high": place_on(axis, high),
     }
 

@@ -220,7 +220,7 @@ def sections_of(content: PageContent) -> list[Section]:
         return [(table.title, draw(table)) for table in content.tables]
 
     def training(group: str) -> list[tuple[str, list[Figure]]]:
-        return [(title, by_group.get(group, [])) for title, by_group in trainings.items()]
+        return [(title, by_group[group]) for title, by_group in trainings.items()]
 
     finding, *others = [
         section("finding", "Finding", "", of_tables(scores.pareto_figures)),
