@@ -32,7 +32,8 @@ def call(arguments: argparse.Namespace) -> int:
         found = "holds only cells of this configuration" if config.folder.exists() else "does not exist"
         console.print(f"{config.folder} {found}: nothing to clean")
         return 0
-    if (kept := config.folder / BASE_ANSWERS).exists():  # some may be of these cells; a further cell samples them again
+    kept = config.folder / BASE_ANSWERS
+    if any(kept.glob("*.json")):  # some may be of these cells; a further cell samples them again
         left[kept] = "answers of untrained models"
     sizes = {folder: size_of(folder) for folder in left}
     for folder, what in left.items():
@@ -52,9 +53,10 @@ def size_of(folder: Path) -> int:
 
 
 def delete(folder: Path) -> bool:
-    """Delete kept answers, or a cell unless a process works on it; return whether the folder was deleted."""
+    """Delete kept answers, or a cell unless a process works on it; return whether they were deleted."""
     if folder.name == BASE_ANSWERS:
-        shutil.rmtree(folder)
+        for answers in folder.glob("*.json"):  # not the locks and the folder, which running cells rely on
+            answers.unlink(missing_ok=True)
         return True
     with lease.hold(folder, wait=0) as ours:
         if ours is None:
