@@ -188,7 +188,7 @@ def why_no_signal(lines: Sequence[Mapping[str, Any]], responses: int = 0) -> str
         remedies[f"{portion(truncated)} responses cut off by rollout.max_new_tokens"] = TRUNCATED
     if right == 1:
         remedies["all answers right"] = SATURATED
-    elif right > 0:
+    elif right != 0:
         remedies["equal rewards in each group"] = FEW_SIGNALS
     elif not remedies:
         remedies["all answers wrong"] = CONSTANT

@@ -47,6 +47,7 @@ def steps(*metrics: dict[str, float]) -> list[dict[str, Any]]:
         ),
         ([{"reward/mean": 1.0}] * 2, f"all answers right; {SATURATED}"),
         ([{"reward/mean": 0.25}], f"equal rewards in each group; {FEW_SIGNALS}"),
+        ([{"reward/mean": -5.0}], f"equal rewards in each group; {FEW_SIGNALS}"),
     ],
 )
 def test_why_no_signal(metrics: list[dict[str, float]], why: str | None) -> None:
