@@ -120,6 +120,7 @@ class VerifierPool:
         self.idle_by_judge: dict[str, queue.LifoQueue[Worker]] = {}
         self.lock = threading.Lock()
         self.failed: dict[str, tuple[str, str]] = {}  # the first question of each kind of failure
+        self.idle(MATHEMATICS)
 
     @classmethod
     def of(cls, settings: Settings) -> VerifierPool:
