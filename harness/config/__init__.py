@@ -175,12 +175,9 @@ def load_config(name: str, overrides: Iterable[str] = (), *, with_choice: bool =
         include_choice(config)
     check_number(config)  # before `variants`, which builds a configuration for each combination
     # Axes get the values that their cells have. In YAML's own, 1 for a number is not yet 1.0, nor `off` a name.
-    typed_values: dict[str, dict[Any, None]] = {key: {} for key in config.axes}  # in their order, each once
-    for variant in variants(config):
-        for key, value in variant.setting.items():
-            typed_values[key][value] = None
-    for key, values_of_axis in typed_values.items():
-        config.axes[key] = list(values_of_axis)
+    settings = [variant.setting for variant in variants(config)]
+    for key in config.axes:
+        config.axes[key] = list(dict.fromkeys(setting[key] for setting in settings))  # in their order, each once
     validate(config)
     return config
 

@@ -98,12 +98,13 @@ class Learner:
         lacking = ranks.most(len(parts)) - len(parts)
         return parts + [batch.idle()] * lacking if lacking else parts
 
-    def backward(self, loss: Tensor) -> None:
-        """Add the gradient of a loss; a loss that is not finite ends the cell before it reaches a weight."""
+    def backward(self, loss: Tensor) -> float:
+        """Add the gradient of a loss, and return its value; one that is not finite ends the cell before any update."""
         if not torch.isfinite(loss):
             raise CellFailure(f"the loss of the {type(self).__name__.lower()} is {loss.item()}")
         self.on_progress()
         loss.backward()
+        return loss.item()
 
     def step(self, step: int) -> float:
         """Apply the gradient at the learning rate of a training step; return the gradient's norm."""

@@ -141,9 +141,7 @@ class Trainer:
                     current, fixed = self.stats_during(part, old, first), signal.at(part.index_T)
                     # A summand of the mini-batch's loss over all ranks, by its denominators. So gradients are added up,
                     # over parts by `backward` and over ranks by FSDP, and never averaged.
-                    part_loss = method.loss(current, fixed, part)
-                    policy.backward(part_loss)
-                    loss += part_loss.item()
+                    loss += policy.backward(method.loss(current, fixed, part))
                     updates.add_part(method, current, fixed, part)
                 if self.parts.base_responses is not None:
                     number = (step - 1) * len(minibatches) * train.epochs + len(updates.norms)
@@ -222,8 +220,7 @@ class Trainer:
         for part in self.policy.micro_batches(batch):
             logp_T = self.policy.current(part, frozenset()).logp
             part_loss = method.base_loss(logp_T, base_logp_T[part.index_T], scale_T[part.index_T])
-            self.policy.backward(part_loss)
-            loss += part_loss.item()
+            loss += self.policy.backward(part_loss)
         return loss
 
     def synchronise(self, step: int) -> None:
@@ -244,8 +241,7 @@ class Trainer:
                 loss = 0.0
                 for part in self.critic.micro_batches(minibatch):
                     part_loss = self.method.value_loss(self.critic.current(part), signal.at(part.index_T))
-                    self.critic.backward(part_loss)
-                    loss += part_loss.item()
+                    loss += self.critic.backward(part_loss)
                 losses.append(loss)
                 norms.append(self.critic.step(step))
         return {"loss/critic": mean_loss(losses), "gradient/critic_norm": float(np.mean(norms))}

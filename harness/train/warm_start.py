@@ -153,9 +153,7 @@ def supervised_step(policy: Policy, step: int, traces: Sequence[Rollout]) -> flo
     batch = batch_of(traces, longest, policy.device)
     total = 0.0
     for part in policy.micro_batches(batch):
-        loss = -policy.current(part, frozenset()).logp.sum() / len(batch.index_T)
-        policy.backward(loss)
-        total += loss.item()
+        total += policy.backward(-policy.current(part, frozenset()).logp.sum() / len(batch.index_T))
     policy.step(step)
     return total
 

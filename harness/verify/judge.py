@@ -80,11 +80,8 @@ class LatexParser(_Latex2Sympy):
 
         The parser itself reads every number before a fraction or a bracket as a mixed number: 2(3) as 2 + 3.
         """
-        texts, bare = [], []
-        for part in arr:
-            text = part.getText()
-            texts.append(text)
-            bare.append(re.fullmatch(r"[0-9.]+", text))
+        texts = [part.getText() for part in arr]
+        bare = [re.fullmatch(r"[0-9.]+", text) for text in texts]
         for left, right in itertools.pairwise(bare):
             if left and right:
                 raise Unparsed("two numbers with nothing between them")
