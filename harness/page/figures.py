@@ -21,6 +21,7 @@ from harness.table.statistics import Estimate, geometric_interval, mean_interval
 
 Series = dict[str, Any]  # name, and lists of numbers
 Interval = Callable[[np.ndarray], Estimate]  # of the values of the seeds
+EstimatesByStep = Mapping[str, Mapping[int, Estimate]]  # by method and step
 QUADRANTS = {  # a token's advantage, and the place of its S*
     "positive_above": "A > 0, S* > N",
     "positive_below": "A > 0, S* < N",
@@ -80,18 +81,8 @@ def limits(estimates: Collection[Estimate]) -> dict[str, list[float | None]]:
     return {"low": low, "high": high}
 
 
-def over_steps(
-    title: str,
-    note: str,
-    y: str,
-    curves: DataFrame,
-    methods: Sequence[str],
-    *,
-    interval: Interval = mean_interval,
-    small: bool = False,
-    **options: Any,
-) -> Figure:
-    """Return the figure of a metric: the mean over the seeds that have a number at a step, with its 95 % interval.
+def estimates_by_step(curves: DataFrame, methods: Sequence[str], interval: Interval) -> EstimatesByStep:
+    """Return the mean of a metric over the seeds that have a number at a step, with its interval.
 
     `curves`: a row for each method, seed and step.
     """
@@ -102,17 +93,11 @@ def over_steps(
         steps, starts = np.unique(ordered["step"].to_numpy(), return_index=True)
         values = np.split(ordered["value"].to_numpy(dtype="float64"), starts[1:])
         estimates[method] = {int(step): interval(of_step) for step, of_step in zip(steps, values, strict=True)}
-    return estimates_over_steps(title, note, y, estimates, small=small, **options)
+    return estimates
 
 
 def estimates_over_steps(
-    title: str,
-    note: str,
-    y: str,
-    estimates: Mapping[str, Mapping[int, Estimate]],
-    *,
-    small: bool = False,
-    **options: Any,
+    title: str, note: str, y: str, estimates: EstimatesByStep, *, small: bool = False, **options: Any
 ) -> Figure:
     series, lines = [], []
     for method, by_step in estimates.items():
@@ -204,10 +189,14 @@ def training_figures(curves: DataFrame, methods: Sequence[str], reported: Report
     """
     by_metric = dict(list(curves.groupby("metric")))  # by a list, since dict() takes the grouping for a mapping
 
-    def of(metric: str, title: str, y: str, note: str = "", *, small: bool = True, **options: Any) -> list[Figure]:
+    def of(metric: str, title: str, y: str, note: str = "", *, small: bool = True) -> list[Figure]:
         if metric not in by_metric:
             return []
-        return [over_steps(title, note, y, by_metric[metric], methods, small=small, **options)]
+        if metric.startswith("entropy/"):  # skewed, so by their logarithms
+            estimates = estimates_by_step(by_metric[metric], methods, geometric_interval)
+            return [estimates_over_steps(title, note, y, estimates, small=small, log_y=True)]
+        estimates = estimates_by_step(by_metric[metric], methods, mean_interval)
+        return [estimates_over_steps(title, note, y, estimates, small=small)]
 
     quadrants = []
     for kind, unit in (("share", "share of tokens"), ("push", "nats per logit step")):
@@ -220,9 +209,7 @@ def training_figures(curves: DataFrame, methods: Sequence[str], reported: Report
         "nats a token",
         "Full vocabulary, at the sampling temperature, of the policy before the update; geometric means over seeds, as "
         "in the table.",
-        interval=geometric_interval,
         small=False,
-        log_y=True,
     )
     return {
         "Entropy": [
@@ -232,8 +219,6 @@ def training_figures(curves: DataFrame, methods: Sequence[str], reported: Report
                 "Entropy up to the end of the answer",
                 "nats a token",
                 "Without the tokens after an answer; all tokens of a response without one. Geometric means over seeds.",
-                interval=geometric_interval,
-                log_y=True,
             ),
         ],
         "Rewards": [
