@@ -145,18 +145,13 @@ def row_of(
             entropy_initial = geometric_interval(done["entropy_first"].to_numpy())
         if trained_here and not is_base_model:
             entropy_final = geometric_interval(done["entropy_last"].to_numpy())
-    means: dict[int | None, Estimate] = {}
-    deltas: dict[int | None, Estimate] = {}
-    near_bound: list[str] = []
-    for score_k, of_table in scores.items():
-        if method in of_table.by_method:
-            means[score_k] = share_interval(of_table.by_method[method].x_SJ)
-        if method not in of_table.pairs:
-            continue
-        pair = of_table.pairs[method]
-        deltas[score_k] = difference_interval(pair.difference)
-        if method != baseline and score_k in (k, None) and pair.is_near_bound:
-            near_bound.append("Avg@K" if score_k is None else f"Pass@{k}")
+    own = {each: of_table.by_method[method] for each, of_table in scores.items() if method in of_table.by_method}
+    pairs = {each: of_table.pairs[method] for each, of_table in scores.items() if method in of_table.pairs}
+    means = {each: share_interval(of_method.x_SJ) for each, of_method in own.items()}
+    deltas = {each: difference_interval(pair.difference) for each, pair in pairs.items()}
+    near_bound = []
+    if method in scores[None].differences:
+        near_bound = [name for each, name in ((None, "Avg@K"), (k, f"Pass@{k}")) if pairs[each].is_near_bound]
     passes = {each: mean for each, mean in means.items() if each is not None}
     pass_deltas = {each: delta for each, delta in deltas.items() if each is not None}
     collapsed = done.dropna(subset="collapsed").astype({"collapsed": int})
