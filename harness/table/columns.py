@@ -35,7 +35,9 @@ def format_estimate(estimate: Estimate | None, sign: str = "") -> str:
     # Rounding makes the two distances differ; those of an interval of logarithms, or of a cut one, differ by far more.
     if math.isclose(high - estimate.mean, estimate.mean - low, rel_tol=1e-6):
         return f"{mean} ±{high - estimate.mean:.3f}"
-    return f"{mean} [{low:{sign}.3f}, {high:{sign}.3f}]"
+    # The logarithms of a collapsed and of a sound seed differ so much that the interval ends at 1e129.
+    decimals = ".3f" if high < 1e6 else ".1e"
+    return f"{mean} [{low:{sign}.3f}, {high:{sign}{decimals}}]"
 
 
 def format_difference(estimate: Estimate | None, row: LeaderboardRow, score: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,6 +26,7 @@ LEAST_OF_SEEDS = 0.01
 # hold.
 NEAR_BOUND = 3
 CONFIDENCE, POWER = 0.95, 0.8
+LARGEST_LOG = math.log(sys.float_info.max)
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,8 @@ def geometric_interval(x_S: Floats) -> Estimate:
         return Estimate(float(np.exp(log_S.mean())))
     of_logs = mean_interval(log_S)
     ends = of_logs.ends or ()  # none of values so close that their logarithms are equal
-    return Estimate(math.exp(of_logs.mean), *map(math.exp, ends))
+    # A collapsed seed and a sound one may put an end beyond the largest float.
+    return Estimate(math.exp(of_logs.mean), *(math.exp(min(end, LARGEST_LOG)) for end in ends))
 
 
 def crossed_interval(x_SJ: Floats, confidence: float = CONFIDENCE) -> Estimate:

@@ -312,6 +312,7 @@ def test_format_estimate() -> None:
     assert columns.format_estimate(Estimate(0.114, 0.0944, 0.1386)) == "0.114 [0.094, 0.139]"
     assert columns.format_estimate(Estimate(0.114, 0.094, 0.134)) == "0.114 ±0.020"
     assert columns.format_estimate(Estimate(0.25, -0.125, 0.5), "+") == "+0.250 [-0.125, +0.500]"
+    assert columns.format_estimate(Estimate(9.4e-12, 9.6e-152, 9.19e128)) == "0.000 [0.000, 9.2e+128]"
     assert columns.format_estimate(Estimate(0.114)) == "0.114"
     assert columns.format_estimate(None) == ""
 

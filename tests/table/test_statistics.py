@@ -1,5 +1,6 @@
 import itertools
 import math
+import sys
 from fractions import Fraction
 
 import numpy as np
@@ -150,6 +151,7 @@ def test_geometric_interval_of_values_without_a_logarithm() -> None:
     unknown = geometric_interval(np.array([0.3, math.nan, 2.0]))
     assert math.isnan(unknown.mean)
     assert (unknown.low, unknown.high) == (None, None)
+    assert geometric_interval(np.array([1e-60, 1.0])).high == pytest.approx(sys.float_info.max)
 
 
 # Tests and what they can see
