@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import io
 import os
@@ -15,7 +16,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from harness.base.errors import SENTENCE, CellFailure, UserError, short
-from harness.base.garbage import keep_all, search_rarely
+from harness.base.garbage import search_rarely
 
 if TYPE_CHECKING:
     from harness.commands.parsing import Parser
@@ -129,5 +130,5 @@ def main(argv: Sequence[str] | None = None) -> None:
         print("\nentrobench: interrupted; finished work is kept, and the same command continues", file=sys.stderr)
         code = 128 + stopped.args[0]  # the number of the signal, as shells report it
     # Otherwise Python would search all objects for garbage once more when it ends.
-    keep_all()
+    gc.freeze()
     sys.exit(code)

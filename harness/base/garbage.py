@@ -14,11 +14,6 @@ def search_rarely() -> None:
     gc.set_threshold(200_000, 20, 100)
 
 
-def keep_all() -> None:
-    """Leave all objects that there are out of later searches, also out of the last one, when Python ends."""
-    gc.freeze()
-
-
 @contextmanager
 def never_searched() -> Iterator[None]:
     """Do not search while something is imported, nor its objects later.
@@ -29,5 +24,5 @@ def never_searched() -> Iterator[None]:
     try:
         yield
     finally:
-        keep_all()
+        gc.freeze()  # also for the last search, when Python ends
         gc.enable()

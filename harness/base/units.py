@@ -1,13 +1,19 @@
-"""Times, sizes, counts and small curves as text for people."""
+"""Times, sizes, counts and small curves as text for people, and numbers as people wrote them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
 from math import isfinite
 
 GIB = 2**30  # bytes
 DAY = 86_400.0  # seconds
 BARS = "▁▂▃▄▅▆▇█"
+
+
+def exact(number: float) -> Fraction:
+    """Return the decimal that was written for a number: the float 0.1 is slightly more than a tenth."""
+    return Fraction(repr(float(number)))  # repr is the shortest decimal with the same float
 
 
 def plural(number: int, noun: str, several: str | None = None) -> str:

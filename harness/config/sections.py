@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 from harness.base.errors import UserError, nearest, short
 from harness.base.schema import TEMPERATURES, choice, fraction, number, numbers, typed
 from harness.base.shape import LINEAR
-from harness.base.units import plural
+from harness.base.units import exact, plural
 
 BY_TASK = ("problems", "samples", "k", "temperature")  # the settings that eval.by_task may set for a single task
 PUBLISHED, TUNED = "published", "tuned"  # rulesets
@@ -53,9 +53,7 @@ class Filter:
 
     def bounds(self) -> tuple[int, int]:
         """Return the fewest and the most right responses of n whose share lies strictly between low and high."""
-        # Exact products of the decimals that were written: 0.9 as a float is a little more than 9/10.
-        low, high = Fraction(str(self.low)) * self.n, Fraction(str(self.high)) * self.n
-        return floor(low) + 1, ceil(high) - 1
+        return floor(exact(self.low) * self.n) + 1, ceil(exact(self.high) * self.n) - 1
 
 
 @dataclass
@@ -69,8 +67,7 @@ class Resample:
 
     def candidates(self, prompts: int) -> Fraction:
         """Return the number of problems drawn at once; not whole if the multiplier does not fit."""
-        # The exact product of the decimal that was written: 1.1 as a float is a little more than 11/10.
-        return prompts * Fraction(str(self.multiplier))
+        return prompts * exact(self.multiplier)
 
     def superset(self, prompts: int) -> int:
         """Return the largest number of problems that a step may draw."""

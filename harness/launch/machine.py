@@ -10,7 +10,7 @@ from fractions import Fraction
 
 from harness.base.devices import Device, cuda_devices, usable_cores
 from harness.base.errors import UserError
-from harness.base.units import plural
+from harness.base.units import exact, plural
 from harness.config import Config, Hardware
 
 
@@ -61,13 +61,13 @@ def free_shares(gpus: Sequence[str], taken: Iterable[tuple[Sequence[str], Hardwa
     free = dict.fromkeys(gpus, Fraction(1))
     for of_cell, hardware in taken:
         for gpu in of_cell:
-            free[gpu] -= share_per_rank(hardware)
+            free[gpu] -= exact(hardware.share)
     return free
 
 
 def gpus_for(hardware: Hardware, free: Mapping[str, Fraction]) -> list[str] | None:
     """Return a GPU for each rank of a cell, or the fullest one with room for its share; None if too few are free."""
-    gpus = [gpu for gpu, share in free.items() if share >= share_per_rank(hardware)]
+    gpus = [gpu for gpu, share in free.items() if share >= exact(hardware.share)]
     gpus.sort(key=lambda gpu: free[gpu])
     return gpus[: hardware.ranks] if len(gpus) >= hardware.ranks else None
 
@@ -87,12 +87,4 @@ def cells_on(gpus: int, hardware: Hardware) -> int:
     """Return the number of cells that this many GPUs have room for."""
     if hardware.ranks > 1:  # they have whole GPUs: config/checks.py refuses a share for them
         return gpus // hardware.ranks
-    return int(1 / share_per_rank(hardware)) * gpus
-
-
-def share_per_rank(hardware: Hardware) -> Fraction:
-    """Return the share of a GPU that a rank takes, as the exact decimal of the configuration.
-
-    The float 0.1 is slightly more than a tenth, so ten such shares would not fit on a GPU.
-    """
-    return Fraction(str(hardware.share))
+    return int(1 / exact(hardware.share)) * gpus

@@ -121,7 +121,7 @@ def resolve_engine(wanted: str, device: str, shape: Shape | None) -> str:
     if device == "auto":
         device = DISTRIBUTIONS[installed[0]]
     if vllm_obstacle(device, shape):
-        return "embedded"
+        return EMBEDDED
     # The embedded engine has no other architectures than ARCHITECTURES.
     gains = shape is None or shape.architecture not in ARCHITECTURES or shape.parameters >= VLLM_GAINS_FROM
-    return "vllm" if gains else "embedded"
+    return "vllm" if gains else EMBEDDED

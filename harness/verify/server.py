@@ -7,14 +7,13 @@ or the error on the child's behalf and forks the next child in a few millisecond
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import resource
 import signal
 import sys
 from collections.abc import Callable
-
-from harness.base.garbage import keep_all
 
 Reply = tuple[str, str]  # a verdict, and its reason if it is neither right nor wrong, or the score of a graded answer
 
@@ -37,7 +36,7 @@ def limit_process(memory: int) -> int:
 
 def serve(answer: Callable[[bytes], Reply], out: int, limit_s: float) -> None:
     """Answer the questions on standard input, until it ends, in children that may take `limit_s` for each."""
-    keep_all()  # a search writes to the objects that it visits; those left out stay in pages that children share
+    gc.freeze()  # a search writes to the objects that it visits; those left out stay in pages that children share
     write_reply(out, "ready", "")
     while True:
         child = os.fork()
