@@ -121,8 +121,6 @@ def as_mlflow_table(rows: Sequence[LeaderboardRow]) -> str:
 
     `log_table` of MLflow would append to the table of the time before.
     """
-    import pandas
-
     names = header_names(rows, "Pass@K")
     lines = []
     for row in rows:
@@ -138,8 +136,7 @@ def as_mlflow_table(rows: Sequence[LeaderboardRow]) -> str:
                 # A number that JSON cannot hold is missing.
                 line[header + suffix] = number if number is not None and math.isfinite(number) else None
         lines.append(line)
-    table = pandas.DataFrame(lines, dtype="object")
-    return json.dumps(table.to_dict("split", index=False), allow_nan=False)
+    return json.dumps({"columns": list(lines[0]), "data": [list(line.values()) for line in lines]}, allow_nan=False)
 
 
 # LaTeX: methods are rows, with a column for each score of a task; needs the package booktabs
