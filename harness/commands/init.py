@@ -32,8 +32,8 @@ def add(commands: Commands) -> None:
     parser.add_argument("file", metavar="FILE", type=Path, help="the YAML file to write; an existing one is refused")
     for name, (meaning, default) in QUESTIONS.items():
         usual = f"; default: {default}" if default else ""
-        parser.add_argument(f"--{name}", default=None, help=f"{meaning} (asked for in a terminal{usual})")
-    parser.add_argument("--tokens", type=int, default=None, help="most tokens of a response (default: the task's)")
+        parser.add_argument(f"--{name}", help=f"{meaning} (asked for in a terminal{usual})")
+    parser.add_argument("--tokens", type=int, help="most tokens of a response (default: the task's)")
     parser.add_argument("--lora", action="store_true", help="train adapters, which needs less memory")
     parser.add_argument("--print", action="store_true", help="print the configuration, and write nothing")
     with_plugins(parser)

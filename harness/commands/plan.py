@@ -21,14 +21,12 @@ EXAMPLES = (
 def add(commands: Commands) -> None:
     text = "cells by state, tokens, estimated time and memory; runs nothing"
     parser = with_config(command(commands, "plan", text, EXAMPLES))
+    parser.add_argument("--jobs", type=int, help="cells side by side, as on a cluster (default: as on this machine)")
     parser.add_argument(
-        "--jobs", type=int, default=None, help="cells side by side, as on a cluster (default: as on this machine)"
+        "--gpu", type=float, help="gigabytes of each GPU, to plan for cards that are not in this machine"
     )
     parser.add_argument(
-        "--gpu", type=float, default=None, help="gigabytes of each GPU, to plan for cards that are not in this machine"
-    )
-    parser.add_argument(
-        "--length", type=int, default=None, help="mean tokens of a response, by which tokens and measured times follow"
+        "--length", type=int, help="mean tokens of a response, by which tokens and measured times follow"
     )
     parser.add_argument(
         "--probe", action="store_true", help="run a few steps of the largest cell, and estimate the time by them"

@@ -22,9 +22,7 @@ EXAMPLES = (
 def add(commands: Commands) -> None:
     text = "run the missing cells of a matrix, and end with its leaderboard"
     parser = with_config(command(commands, "run", text, EXAMPLES))
-    parser.add_argument(
-        "--jobs", type=int, default=None, help="most cells side by side (default: as many as GPUs, or cores, allow)"
-    )
+    parser.add_argument("--jobs", type=int, help="most cells side by side (default: as many as GPUs, or cores, allow)")
     parser.add_argument(
         "--launcher", choices=LAUNCHERS, default="local", help="where cells run: on this machine, by Ray or by SLURM"
     )

@@ -23,7 +23,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("method", metavar="METHOD", help="the method, as the configuration names it")
     with_overrides(parser)
     with_plugins(parser)
-    parser.add_argument("--seed", type=int, default=None, help="only the cells of this seed")
+    parser.add_argument("--seed", type=int, help="only the cells of this seed")
     parser.add_argument("--undo", action="store_true", help="let `run` continue these cells from their last checkpoint")
 
 

@@ -19,7 +19,7 @@ EXAMPLES = (
 def add(commands: Commands) -> None:
     text = "choose the options of each method by one rule, from as many candidates of each, on validation problems"
     parser = with_config(command(commands, "tune", text, EXAMPLES))
-    parser.add_argument("--jobs", type=int, default=None, help="most cells side by side (default: as many as fit)")
+    parser.add_argument("--jobs", type=int, help="most cells side by side (default: as many as fit)")
     where = "where cells run: on this machine, by Ray or by SLURM"
     parser.add_argument("--launcher", choices=LAUNCHERS, default="local", help=where)
 
