@@ -113,18 +113,13 @@ def leaderboard_rows(frames: Frames, baseline: str, ks: Mapping[str, int]) -> li
     """
     frames = with_base_models(frames)
     mixed = mixed_rows(frames, baseline)
-    scores, verdicts_of = {}, {}
-    for axes, methods in frames.tables.items():
-        k = ks[axes[1]]
-        by_k = scores_by_k(frames, methods, k, baseline)
-        scores[axes] = by_k
-        verdicts_of[axes] = verdicts(headline=by_k[k], average=by_k[None])
+    scores = {axes: scores_by_k(frames, methods, ks[axes[1]], baseline) for axes, methods in frames.tables.items()}
+    decided = {axes: verdicts(headline=by_k[ks[axes[1]]], average=by_k[None]) for axes, by_k in scores.items()}
     rows = []
     for (method, axes), cells in frames.rows.items():
         row = row_of(frames, cells, scores[axes], baseline, ks[axes[1]])
         label, sentences = label_of(axes, frames.tables), mixed.get((method, axes), [])
-        decided = verdicts_of[axes].get(method, "")
-        rows.append(dataclasses.replace(row, task=label, mixed=sentences, verdict=decided))
+        rows.append(dataclasses.replace(row, task=label, mixed=sentences, verdict=decided[axes].get(method, "")))
     return rows
 
 
@@ -155,9 +150,7 @@ def row_of(
     passes = {each: mean for each, mean in means.items() if each is not None}
     pass_deltas = {each: delta for each, delta in deltas.items() if each is not None}
     collapsed = done.dropna(subset="collapsed").astype({"collapsed": int})
-    collapsed_share = exploded_share = None
-    if not is_base_model:  # which has no end
-        collapsed_share, exploded_share = collapsed_and_exploded(done)
+    collapsed_share, exploded_share = collapsed_and_exploded(done)  # the base model has no end
     return LeaderboardRow(
         method=method,
         task=first["evaluated"],

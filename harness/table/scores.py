@@ -34,12 +34,10 @@ class Scores:
         places = list(map(self.seeds.index, seeds))
         return [x_SJ[places] for x_SJ in self.of_tasks]
 
-    def paired(self, other: Scores | None) -> Pair | None:
+    def paired(self, other: Scores) -> Pair | None:
         """Return the scores of both methods on the seeds that both have done; None where there are none."""
-        shared = [] if other is None else [seed for seed in self.seeds if seed in other.seeds]
-        if other is None or not shared:
-            return None
-        return Pair(self.of_seeds(shared), other.of_seeds(shared))
+        shared = [seed for seed in self.seeds if seed in other.seeds]
+        return Pair(self.of_seeds(shared), other.of_seeds(shared)) if shared else None
 
 
 @dataclass(frozen=True)
@@ -84,6 +82,8 @@ class TableScores:
     def pairs(self) -> dict[str, Pair]:
         """The pair of each method and the baseline, with which the baseline makes one, too."""
         base = self.by_method.get(self.baseline)
+        if base is None:
+            return {}
         pairs = {method: scores.paired(base) for method, scores in self.by_method.items()}
         return {method: pair for method, pair in pairs.items() if pair is not None}
 
