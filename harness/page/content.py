@@ -36,9 +36,9 @@ from harness.packs.reader import opened_packs
 from harness.table.board import Board, Experiment, opened_experiment, runs_left_out
 from harness.table.compare import Comparison, comparisons
 from harness.table.frames import BASE_MODEL, done_cells, read_frames
-from harness.table.leaderboard import LeaderboardRow, leaderboard_rows, mean_over_problems, place_text
+from harness.table.leaderboard import LeaderboardRow, leaderboard_rows, place_text
 from harness.table.select import check_begun
-from harness.table.statistics import Estimate, share_interval
+from harness.table.statistics import Estimate, clipped, crossed_interval, share_interval
 from harness.tokens.logged import DRAWN
 from harness.tracking.artifacts import artifact_folder
 from harness.tracking.reader import Curves, Run
@@ -105,14 +105,12 @@ class ScoreTable:
         by_seed = evaluations.pivot(index="seed", columns="problem", values=["right", "right_distinct"])
         right_SJ = by_seed["right"].to_numpy(dtype="int64")
         samples = int(evaluations["samples"].iloc[0])
-        distinct = mean_over_problems(by_seed["right_distinct"].to_numpy(dtype="float64"), most=math.inf)
-        estimates = {
+        distinct_SJ = by_seed["right_distinct"].to_numpy(dtype="float64")
+        return {
             "Avg@K": share_interval(right_SJ / samples),
             f"Pass@{self.k}": share_interval(pass_at_k(samples, right_SJ, self.k)),
+            "Distinct right answers": clipped(crossed_interval(distinct_SJ), 0, math.inf),
         }
-        if distinct is not None:
-            estimates["Distinct right answers"] = distinct
-        return estimates
 
     @property
     def score_names(self) -> list[str]:

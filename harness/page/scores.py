@@ -239,14 +239,12 @@ def problem_figures(table: ScoreTable, methods: Sequence[str]) -> list[Figure]:
     """Return a figure for each method: the pass rate of each problem before training and after it."""
     before = table.answers[table.answers["step"] == 0]
     last = last_answers(table.answers)
-    after = dict(list(last[last["cell"].isin(before["cell"])].groupby("method")))
-    figures = []
-    for method, of_method in by_method(before, methods):
-        seeds = of_method["seed"].nunique()
-        # Sorted by seed as `by_method` sorts: the order of a sum decides its last digits, and rates are compared.
-        rates_after = mean_rates(after[method].sort_values("seed", kind="stable"))
-        figures.append(rates_figure(method, mean_rates(of_method), rates_after, seeds))
-    return figures
+    # Both sorted by seed: the order of a sum decides its last digits, and rates are compared.
+    after = dict(by_method(last[last["cell"].isin(before["cell"])], methods))
+    return [
+        rates_figure(method, mean_rates(of_method), mean_rates(after[method]), of_method["seed"].nunique())
+        for method, of_method in by_method(before, methods)
+    ]
 
 
 def rates_figure(method: str, before: Mapping[str, float], after: Mapping[str, float], seeds: int) -> Figure:
