@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import tasks
 from harness.base import devices
-from harness.base.errors import Damaged, UserError, one_of
+from harness.base.errors import Damaged, UserError, one_of, shown
 from harness.base.terminal import console, visible, width_of
 from harness.base.units import plural
 from harness.cells import checksums
@@ -223,13 +224,25 @@ def local_launcher(config: Config, jobs: int | None) -> Local:
 
 
 def check_problems(config: Config) -> None:
-    """Refuse a missing, damaged or too small problem set, on which each cell would fail."""
+    """Refuse a problem set on which each cell would fail, or take one problem for another."""
     for spec in config.tasks:
-        tasks.build_task(spec, config.plugins).problems("train")
+        check_ids(tasks.build_task(spec, config.plugins), "train")
     for spec in config.eval.tasks or config.tasks:
         task = tasks.build_task(spec, config.plugins)
-        task.problems(config.eval.of(tasks.evaluation_name(task)).split)
+        check_ids(task, config.eval.of(tasks.evaluation_name(task)).split)
     check_problem_counts(variants(config))
+
+
+def check_ids(task: tasks.Task, split: str) -> None:
+    """Refuse a split without problems, or with two of the same id."""
+    ids = Counter(problem.id for problem in task.problems(split))
+    if not ids:
+        raise UserError(f"{tasks.evaluation_name(task)} has no problems in its {split} split")
+    ((most, times),) = ids.most_common(1)
+    if times > 1:
+        raise UserError(
+            f"{times} problems of {tasks.evaluation_name(task)} have the id {shown(most)} in its {split} split"
+        )
 
 
 def check_engines(matrix: Sequence[Cell]) -> None:

@@ -13,7 +13,7 @@ import torch
 from commands import Commands
 
 import tasks
-from harness import config, matrix
+from harness import config, matrix, runs
 from harness.base import plugins
 from harness.base.errors import UserError
 from harness.elsewhere import assess
@@ -232,3 +232,17 @@ def test_cells_refuse_incomplete_files(yaml: str, words: str, offer: Offer) -> N
     plugin = offer(MINE, "mine", yaml)
     with pytest.raises(UserError, match=words):
         matrix.cells(config.load_config("smoke", [f"plugins=[{plugin}]"]))
+
+
+@pytest.mark.parametrize(
+    ("problems", "words"),
+    [
+        ("[]", r"mine has no problems in its train split"),
+        ("super().problems(split) * 3", r"3 problems of mine have the id '1\+2' in its train split"),
+    ],
+)
+def test_run_refuses_problems_without_ids_of_their_own(problems: str, words: str, offer: Offer) -> None:
+    text = MINE.replace("'mine'\n", f"'mine'\n  def problems(self, split): return {problems}\n", 1)
+    plugin = offer(text, "mine", WHOLE)
+    with pytest.raises(UserError, match=words):
+        runs.check_problems(config.load_config("smoke", [f"plugins=[{plugin}]", "tasks=[mine]"]))
