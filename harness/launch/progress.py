@@ -112,7 +112,8 @@ class LiveView(Watcher):
             return
         if progress.state != "done":
             self.failed += 1
-            self.print_end("failed", "red", f"{cell.label}: {progress.reason or reason}")
+            why = progress.reason or reason or "its folder holds no result"  # someone removed its folder, for example
+            self.print_end("failed", "red", f"{cell.label}: {why}")
             return
         self.done += 1
         averages = [value for key, value in progress.metrics.items() if key.endswith("/avg")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import multiprocessing
 import re
+import shutil
 import socket
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -249,6 +250,9 @@ def test_live_view_of_a_cell_that_restarts(
         assert fed.count(failed.folder.name) == 1, "its third step was taken back"
         # 3 steps in 30 seconds, of 4 and of the last 2 of the other.
         assert seen(view, terminal)[0].endswith("2 of 4 cells done, 2 running, 0 waiting; about 0 min 20 s left")
+        shutil.rmtree(anew.folder)
+        view.ended(anew, None)
+    assert terminal.shown() == ["failed grpo seed 0: its folder holds no result"]
 
 
 @pytest.mark.slow
