@@ -145,18 +145,21 @@ def parsed(name: str, path: str, mtime_ns: int, size: int) -> Module:
         return Module(others=[Statement((0, 0), text_digest(path, mtime_ns, size), frozenset())])
     module = Module()
     for node in tree.body:
-        place = node.lineno, node.col_offset
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            for number, alias in enumerate(node.names):
-                statement = imported(name, node, alias, (node.lineno, number))
-                bound_name = alias.asname or (top(alias.name) if isinstance(node, ast.Import) else alias.name)
-                if bound_name == ALL:
-                    module.others.append(statement)
-                else:
-                    module.bound.setdefault(bound_name, []).append(statement)
-        elif not is_docstring(node) and not is_for_type_checkers(node):
+        if is_docstring(node) or is_for_type_checkers(node):
+            continue
+        for part in ast.walk(node) if isinstance(node, ast.If | ast.Try) else [node]:
+            if isinstance(part, ast.Import | ast.ImportFrom):
+                for number, alias in enumerate(part.names):
+                    statement = imported(name, part, alias, (part.lineno, number))
+                    bound_name = alias.asname or (top(alias.name) if isinstance(part, ast.Import) else alias.name)
+                    if bound_name == ALL:
+                        module.others.append(statement)
+                    else:
+                        module.bound.setdefault(bound_name, []).append(statement)
+        if not isinstance(node, ast.Import | ast.ImportFrom):
             used_names = {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
             text = hashlib.sha256(canonical_text(node).encode()).hexdigest()
+            place = node.lineno, node.col_offset
             statement = Statement(place, text, frozenset((name, used) for used in used_names))
             bound_names = names_bound_by(node)
             for bound_name in bound_names:

@@ -110,9 +110,13 @@ from source_helpers import CONSTANT, function
 import source_unused
 if TYPE_CHECKING:
     from source_unseen import Type
+try:
+    import source_tried
+except ImportError:
+    from source_absent import source_tried
 
 class Helped(Control):
-    share = CONSTANT, clips.ClipB, yaml.safe_load
+    share = CONSTANT, source_tried.CONSTANT, clips.ClipB, yaml.safe_load
     def weights(self, old, advantages_T, batch):
         import source_late
         return function()
@@ -121,7 +125,7 @@ class Helped(Control):
 
 def test_source_digest_after_edits_of_modules_that_a_class_uses(modules: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Count what is used of methods and of modules next to a plugin, and no installed packages."""
-    names = ("source_helpers", "source_deep", "source_late", "source_unseen", "source_unused")
+    names = ("source_helpers", "source_deep", "source_tried", "source_late", "source_unseen", "source_unused")
     for name in (*names, "source_helped"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     for name in names:
@@ -132,7 +136,7 @@ def test_source_digest_after_edits_of_modules_that_a_class_uses(modules: Path, m
     import source_helped  # type: ignore[import-not-found]
 
     first = source_digest(source_helped.Helped)
-    for name, counts in zip(names, (True, True, False, False, False), strict=True):
+    for name, counts in zip(names, (True, True, True, False, False, False), strict=True):
         text = (modules / f"{name}.py").read_text()
         (modules / f"{name}.py").write_text(text.replace("= 1", "= 2").replace("numpy.e", "numpy.pi"))
         second = source_digest(source_helped.Helped)
