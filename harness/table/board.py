@@ -193,7 +193,7 @@ def evaluated_alike(adopted: Mapping[str, str], own: Mapping[str, str]) -> bool:
         return False  # it has no value at an axis, and its options were chosen by no rule
     expected = params_without_k(own)
     for key, value in params_without_k(adopted).items():
-        of_training = key in ("method", "seed", TRAINER) or key.startswith("method.")
+        of_training = key in ("method", TRAINER) or key.startswith("method.")
         if not of_training and expected.get(key) != value:
             return False
     return True

@@ -340,23 +340,23 @@ def test_leaderboard_counts_runs_of_an_earlier_version(tmp_path: Path, mlflow_ur
     }
 
 
-@pytest.mark.parametrize("corrected", [False, True])
-def test_leaderboard_of_an_adopted_cell_and_corrected_problems(
-    corrected: bool, tmp_path: Path, mlflow_uri: str
+@pytest.mark.parametrize(("corrected", "seed"), [(False, 0), (True, 0), (False, 1)])
+def test_leaderboard_of_an_adopted_cell_and_corrected_problems_or_another_seed(
+    corrected: bool, seed: int, tmp_path: Path, mlflow_uri: str
 ) -> None:
     made = smoke_matrix(tmp_path, mlflow_uri, "methods=[grpo]", "seeds=[0]").send_all()
     [cell] = made.cells
     parts = ("method", "task", "evaluation_tasks", "model", "seed", "eval", "source")
     identity = {part: cell.spec.identity[part] for part in parts}
-    identity[ELSEWHERE] = {"trainer": "other", "checkpoints": {"1": "c"}}
+    identity |= {ELSEWHERE: {"trainer": "other", "checkpoints": {"1": "c"}}, "seed": seed}
     if corrected:
         identity["problems"] = {"countdown": "of before"}
-    key = dataclasses.replace(cell.spec.key, method=adopted_name("grpo", "other"))
+    key = dataclasses.replace(cell.spec.key, method=adopted_name("grpo", "other"), seed=seed)
     folder = cell.folder.rename(cell.folder.with_name("grpo@other"))
     dataclasses.replace(cell.spec, id=identities.key(identity), identity=identity, key=key).write(folder)
     (folder / "mlflow.json").unlink()
     sync.sync(folder, mlflow_uri)
-    assert (key.method in [row["method"] for row in json_rows(*made.given)]) is not corrected
+    assert (key.method in [row["method"] for row in json_rows(*made.given)]) is (not corrected and seed == 0)
     assert ("1 run of an earlier version is left out." in show_table(*made.given)) is corrected
 
 
