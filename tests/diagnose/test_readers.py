@@ -272,8 +272,9 @@ CSV_FILES = [
         *CSV_FILES,
     ],
 )
-def test_refused_files(tmp_path: Path, content: str | bytes, message: str) -> None:
-    path = tmp_path / ("log.csv" if isinstance(content, bytes) else "log")
+def test_refused_files(content: str | bytes, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # the middle of a message with a long path would be cut out
+    path = Path("log.csv" if isinstance(content, bytes) else "log")
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     csv.field_size_limit(131_072)  # Python's own; reading a CSV file of problems raises it for the process
     with pytest.raises(UserError, match=message):
