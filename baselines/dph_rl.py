@@ -19,9 +19,9 @@ class DphRl(Control):
         forward:  L_t = coefficient min(r - 1 - log r, 10)                  an estimate of KL(p_ref, p)
         js:       L_t = coefficient (r log r - (r + 1) log((r + 1) / 2))    the generator of the JS divergence
 
-    The problems are those that `train.filter` leaves out as too easy, so this method needs the filter. One response to
-    each of them is sampled before training, and the right ones are kept. Some of them join each optimizer step, in
-    turn: `base_share` times the number of the policy's responses. Their mean loss is weighted by `base_share`.
+    It needs `train.filter`, and uses the problems that this leaves out as too easy. One response to each of them is
+    sampled before training, and the right ones are kept. Some of them join each optimizer step, in turn: `base_share`
+    times the number of the policy's responses. Their mean loss is weighted by `base_share`.
 
     Defaults: the authors' script of forward. Their README has 0.05 to 0.2 for js.
 

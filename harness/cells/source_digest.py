@@ -147,15 +147,11 @@ def parsed(name: str, path: str, mtime_ns: int, size: int) -> Module:
     for node in tree.body:
         if is_docstring(node) or is_for_type_checkers(node):
             continue
-        for part in ast.walk(node) if isinstance(node, ast.If | ast.Try) else [node]:
-            if isinstance(part, ast.Import | ast.ImportFrom):
-                for number, alias in enumerate(part.names):
-                    statement = imported(name, part, alias, (part.lineno, number))
-                    bound_name = alias.asname or (top(alias.name) if isinstance(part, ast.Import) else alias.name)
-                    if bound_name == ALL:
-                        module.others.append(statement)
-                    else:
-                        module.bound.setdefault(bound_name, []).append(statement)
+        for bound_name, statement in imports_in(name, node):
+            if bound_name == ALL:
+                module.others.append(statement)
+            else:
+                module.bound.setdefault(bound_name, []).append(statement)
         if not isinstance(node, ast.Import | ast.ImportFrom):
             used_names = {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
             text = hashlib.sha256(canonical_text(node).encode()).hexdigest()
@@ -167,6 +163,15 @@ def parsed(name: str, path: str, mtime_ns: int, size: int) -> Module:
             if not bound_names:
                 module.others.append(statement)
     return module
+
+
+def imports_in(module: str, node: ast.stmt) -> Iterator[tuple[str, Statement]]:
+    """Yield the imports of a statement, those in an `if` or a `try` included, with the names that they bind."""
+    for part in ast.walk(node) if isinstance(node, ast.If | ast.Try) else [node]:
+        if isinstance(part, ast.Import | ast.ImportFrom):
+            for number, alias in enumerate(part.names):
+                bound_name = alias.asname or (top(alias.name) if isinstance(part, ast.Import) else alias.name)
+                yield bound_name, imported(module, part, alias, (part.lineno, number))
 
 
 def imported(module: str, node: ast.Import | ast.ImportFrom, alias: ast.alias, place: tuple[int, int]) -> Statement:

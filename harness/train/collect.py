@@ -64,6 +64,7 @@ class Answered:
 
     @classmethod
     def of(cls, place: int, problem: Problem, rollouts: list[Rollout], results: Sequence[JudgedRollout]) -> Answered:
+        assert len(results) == len(rollouts)
         judged = [result.judged for result in results]
         return cls(place, problem, rollouts, judged, [result.answer_tokens for result in results])
 
